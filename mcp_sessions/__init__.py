@@ -1,0 +1,81 @@
+"""Resumable sessions for the Model Context Protocol: the public names.
+
+::
+
+    from mcp_sessions import SessionLayer
+
+    layer = SessionLayer(mcp)                     # MCPServer, lowlevel Server or FastMCP
+    app = layer.asgi_app()                        # or: layer.run("http", port=8000)
+
+What this module exports is what versions are counted by (see CHANGELOG.md); all
+else may move. Inside the project nobody imports from here, but from the module
+that defines the name.
+
+Each name is loaded when first asked for: the MCP SDK takes over a second to import,
+and ``mcp-sessions --help``, or a program that needs an error class only, should not
+wait for it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mcp_sessions.errors import (
+        ConfigurationError,
+        DataConflict,
+        LimitReached,
+        SessionNotFound,
+        SessionRequired,
+        SessionsError,
+        StoreUnavailable,
+    )
+    from mcp_sessions.layer import SessionLayer
+    from mcp_sessions.policy import SessionPolicy
+    from mcp_sessions.server.handle import SessionHandle, current_session
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConfigurationError",
+    "DataConflict",
+    "LimitReached",
+    "SessionHandle",
+    "SessionLayer",
+    "SessionNotFound",
+    "SessionPolicy",
+    "SessionRequired",
+    "SessionsError",
+    "StoreUnavailable",
+    "current_session",
+]
+
+# The same list as under TYPE_CHECKING, for run time; tests/house compares all three.
+_DEFINED_IN = {
+    "ConfigurationError": "mcp_sessions.errors",
+    "DataConflict": "mcp_sessions.errors",
+    "LimitReached": "mcp_sessions.errors",
+    "SessionHandle": "mcp_sessions.server.handle",
+    "SessionLayer": "mcp_sessions.layer",
+    "SessionNotFound": "mcp_sessions.errors",
+    "SessionPolicy": "mcp_sessions.policy",
+    "SessionRequired": "mcp_sessions.errors",
+    "SessionsError": "mcp_sessions.errors",
+    "StoreUnavailable": "mcp_sessions.errors",
+    "current_session": "mcp_sessions.server.handle",
+}
+
+
+def __getattr__(name: str) -> object:
+    module = _DEFINED_IN.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(module), name)
+    # Kept, so that the next access is an ordinary one.
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,7 @@
+"""``python -m mcp_sessions.cli``: the command where its script is not on PATH."""
+
+import sys
+
+from mcp_sessions.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,60 @@
+"""How every command reads its arguments, and says that they are wrong: in one line."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from typing import NoReturn
+
+USAGE_ERROR = 2
+"""The exit status for what the user can put right; argparse has the same."""
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line; argparse prints the whole usage first."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print ``message`` and where to read more, and exit."""
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(USAGE_ERROR)
+
+
+def one_line(error: object) -> str:
+    """The text of ``error`` without line breaks: some libraries' messages have them."""
+    return " ".join(str(error).split())
+
+
+# The functions below are argparse types: argparse prints the text of the error.
+
+
+def port(text: str) -> int:
+    """A TCP port; 0 stands for any free one."""
+    if not text.isascii() or not text.isdecimal() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 65535, not {text!r}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A duration greater than zero."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number greater than zero."""
+    if not text.isascii() or not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text!r}")
+    return int(text)
+
+
+def url_path(text: str) -> str:
+    """The path of an endpoint, such as ``/mcp``."""
+    if not text.startswith("/") or any(character in text for character in "?#{} "):
+        raise argparse.ArgumentTypeError(f"must be a path that begins with '/', not {text!r}")
+    return text

@@ -1,0 +1,81 @@
+"""Where the command's logs go: stderr, one record per line, as text or as JSON.
+
+The library logs to ``mcp_sessions.*`` and configures nothing; this is the command
+doing it. What is logged is the library's business, and it logs no whole session id,
+no token and no key. Other libraries promise no such thing, so ``--log-level`` is for
+``mcp_sessions.*`` alone and theirs stay at warnings: at debug level the MCP SDK, for
+one, logs whole messages.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TextIO
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
+
+# What every record has; anything else was given as `extra=` and belongs in the JSON.
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def configure(*, level: str, format: str, stream: TextIO | None = None) -> None:
+    """Send the process's logs to stderr. A second call replaces the first.
+
+    Args:
+        level: One of ``LEVELS``: the lowest that ``mcp_sessions.*`` logs.
+        format: One of ``FORMATS``.
+        stream: Instead of stderr, for tests.
+    """
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.getLogger("mcp_sessions").setLevel(level.upper())
+
+
+class TextFormatter(logging.Formatter):
+    """``2026-07-28T12:00:00Z INFO mcp_sessions.server: text``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and a traceback below it if there is one."""
+        # A peer may put line breaks into what is logged; they must not forge a record.
+        text = " ".join(record.getMessage().splitlines())
+        line = f"{_time(record)} {record.levelname} {record.name}: {text}"
+        return f"{line}\n{trace}" if (trace := _traceback(self, record)) else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line; ``extra=`` members are members of it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, also with a traceback."""
+        content: dict[str, object] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if trace := _traceback(self, record):
+            content["traceback"] = trace
+        attributes: Mapping[str, object] = vars(record)
+        for name, value in attributes.items():
+            if name not in _STANDARD:
+                content.setdefault(name, value)
+        return json.dumps(content, default=str)
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    return formatter.formatException(record.exc_info) if record.exc_info else ""

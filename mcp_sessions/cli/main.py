@@ -1,0 +1,73 @@
+"""``mcp-sessions COMMAND …``: finds the command's file and runs it.
+
+Rules, owned by ``tests/cli/test_main.py``:
+
+1. What the user did wrong is one line on stderr, and exit status 2.
+2. A command's file is imported when that command runs, and not before: the help must
+   not wait for the MCP SDK.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from mcp_sessions import __version__
+from mcp_sessions.cli.arguments import USAGE_ERROR, OneLineParser, one_line
+from mcp_sessions.errors import ConfigurationError
+
+COMMANDS = {
+    "serve": "serve an MCP server with resumable sessions",
+    "keygen": "print a new random key",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status.
+
+    Args:
+        arguments: What follows the program's name; by default from ``sys.argv``.
+
+    Raises:
+        SystemExit: ``--help``, ``--version``, or arguments that make no sense.
+    """
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    parser = _parser()
+    if not given:
+        parser.error(f"which command? {' or '.join(COMMANDS)}")
+    chosen = parser.parse_args(given)
+    try:
+        match chosen.command:
+            case "serve":
+                from mcp_sessions.cli import serve
+
+                return serve.main(chosen.arguments)
+            case "keygen":
+                from mcp_sessions.cli import keygen
+
+                return keygen.main(chosen.arguments)
+            case _:
+                raise AssertionError("argparse accepts names from COMMANDS only")
+    except ConfigurationError as error:
+        print(f"mcp-sessions {chosen.command}: {one_line(error)}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="mcp-sessions",
+        usage="%(prog)s [--help] [--version] COMMAND ...",
+        description="Resumable sessions for the Model Context Protocol.",
+        epilog="commands:\n"
+        + "\n".join(f"  {name:<8} {what}" for name, what in COMMANDS.items())
+        + "\n\n'mcp-sessions COMMAND --help' tells the options of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"mcp-sessions {__version__}")
+    parser.add_argument(
+        "command", choices=tuple(COMMANDS), metavar="COMMAND", help=argparse.SUPPRESS
+    )
+    # Not argparse's sub-parsers: they would need every command's options, and file, here.
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser

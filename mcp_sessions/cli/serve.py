@@ -1,0 +1,212 @@
+"""``mcp-sessions serve TARGET``: an MCP server, wrapped, on Streamable HTTP.
+
+What costs nothing to check is checked first: the store's URL, then the target, whose
+code runs, then the port. The SDK is imported no sooner than the target's code needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import socket
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
+
+from mcp_sessions import __version__
+from mcp_sessions.cli import arguments as types
+from mcp_sessions.cli import logs
+from mcp_sessions.cli.targets import SHAPE, load_target
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.policy import SessionPolicy
+
+if TYPE_CHECKING:
+    from mcp_sessions.layer import SessionLayer
+
+DEFAULT_STORE = "memory://"
+
+HANDSHAKE_ERA = ("2025-03-26", "2025-06-18", "2025-11-25")
+MODERN_ERA = ("2026-07-28",)
+TRANSPORTS = ("Streamable HTTP",)
+
+LISTEN_BACKLOG = 2048
+"""Connections that the system accepts before we do, as uvicorn asks for."""
+
+INTERRUPTED = 130
+"""The exit status that shells give to a command that Ctrl-C ended."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until stopped, and return the exit status.
+
+    Raises:
+        ConfigurationError: The store, the target, an option or the port is wrong.
+    """
+    options = _parser().parse_args(arguments)
+    logs.configure(level=options.log_level, format=options.log_format)
+    layer, store = _layer(options)
+    with listening_socket(options.host, options.port) as sock:
+        start = _start_up(options, sock, store)
+        try:
+            layer.run(
+                "http",
+                host=options.host,
+                port=sock.getsockname()[1],
+                path=options.path,
+                sock=sock,
+                on_started=lambda: print(start, file=sys.stderr, flush=True),
+            )
+        except KeyboardInterrupt:
+            return INTERRUPTED
+    return 0
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens, so that whoever connects early waits and is not refused.
+
+    Raises:
+        ConfigurationError: The port is in use, or host and port may not be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
+    except socket.gaierror as error:
+        raise ConfigurationError(f"--host {host}: no such address") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigurationError(
+                f"port {port} on {host} is in use; choose another with --port (0: any free one)"
+            ) from error
+        # `strerror` alone would repeat the address in a form of its own.
+        reason = errno.errorcode.get(error.errno or 0, "error")
+        raise ConfigurationError(
+            f"cannot listen on {host}, port {port}: {reason} ({error.strerror or error})"
+        ) from error
+
+
+def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
+    """The layer to run, and its store as the start-up lines name it."""
+    from mcp_sessions.stores.urls import open_store
+
+    given = {
+        "--store": options.store,
+        "--idle-timeout": options.idle_timeout,
+        "--max-events": options.max_events,
+    }
+    store = open_store(options.store or DEFAULT_STORE)
+
+    loaded = load_target(options.target, kinds=(_is_layer, _is_server))
+
+    from mcp_sessions.layer import SessionLayer
+
+    if isinstance(loaded, SessionLayer):
+        refused = [name for name, value in given.items() if value is not None]
+        if refused:
+            raise ConfigurationError(
+                f"{options.target} is a SessionLayer and has its own store and policy: "
+                f"set them there, not with {' '.join(refused)}"
+            )
+        return loaded, f"{type(loaded.store).__name__}, as set in the SessionLayer"
+    limits = {"idle_timeout": options.idle_timeout, "max_events": options.max_events}
+    policy = SessionPolicy(**{name: value for name, value in limits.items() if value is not None})
+    return SessionLayer(loaded, store=store, policy=policy), redacted(
+        options.store or DEFAULT_STORE
+    )
+
+
+# These import when called, after the target's code ran: it brings the SDK along, and
+# what is wrong with it shows before anything of ours is loaded.
+
+
+def _is_layer(value: object) -> bool:
+    from mcp_sessions.layer import SessionLayer
+
+    return isinstance(value, SessionLayer)
+
+
+def _is_server(value: object) -> bool:
+    from mcp_sessions.server.sdk import is_server
+
+    return is_server(value)
+
+
+def redacted(url: str) -> str:
+    """The URL without its password."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    _, _, place = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{place}"))
+
+
+def _start_up(options: argparse.Namespace, sock: socket.socket, store: str) -> str:
+    """What is printed when the server is ready."""
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    url = f"http://{host}:{sock.getsockname()[1]}{options.path}"
+    if options.log_format == "json":
+        return json.dumps(
+            {
+                "message": "serving",
+                "version": __version__,
+                "target": options.target,
+                "url": url,
+                "eras": {"handshake": HANDSHAKE_ERA, "modern": MODERN_ERA},
+                "transports": TRANSPORTS,
+                "store": store,
+            }
+        )
+    return "\n".join(
+        [
+            f"mcp-sessions {__version__} serves {options.target}",
+            f"  at          {url}",
+            f"  eras        handshake ({', '.join(HANDSHAKE_ERA)}), "
+            f"modern ({', '.join(MODERN_ERA)})",
+            f"  transports  {', '.join(TRANSPORTS)}",
+            f"  store       {store}",
+        ]
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    limits = SessionPolicy()
+    parser = types.OneLineParser(
+        prog="mcp-sessions serve",
+        description="Serve an MCP server whose sessions survive a cut connection.",
+    )
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        help=f"{SHAPE}: a server or a SessionLayer; without attr the only one in the file",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
+    parser.add_argument(
+        "--port", type=types.port, default=8000, help="0: any free one; default: %(default)s"
+    )
+    parser.add_argument("--path", type=types.url_path, default="/mcp", help="default: %(default)s")
+    parser.add_argument(
+        "--store", metavar="URL", help=f"where sessions are kept; default: {DEFAULT_STORE}"
+    )
+    parser.add_argument(
+        "--idle-timeout",
+        type=types.seconds,
+        metavar="S",
+        help=f"seconds after which an unused session expires; default: {limits.idle_timeout:g}",
+    )
+    parser.add_argument(
+        "--max-events",
+        type=types.count,
+        metavar="N",
+        help=f"events that one session keeps for replay; default: {limits.max_events}",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=logs.LEVELS,
+        default="info",
+        help="of mcp_sessions.*; default: %(default)s",
+    )
+    parser.add_argument(
+        "--log-format", choices=logs.FORMATS, default="text", help="default: %(default)s"
+    )
+    return parser

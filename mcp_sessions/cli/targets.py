@@ -1,0 +1,181 @@
+"""What ``serve TARGET`` names: ``package.module:attr`` or ``file.py[:attr]``.
+
+Loading a target runs its code, as ``python file.py`` would, but not under the name
+``__main__``: a guarded ``mcp.run()`` stays unrun. All that can be wrong with a target
+is a ``ConfigurationError`` of one line that names the target and what to do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from mcp_sessions.cli.arguments import one_line
+from mcp_sessions.errors import ConfigurationError
+
+SHAPE = "package.module:attr or file.py[:attr]"
+SERVABLE = "an MCP server (MCPServer, lowlevel Server, FastMCP) or a SessionLayer"
+
+_log = logging.getLogger(__name__)
+
+
+Kind = Callable[[object], bool]
+"""Says whether an object is of a kind that can be served."""
+
+
+def load_target(target: str, *, kinds: Sequence[Kind]) -> object:
+    """The server or ``SessionLayer`` that ``target`` names.
+
+    Without ``:attr`` it is the only one of its kind in the file. One object under two
+    names counts once; names with a leading underscore do not count.
+
+    Args:
+        target: As typed by the user.
+        kinds: What can be served, the kind to prefer first: a file that has a layer has
+            the server in it as well, and means the layer. They are asked only after the
+            target's code ran, so they may import the SDK.
+
+    Raises:
+        ConfigurationError: No such file, module or attribute; the code failed; there
+            is nothing to serve in it, or more than one thing.
+    """
+    place, attribute = split_target(target)
+    module = _import_file(place) if place.endswith(".py") else _import_module(place)
+    if attribute is None:
+        return _only_one(module, place, kinds)
+    found = _attribute(module, place, attribute, kinds)
+    if not any(is_kind(found) for is_kind in kinds):
+        raise ConfigurationError(f"{target} is a {type(found).__name__}, not {SERVABLE}")
+    return found
+
+
+def split_target(target: str) -> tuple[str, str | None]:
+    """The file or module, and the attribute if there is one.
+
+    Raises:
+        ConfigurationError: It has not the shape of a target.
+    """
+    # First, because the colon of "C:\app.py" separates nothing.
+    if target.endswith(".py"):
+        return target, None
+    place, _, attribute = target.rpartition(":")
+    if _is_dotted_name(attribute) and (place.endswith(".py") or _is_dotted_name(place)):
+        return place, attribute
+    raise ConfigurationError(f"TARGET must be {SHAPE}, not {target!r}")
+
+
+def _is_dotted_name(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def _import_file(place: str) -> ModuleType:
+    path = Path(place).resolve()
+    if not path.is_file():
+        raise ConfigurationError(f"no such file: {place}")
+    # As `python file.py` does it, so that the file finds its neighbours.
+    _search_first(str(path.parent))
+    # The file's own name, where it is free: a neighbour that imports it back then gets
+    # this module, and not a second copy with a second server in it.
+    name = path.stem
+    if not name.isidentifier() or name in sys.modules:
+        name = f"mcp_sessions_target_{abs(hash(path))}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise AssertionError("importlib has a loader for every name that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    # The boundary to code that is not ours, which may raise anything. SystemExit
+    # too: the file may end the program when it is imported.
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _import_failed(place, error) from error
+    return module
+
+
+def _import_module(place: str) -> ModuleType:
+    # The script of an installed command does not look in the current directory.
+    _search_first(os.getcwd())
+    try:
+        return importlib.import_module(place)
+    # The same boundary as above.
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
+            raise ConfigurationError(
+                f"no module named {error.name!r} here or among the installed packages"
+            ) from error
+        raise _import_failed(place, error) from error
+
+
+def _search_first(directory: str) -> None:
+    if directory in sys.path:
+        sys.path.remove(directory)
+    sys.path.insert(0, directory)
+
+
+def _import_failed(place: str, error: BaseException) -> ConfigurationError:
+    _log.debug("importing %s failed", place, exc_info=error)
+    if isinstance(error, SystemExit):
+        return ConfigurationError(
+            f"{place} ended the program while it was imported; "
+            "put what it runs under: if __name__ == '__main__'"
+        )
+    return ConfigurationError(
+        f"{place} cannot be imported: {type(error).__name__}: {one_line(error)}{_where(error)}"
+    )
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of the user's code, which is where to look first."""
+    if isinstance(error, SyntaxError):
+        return ""  # its text names the place
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and not frame.filename.startswith("<")
+    ]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+
+
+def _attribute(module: ModuleType, place: str, attribute: str, kinds: Sequence[Kind]) -> object:
+    found: object = module
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            names = [name for is_kind in kinds for name in _names_of(module, is_kind)]
+            raise ConfigurationError(
+                f"{place} has no attribute {attribute!r}; "
+                f"what it has to serve: {', '.join(names) or 'nothing'}"
+            ) from error
+    return found
+
+
+def _only_one(module: ModuleType, place: str, kinds: Sequence[Kind]) -> object:
+    for is_kind in kinds:
+        match _names_of(module, is_kind):
+            case []:
+                continue
+            case [name]:
+                return getattr(module, name)
+            case names:
+                choices = ", ".join(f"{place}:{name}" for name in names)
+                raise ConfigurationError(f"{place} has several servers; name one: {choices}")
+    raise ConfigurationError(f"{place} has nothing to serve: it needs {SERVABLE}")
+
+
+def _names_of(module: ModuleType, is_kind: Kind) -> list[str]:
+    """Where the module has objects of a kind, each under its first name only."""
+    seen: dict[int, str] = {}
+    for name, value in vars(module).items():
+        if not name.startswith("_") and is_kind(value):
+            seen.setdefault(id(value), name)
+    return list(seen.values())

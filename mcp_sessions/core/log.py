@@ -1,0 +1,251 @@
+"""The event log: the recent past of one session or one stream, and who may read it.
+
+Rules that must hold, and that the tests in ``tests/core/test_log.py`` own:
+
+1. A replay is whole or refused. There is no partial replay.
+2. A position is an epoch *and* a number. Neither means anything alone.
+3. A newer event replaces the older one with its coalescing key; the survivor keeps its
+   newer id, and the replaced event's id stays a valid position. Only eviction raises the
+   floor.
+4. No bound is ever exceeded, but that the newest event is always kept.
+5. Nothing here reads a clock: every call that depends on time takes ``now``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from mcp_sessions.errors import Refusal, ReplayRefused
+from mcp_sessions.ids import (
+    NUMBER_WIDTH,
+    LogEpoch,
+    Position,
+    SessionEventId,
+    SessionId,
+    parse_position,
+)
+
+_LAST_NUMBER = 10**NUMBER_WIDTH - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How much of the past a log keeps; None: without bound."""
+
+    max_events: int | None
+    max_bytes: int | None
+    max_age: float | None
+    """Seconds."""
+
+
+UNBOUNDED = Window(None, None, None)
+
+
+@dataclass(slots=True)
+class Draft:
+    """An event before it has an id.
+
+    The stored message is ``before + id + after``, so that one change for ten thousand
+    sessions is encoded once. ``after is None``: the message holds no id and is ``before``.
+    """
+
+    before: bytes
+    after: bytes | None = None
+    key: str | None = None
+    """Coalescing key; None: the event replaces nothing and is never replaced."""
+
+    origin: SessionId | None = None
+    """On a connection's stream: the session whose event this is."""
+
+    def encode(self, event_id: SessionEventId) -> bytes:
+        """The message as it is stored and sent."""
+        return self.before if self.after is None else self.before + event_id.encode() + self.after
+
+
+class LoggedEvent(NamedTuple):
+    """One stored message."""
+
+    event_id: SessionEventId
+    number: int
+    payload: bytes
+    """The whole JSON-RPC message, encoded."""
+
+    at: float
+    """Seconds on the session clock."""
+
+    key: tuple[SessionId | None, str] | None
+    origin: SessionId | None
+
+
+class EventLog:
+    """The events of one session or stream, oldest first."""
+
+    __slots__ = (
+        "_by_key",
+        "_bytes",
+        "_events",
+        "_evicted",
+        "_floor",
+        "_head",
+        "_oldest",
+        "_window",
+        "log_epoch",
+    )
+
+    def __init__(self, log_epoch: LogEpoch, window: Window) -> None:
+        self.log_epoch = log_epoch
+        self._window = window
+        self._events: dict[int, LoggedEvent] = {}
+        self._by_key: dict[tuple[SessionId | None, str], int] = {}
+        self._bytes = 0
+        self._head = 0
+        self._floor = 0
+        self._evicted = 0
+        self._oldest = 1
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    @property
+    def size(self) -> int:
+        """Encoded bytes kept."""
+        return self._bytes
+
+    @property
+    def head(self) -> Position:
+        """The position of who has seen everything."""
+        return Position(self.log_epoch, self._head)
+
+    @property
+    def floor(self) -> Position:
+        """The oldest position from which everything after it is still here."""
+        return Position(self.log_epoch, self._floor)
+
+    def append(self, draft: Draft, *, now: float) -> LoggedEvent:
+        """Store ``draft`` as the newest event and return it.
+
+        Raises:
+            OverflowError: The log has issued 10**12 - 1 ids; ids would lose their order.
+        """
+        number = self._head + 1
+        if number > _LAST_NUMBER:
+            raise OverflowError("this event log has issued its last id")
+        event_id = SessionEventId(f"{self.log_epoch}-{number:0{NUMBER_WIDTH}d}")
+        payload = draft.encode(event_id)
+        key = None if draft.key is None else (draft.origin, draft.key)
+        event = LoggedEvent(event_id, number, payload, now, key, draft.origin)
+        if key is not None:
+            replaced = self._by_key.get(key)
+            if replaced is not None:
+                self._bytes -= len(self._events.pop(replaced).payload)
+            self._by_key[key] = number
+        self._events[number] = event
+        self._bytes += len(payload)
+        self._head = number
+        self._evict(now)
+        return event
+
+    def since(
+        self, position: Position, *, now: float, limit: int | None = None
+    ) -> tuple[LoggedEvent, ...]:
+        """The events after ``position``, oldest first: all of them, or an error.
+
+        An empty tuple means the client is up to date.
+
+        Args:
+            position: The last event the client is known to have processed.
+            now: Seconds on the session clock; events older than the window's age are
+                evicted first.
+            limit: Read a page of at most this many; go on from the last one's position.
+
+        Raises:
+            ReplayRefused: ``LOG_REPLACED`` if the log was made anew since, ``AHEAD`` if the
+                client names an event this log never had; if at least one event it needs is
+                gone, ``EVICTED`` if space took one of them, ``EXPIRED`` if only time did.
+        """
+        self._evict(now)
+        # Epoch before number. A log made anew soon grows past the old one, and then a dead
+        # position looks valid: the client silently loses everything up to it.
+        if position.log_epoch != self.log_epoch:
+            # A newer epoch than ours was never ours to issue.
+            newer = position.log_epoch > self.log_epoch
+            raise ReplayRefused(Refusal.UNKNOWN_POSITION if newer else Refusal.LOG_REPLACED)
+        if position.number > self._head:
+            raise ReplayRefused(Refusal.AHEAD)
+        if position.number < self._floor:
+            lost_to_space = position.number < self._evicted
+            raise ReplayRefused(Refusal.EVICTED if lost_to_space else Refusal.EXPIRED)
+        if limit is not None:
+            return tuple(islice(self._after(position.number), limit))
+        missed: list[LoggedEvent] = []
+        for event in reversed(self._events.values()):
+            if event.number <= position.number:
+                break
+            missed.append(event)
+        missed.reverse()
+        return tuple(missed)
+
+    def since_id(
+        self, event_id: str | None, *, now: float
+    ) -> tuple[tuple[LoggedEvent, ...], Refusal | None]:
+        """What ``lastSessionEventId`` asks for: the replay, or nothing and the reason.
+
+        A replay of zero events is a success, with reason None.
+        """
+        if event_id is None:
+            return (), Refusal.NO_POSITION
+        position = parse_position(event_id)
+        if position is None:
+            return (), Refusal.UNKNOWN_POSITION
+        try:
+            return self.since(position, now=now), None
+        except ReplayRefused as refused:
+            return (), refused.reason
+
+    def drop_origin(self, origin: SessionId) -> int:
+        """Remove the events of one session from a connection's stream; how many there were.
+
+        They are not lost: they stand in their own session's log. The floor stays.
+        """
+        gone = [number for number, event in self._events.items() if event.origin == origin]
+        for number in gone:
+            self._forget(number)
+        return len(gone)
+
+    def _after(self, number: int) -> Iterator[LoggedEvent]:
+        # A page deep in a long log must not walk everything before it: when most of the
+        # numbers are there, stepping through them is cheaper than through the dictionary.
+        if len(self._events) * 4 > self._head - number:
+            events = self._events
+            return (events[n] for n in range(number + 1, self._head + 1) if n in events)
+        return (event for event in self._events.values() if event.number > number)
+
+    def _evict(self, now: float) -> None:
+        events, window = self._events, self._window
+        count, most = len(events), window.max_events
+        horizon = None if window.max_age is None else now - window.max_age
+        number = self._oldest
+        while count:
+            # Steps over replaced numbers. Asking the dictionary for its first entry would
+            # walk over all that was removed before it.
+            while number not in events:
+                number += 1
+            if horizon is None or events[number].at >= horizon:
+                if (most is None or count <= most) and (
+                    window.max_bytes is None or self._bytes <= window.max_bytes or count == 1
+                ):
+                    break
+                self._evicted = number
+            self._floor = number
+            self._forget(number)
+            count -= 1
+        self._oldest = number
+
+    def _forget(self, number: int) -> None:
+        event = self._events.pop(number)
+        self._bytes -= len(event.payload)
+        if event.key is not None and self._by_key.get(event.key) == number:
+            del self._by_key[event.key]

@@ -1,0 +1,308 @@
+"""JSON-RPC messages: read once at the edge, written once at the edge.
+
+The shapes that the wire has, and nothing of what they mean. Everything outgoing is built
+here, so that each message is encoded once and spliced, not encoded again, where only an
+id differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, cast
+
+import orjson
+
+from mcp_sessions.core.log import Draft
+from mcp_sessions.errors import InvalidParams, WireError
+from mcp_sessions.ids import RequestKey, SessionId, parse_session_id
+
+SESSION_META = "io.modelcontextprotocol/session"
+"""``_meta`` key of documents 004: ``{"sessionId": …, "state": …, "expiresAt": …}``."""
+
+REQUEST_KEY_META = "io.github.mcp-sessions/requestKey"
+"""``_meta`` key of a request that must survive its connection."""
+
+EVENT_ID_META = "io.github.mcp-sessions/sessionEventId"
+"""``_meta`` key of the head, in the result of ``sessions/create``."""
+
+EXTENSION = "io.github.mcp-sessions/sessions"
+"""Our entry under ``capabilities.extensions``, on either side."""
+
+MAX_REQUEST_KEY = 256
+"""Characters of a request key."""
+
+RequestId = str | int
+
+
+@dataclass(slots=True)
+class Request:
+    """A call that is owed an answer."""
+
+    id: RequestId
+    method: str
+    params: dict[str, Any] | None
+
+
+@dataclass(slots=True)
+class Notification:
+    """A message that is owed nothing."""
+
+    method: str
+    params: dict[str, Any] | None
+
+
+@dataclass(slots=True)
+class Answer:
+    """The peer's answer to a request of ours: a result or an error."""
+
+    id: RequestId | None
+    result: dict[str, Any] | None
+    error: dict[str, Any] | None
+
+
+Message = Request | Notification | Answer
+
+
+class Malformed(Exception):
+    """Well-formed JSON that is no JSON-RPC message; the text says which member is wrong."""
+
+
+class NotNamed(Enum):
+    """How a request can name no session (``protocol.md``, rules 1 to 3)."""
+
+    ABSENT = "absent"
+    NULL = "null"
+
+
+def decode(body: bytes) -> Any:
+    """The JSON value that ``body`` holds.
+
+    Raises:
+        ValueError: It holds none (bad JSON, bad UTF-8, too deep).
+    """
+    return orjson.loads(body)
+
+
+def encode(message: Any) -> bytes:
+    """``message`` as JSON, in UTF-8, without white space."""
+    return orjson.dumps(message)
+
+
+def parse(value: Any) -> Message:
+    """A decoded JSON value as a JSON-RPC 2.0 message.
+
+    Raises:
+        Malformed: It is not one message: an array (2025-06-18 removed batches), a member
+            missing or of another type.
+    """
+    if not isinstance(value, dict):
+        raise Malformed("a message is a JSON object")
+    message = cast(dict[str, Any], value)
+    if message.get("jsonrpc") != "2.0":
+        raise Malformed('"jsonrpc" must be "2.0"')
+    method = message.get("method")
+    if method is not None:
+        if not isinstance(method, str):
+            raise Malformed('"method" must be a string')
+        params = message.get("params")
+        if params is not None and not isinstance(params, dict):
+            raise Malformed('"params" must be an object')
+        params = cast("dict[str, Any] | None", params)
+        if "id" not in message:
+            return Notification(method, params)
+        return Request(_request_id(message["id"]), method, params)
+    if "result" in message:
+        result = message["result"]
+        if not isinstance(result, dict):
+            raise Malformed('"result" must be an object')
+        return Answer(_request_id(message.get("id")), cast(dict[str, Any], result), None)
+    if "error" in message:
+        error = message["error"]
+        if not _is_error(error):
+            raise Malformed('"error" must have an integer "code" and a string "message"')
+        given = message.get("id")
+        answer_id = None if given is None else _request_id(given)
+        return Answer(answer_id, None, cast(dict[str, Any], error))
+    raise Malformed('a message has "method", "result" or "error"')
+
+
+def _request_id(value: object) -> RequestId:
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise Malformed('"id" must be a string or an integer')
+
+
+def _is_error(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    error = cast(dict[str, Any], value)
+    code = error.get("code")
+    return (
+        isinstance(code, int)
+        and not isinstance(code, bool)
+        and isinstance(error.get("message"), str)
+    )
+
+
+# --- what a request says about its session -----------------------------------------------
+
+
+def meta_of(params: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """``params._meta`` if it is an object, else None."""
+    meta = params.get("_meta") if params else None
+    return cast("Mapping[str, Any]", meta) if isinstance(meta, dict) else None
+
+
+def named_session(params: Mapping[str, Any] | None) -> SessionId | NotNamed:
+    """The session that a request names (rule 1), or how it names none.
+
+    Raises:
+        InvalidParams: The metadata is there but is not ``{"sessionId": string, …}``.
+    """
+    meta = meta_of(params)
+    if meta is None or SESSION_META not in meta:
+        return NotNamed.ABSENT
+    value = meta[SESSION_META]
+    if value is None:
+        return NotNamed.NULL
+    if not isinstance(value, dict):
+        raise InvalidParams(f"_meta[{SESSION_META!r}] must be an object")
+    return session_id_member(cast(dict[str, Any], value), f"_meta[{SESSION_META!r}].sessionId")
+
+
+def session_id_member(members: Mapping[str, Any] | None, where: str) -> SessionId:
+    """``members["sessionId"]``.
+
+    Raises:
+        InvalidParams: It is absent or is not a string. A string that cannot be a session id
+            names an unknown session, which is the caller's next answer.
+    """
+    value = (members or {}).get("sessionId")
+    if not isinstance(value, str):
+        raise InvalidParams(f"{where} must be a string")
+    return parse_session_id(value) or SessionId(value)
+
+
+def request_key(params: Mapping[str, Any] | None) -> RequestKey | None:
+    """The request's key, or None if it has none.
+
+    Raises:
+        InvalidParams: It is not a string of 1 to 256 characters.
+    """
+    meta = meta_of(params)
+    if meta is None or REQUEST_KEY_META not in meta:
+        return None
+    value = meta[REQUEST_KEY_META]
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_REQUEST_KEY:
+        raise InvalidParams(
+            f"_meta[{REQUEST_KEY_META!r}] must be a string of 1 to {MAX_REQUEST_KEY} characters"
+        )
+    return RequestKey(value)
+
+
+def progress_token(params: Mapping[str, Any] | None) -> RequestId | None:
+    """``params._meta.progressToken``, or None if there is none that can be one."""
+    meta = meta_of(params)
+    token = meta.get("progressToken") if meta else None
+    if isinstance(token, (str, int)) and not isinstance(token, bool):
+        return token
+    return None
+
+
+# --- what goes out -----------------------------------------------------------------------
+
+
+def result_message(request_id: RequestId, result: Mapping[str, Any]) -> bytes:
+    """The successful answer to ``request_id``."""
+    return encode({"jsonrpc": "2.0", "id": request_id, "result": result})
+
+
+def error_message(request_id: RequestId | None, error: Mapping[str, Any]) -> bytes:
+    """The failed answer to ``request_id`` (None: to a message whose id is unknown)."""
+    return encode({"jsonrpc": "2.0", "id": request_id, "error": error})
+
+
+def error_body(code: int, message: str, data: Any = None) -> dict[str, Any]:
+    """A JSON-RPC error object; ``data`` is left out if it is None."""
+    body: dict[str, Any] = {"code": code, "message": message}
+    if data is not None:
+        body["data"] = data
+    return body
+
+
+def wire_error(error: WireError) -> dict[str, Any]:
+    """``error`` as a JSON-RPC error object."""
+    return error_body(error.code, error.message, error.data)
+
+
+def answer_with(outcome: bytes, request_id: RequestId) -> bytes:
+    """A kept outcome (``"result":…`` or ``"error":…``, encoded) as the answer to an id."""
+    return b'{"jsonrpc":"2.0","id":' + encode(request_id) + b"," + outcome + b"}"
+
+
+def result_outcome(result: Mapping[str, Any]) -> bytes:
+    """A result as it is kept until somebody asks for it."""
+    return b'"result":' + encode(result)
+
+
+def error_outcome(error: Mapping[str, Any]) -> bytes:
+    """An error as it is kept until somebody asks for it."""
+    return b'"error":' + encode(error)
+
+
+def notification_message(method: str, params: Mapping[str, Any] | None) -> bytes:
+    """A notification; ``params`` is left out if it is None."""
+    message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
+    if params is not None:
+        message["params"] = params
+    return encode(message)
+
+
+def request_message(request_id: str, method: str, params: Mapping[str, Any] | None) -> bytes:
+    """A request of ours; ``params`` is left out if it is None."""
+    message: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id, "method": method}
+    if params is not None:
+        message["params"] = params
+    return encode(message)
+
+
+_EVENT_ID_HERE = "\N{WORD JOINER}sessionEventId\N{WORD JOINER}"
+_SESSION_HERE = "\N{WORD JOINER}sessionId\N{WORD JOINER}"
+
+
+class EventTemplate:
+    """One notification for many sessions: encoded once, then spliced for each.
+
+    The event has ``params.sessionEventId`` (document 002) and ``params._meta`` with the
+    session's id, beside whatever the sender put there. It never has ``state``.
+    """
+
+    __slots__ = ("_after_id", "_before_session", "_between", "key")
+
+    def __init__(self, method: str, params: Mapping[str, Any] | None, key: str | None) -> None:
+        members = {name: value for name, value in (params or {}).items() if name != "_meta"}
+        members.pop("sessionEventId", None)
+        meta = dict(meta_of(params) or {})
+        meta.pop(SESSION_META, None)
+        meta[SESSION_META] = {"sessionId": _SESSION_HERE}
+        # Ours come last, so that splitting at the last place finds them whatever the
+        # sender's own strings hold.
+        encoded = notification_message(
+            method, {**members, "_meta": meta, "sessionEventId": _EVENT_ID_HERE}
+        )
+        before_id, self._after_id = encoded.rsplit(_EVENT_ID_HERE.encode(), 1)
+        self._before_session, self._between = before_id.rsplit(_SESSION_HERE.encode(), 1)
+        self.key = key
+
+    def draft(self, session_id: SessionId) -> Draft:
+        """The event of one session, waiting for its id."""
+        # A session id is visible ASCII, but may hold a quote or a backslash: encode it.
+        name = encode(session_id)[1:-1]
+        return Draft(self._before_session + name + self._between, self._after_id, self.key)
+
+
+def plain_draft(message: bytes, key: str | None = None) -> Draft:
+    """A message that carries no event id of ours: of a bare connection or a response stream."""
+    return Draft(message, None, key)

@@ -1,0 +1,152 @@
+"""Requests that must not run twice: the keys of one session and what became of each.
+
+Rules that must hold, and that ``tests/core/test_request_keys.py`` owns:
+
+1. A key that is known is never begun again. An answer that is gone leaves its key behind:
+   the caller hears that the outcome is unknown, and nothing runs (pitfall C2).
+2. What is kept is bounded in bytes and time. Answers go first, oldest first. When even the
+   bare keys fill the space, a new key is refused; a known one never is forgotten early.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import orjson
+
+from mcp_sessions.ids import RequestKey
+
+_KEY_COST = 96
+"""Bytes accounted for a key beside its characters: digest, times, table entry."""
+
+
+class KeyState(Enum):
+    """What became of a keyed request."""
+
+    RUNNING = "running"
+    ANSWERED = "answered"
+    DROPPED = "dropped"
+    """It ran; its answer was not kept."""
+
+
+class Begun(Enum):
+    """What ``begin`` found."""
+
+    FIRST = "first"
+    """Never seen: it is recorded now, and the caller runs it."""
+
+    RUNNING = "running"
+    ANSWERED = "answered"
+    DROPPED = "dropped"
+    OTHER_CONTENT = "other_content"
+    FULL = "full"
+    """No room for another key; nothing was recorded."""
+
+
+@dataclass(slots=True)
+class KeyedRequest:
+    """One key."""
+
+    digest: bytes
+    runner: str
+    """Names the process that runs it; another one cannot know how it goes."""
+
+    at: float
+    """Seconds on the session clock, when it was first seen."""
+
+    state: KeyState = KeyState.RUNNING
+    outcome: bytes = b""
+    """``"result":…`` or ``"error":…``, encoded."""
+
+
+def content_digest(method: str, params: Mapping[str, Any] | None) -> bytes:
+    """What makes two requests the same: method and params, but for ``_meta``.
+
+    ``_meta`` is left out: progress token and ``state`` differ when a request is sent again.
+    """
+    members = {name: value for name, value in (params or {}).items() if name != "_meta"}
+    body = orjson.dumps([method, members], option=orjson.OPT_SORT_KEYS)
+    return hashlib.blake2b(body, digest_size=32).digest()
+
+
+class RequestKeys:
+    """The keyed requests of one session."""
+
+    __slots__ = ("_bytes", "_keys", "_lifetime", "_max_bytes")
+
+    def __init__(self, *, max_bytes: int, lifetime: float) -> None:
+        self._keys: dict[RequestKey, KeyedRequest] = {}
+        self._bytes = 0
+        self._max_bytes = max_bytes
+        self._lifetime = lifetime
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def size(self) -> int:
+        """Bytes accounted for."""
+        return self._bytes
+
+    def get(self, key: RequestKey) -> KeyedRequest | None:
+        """What is known of ``key``."""
+        return self._keys.get(key)
+
+    def begin(
+        self, key: RequestKey, digest: bytes, *, runner: str, now: float
+    ) -> tuple[Begun, KeyedRequest | None]:
+        """Record ``key`` before its handler starts, or say what is known of it.
+
+        Returns:
+            ``FIRST`` with the new entry; ``OTHER_CONTENT`` if the key is known with another
+            method or params; ``FULL`` with None; else the state of the known entry.
+        """
+        self._expire(now)
+        known = self._keys.get(key)
+        if known is not None:
+            if known.digest != digest:
+                return Begun.OTHER_CONTENT, known
+            return Begun(known.state.value), known
+        cost = len(key) + _KEY_COST
+        if not self._make_room(cost):
+            return Begun.FULL, None
+        entry = self._keys[key] = KeyedRequest(digest, runner, now)
+        self._bytes += cost
+        return Begun.FIRST, entry
+
+    def finish(self, key: RequestKey, outcome: bytes | None, *, now: float) -> bool:
+        """Keep the outcome of ``key`` (None: it cannot be known); whether it was kept."""
+        self._expire(now)
+        entry = self._keys.get(key)
+        if entry is None or entry.state is not KeyState.RUNNING:
+            return False
+        if outcome is None or not self._make_room(len(outcome)):
+            entry.state = KeyState.DROPPED
+            return False
+        entry.state, entry.outcome = KeyState.ANSWERED, outcome
+        self._bytes += len(outcome)
+        return True
+
+    def _make_room(self, wanted: int) -> bool:
+        if self._bytes + wanted <= self._max_bytes:
+            return True
+        for entry in self._keys.values():
+            if entry.state is KeyState.ANSWERED:
+                self._bytes -= len(entry.outcome)
+                entry.state, entry.outcome = KeyState.DROPPED, b""
+                if self._bytes + wanted <= self._max_bytes:
+                    return True
+        return False
+
+    def _expire(self, now: float) -> None:
+        while self._keys:
+            key, oldest = next(iter(self._keys.items()))
+            # A running request is known until it ends, however long that takes.
+            if oldest.state is KeyState.RUNNING or oldest.at >= now - self._lifetime:
+                return
+            del self._keys[key]
+            self._bytes -= len(key) + _KEY_COST + len(oldest.outcome)

@@ -1,0 +1,71 @@
+"""The life of a protocol-mode session, as a table.
+
+Everything that changes a session's state stands in ``TRANSITIONS``; what is not in the
+table cannot happen. A session begins by :data:`BEGINS`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import MappingProxyType
+
+
+class State(Enum):
+    """Where a session is in its life."""
+
+    DETACHED = "detached"
+    """Alive, and nobody listens: its events wait in the window."""
+
+    ATTACHED = "attached"
+    """Alive, and one connection hears its events."""
+
+    ENDED = "ended"
+    """Over on purpose, for ever."""
+
+    EXPIRED = "expired"
+    """Over by time, for ever."""
+
+
+class Change(Enum):
+    """What can happen to a session."""
+
+    ATTACH = "attach"
+    """A connection that can be pushed to resumes it, or uses it while nobody listens."""
+
+    DISPLACE = "displace"
+    """It is resumed where nothing can be pushed to."""
+
+    DETACH = "detach"
+    """Its connection is gone, or let go of it."""
+
+    END = "end"
+    EXPIRE = "expire"
+
+
+BEGINS = State.DETACHED
+"""Every session begins with nobody listening; ``session/start`` attaches it at once where
+the connection can be pushed to."""
+
+TRANSITIONS = MappingProxyType(
+    {
+        (State.DETACHED, Change.ATTACH): State.ATTACHED,
+        (State.DETACHED, Change.DISPLACE): State.DETACHED,
+        (State.DETACHED, Change.DETACH): State.DETACHED,
+        (State.DETACHED, Change.END): State.ENDED,
+        (State.DETACHED, Change.EXPIRE): State.EXPIRED,
+        (State.ATTACHED, Change.ATTACH): State.ATTACHED,
+        (State.ATTACHED, Change.DISPLACE): State.DETACHED,
+        (State.ATTACHED, Change.DETACH): State.DETACHED,
+        (State.ATTACHED, Change.END): State.ENDED,
+        (State.ATTACHED, Change.EXPIRE): State.EXPIRED,
+    }
+)
+"""(state, change) → state. ``ENDED`` and ``EXPIRED`` have no way out: a late write or
+attach never brings a session back (pitfall D5)."""
+
+LIVE = frozenset({State.DETACHED, State.ATTACHED})
+
+
+def after(state: State, change: Change) -> State | None:
+    """The state that follows, or None if ``change`` cannot happen in ``state``."""
+    return TRANSITIONS.get((state, change))

@@ -1,0 +1,217 @@
+"""Everything that can go wrong, by whose fault it is.
+
+::
+
+    SessionsError
+    ├── ConfigurationError      the operator: a setting that cannot be served
+    ├── SessionRequired         the handler: it asked for a session outside of one
+    ├── DataConflict            the handler: somebody else changed session.data first
+    ├── WireError               the peer: refused, with a JSON-RPC code for the answer
+    │   ├── SessionNotFound     -32043  unknown, expired, ended or somebody else's
+    │   ├── SessionRequiredByServer -31044  the server gated this method or tool
+    │   ├── SessionDetached     -31010  this connection was displaced
+    │   ├── LimitReached        -31011  sessions per process or principal, keys per session
+    │   ├── OutcomeUnknown      -31012  started, and nobody can know how it ended
+    │   ├── InvalidParams       -32602  malformed params or metadata
+    │   └── InvalidRequest      -32600  mode_conflict, key_reused, duplicate_id
+    ├── Fenced                  a later attachment exists; nothing was written
+    ├── ReplayRefused           a position that cannot be replayed whole (never on the wire
+    │                           as an error: the answer says ``catchup: false``)
+    └── StoreUnavailable        the store: unknown whether the last write happened
+
+Sentences hold nothing secret: no session id, no token, no key.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+from typing import Any
+
+SESSION_NOT_FOUND = -32043
+SESSION_REQUIRED = -31044
+SESSION_DETACHED = -31010
+LIMIT_REACHED = -31011
+OUTCOME_UNKNOWN = -31012
+
+PARSE_ERROR = -32700
+INVALID_REQUEST = -32600
+METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
+INTERNAL_ERROR = -32603
+
+
+class Refusal(Enum):
+    """Why a resume replays nothing; the value is the wire's ``reason``."""
+
+    NO_POSITION = "no_position"
+    EVICTED = "evicted"
+    EXPIRED = "expired"
+    UNKNOWN_POSITION = "unknown_position"
+    AHEAD = "ahead"
+    LOG_REPLACED = "log_replaced"
+    NO_STREAM = "no_stream"
+
+
+class Detached(Enum):
+    """Why a connection lost a session; the value is the wire's ``reason``."""
+
+    TAKEN_OVER = "taken_over"
+    DRAINING = "draining"
+    EVICTED = "evicted"
+
+
+class InvalidReason(Enum):
+    """``data.reason`` of an Invalid Request of ours; the value is the wire's spelling."""
+
+    MODE_CONFLICT = "mode_conflict"
+    KEY_REUSED = "key_reused"
+    DUPLICATE_ID = "duplicate_id"
+
+
+class Status(IntEnum):
+    """HTTP statuses that we answer with, by the name of their cause."""
+
+    OK = 200
+    ACCEPTED = 202
+    BAD_REQUEST = 400
+    NOT_FOUND = 404
+
+
+class SessionsError(Exception):
+    """The root: everything that this library raises on purpose."""
+
+
+class ConfigurationError(SessionsError):
+    """A setting, a store URL or a wrapped server that cannot be served as it is."""
+
+
+class SessionRequired(SessionsError):
+    """``current_session()`` was called outside of a session."""
+
+    def __str__(self) -> str:
+        return "no session here: the request belongs to none (current_session(default=None) asks)"
+
+
+class DataConflict(SessionsError):
+    """``session.data`` was changed by somebody else during the edit; nothing was stored."""
+
+    def __str__(self) -> str:
+        return "session.data was changed elsewhere during this edit; read it again and retry"
+
+
+class StoreUnavailable(SessionsError):
+    """The store did not answer; whether its last write happened is unknown."""
+
+
+class Fenced(SessionsError):
+    """A later attachment of the session exists. Nothing was written."""
+
+    def __str__(self) -> str:
+        return "a later attachment of this session exists"
+
+
+class ReplayRefused(SessionsError):
+    """A position from which the log cannot be replayed whole."""
+
+    def __init__(self, reason: Refusal) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"replay refused: {self.reason.value}"
+
+
+class WireError(SessionsError):
+    """A refusal that the peer is told, as a JSON-RPC error."""
+
+    code: int = INTERNAL_ERROR
+    message: str = "Internal error"
+
+    def __init__(self, data: dict[str, Any] | None = None, *, status: int = Status.OK) -> None:
+        """Take what it works with.
+
+        Args:
+            data: The error's ``data`` member; holds nothing that the peer did not send.
+            status: The HTTP status, where the answer goes over HTTP.
+        """
+        super().__init__(self.code, data)
+        self.data = data
+        self.status = status
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class SessionNotFound(WireError):
+    """Unknown, expired, ended or somebody else's: one answer for all four (document 004)."""
+
+    code = SESSION_NOT_FOUND
+    message = "Session not found"
+
+    def __init__(self, session_id: str, *, status: int = Status.OK) -> None:
+        """Take what it works with.
+
+        Args:
+            session_id: What the caller sent, as it sent it.
+            status: 404 where 2025-11-25 demands it.
+        """
+        super().__init__({"sessionId": session_id}, status=status)
+
+
+class SessionRequiredByServer(WireError):
+    """The server gated this method or tool and the request has no protocol-mode session."""
+
+    code = SESSION_REQUIRED
+    message = "Session required"
+
+
+class SessionDetached(WireError):
+    """Another connection took the current session of this one."""
+
+    code = SESSION_DETACHED
+    message = "Session detached"
+
+
+class LimitReached(WireError):
+    """A limit of ``SessionPolicy`` is reached; ``data.limit`` names it."""
+
+    code = LIMIT_REACHED
+    message = "Limit reached"
+
+    def __init__(self, limit: str) -> None:
+        super().__init__({"limit": limit})
+        self.limit = limit
+
+
+class OutcomeUnknown(WireError):
+    """The request was started and nobody can know how it ended. It was not run again."""
+
+    code = OUTCOME_UNKNOWN
+    message = "Outcome unknown"
+
+
+class InvalidParams(WireError):
+    """Malformed params or metadata."""
+
+    code = INVALID_PARAMS
+    message = "Invalid params"
+
+    def __init__(self, explanation: str, *, reason: str | None = None) -> None:
+        """Take what it works with.
+
+        Args:
+            explanation: Which member is wrong, in words; goes into ``message``.
+            reason: ``data.reason``, where the protocol names one.
+        """
+        super().__init__({"reason": reason} if reason else None)
+        self.message = f"Invalid params: {explanation}"
+
+
+class InvalidRequest(WireError):
+    """A request that contradicts what went before; ``data.reason`` says how."""
+
+    code = INVALID_REQUEST
+
+    def __init__(self, reason: InvalidReason, explanation: str, *, status: int = Status.OK) -> None:
+        super().__init__({"reason": reason.value}, status=status)
+        self.message = f"Invalid request: {explanation}"

@@ -1,0 +1,95 @@
+"""Names of things: each kind of id is its own type, so that none can stand in for another.
+
+Nothing here mints an id (``security.py`` does, it needs randomness); here is only what an
+id looks like and how it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import NewType
+
+SessionId = NewType("SessionId", str)
+"""Names a session on the wire: 0x21–0x7E, at least 256 random bits. A credential where
+there is no other; log :func:`digest` of it, never the id."""
+
+SessionEventId = NewType("SessionEventId", str)
+"""``<log epoch>-<number>``, fixed width, so that byte order is the order of issue."""
+
+ConnectionId = NewType("ConnectionId", str)
+"""Names one connection inside the server; a transport-mode session's own id over HTTP."""
+
+FencingEpoch = NewType("FencingEpoch", int)
+"""Counts the attachments of one session. The newest is the only one that may write."""
+
+LogEpoch = NewType("LogEpoch", str)
+"""Which incarnation of an event log: 13 digits of milliseconds, then 6 random digits."""
+
+RequestKey = NewType("RequestKey", str)
+"""A client's own name for a request that must run at most once in its session."""
+
+StreamName = NewType("StreamName", str)
+"""Names one event log inside a session."""
+
+EVENTS = StreamName("events")
+"""The log of a protocol-mode session's events."""
+
+GET_STREAM = StreamName("get")
+"""The log of a transport-mode session's GET stream."""
+
+NUMBER_WIDTH = 12
+_EPOCH_WIDTH = 19
+_EVENT_ID = re.compile(rf"([0-9]{{{_EPOCH_WIDTH}}})-([0-9]{{{NUMBER_WIDTH}}})", re.ASCII)
+_VISIBLE_ASCII = re.compile(r"[\x21-\x7e]{1,1024}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in an event log: which log, and after which of its events.
+
+    The two are one value. A number from another log would look valid as soon as the new
+    log grew past it, and everything up to it would be lost in silence (pitfall A1).
+    """
+
+    log_epoch: LogEpoch
+    number: int
+    """The last event before this place; 0 is the place before the first event."""
+
+    def event_id(self) -> SessionEventId:
+        """The position as it stands on the wire."""
+        return SessionEventId(f"{self.log_epoch}-{self.number:0{NUMBER_WIDTH}d}")
+
+
+def log_epoch(milliseconds: int, random_part: int) -> LogEpoch:
+    """The epoch of a log created at ``milliseconds`` since 1970.
+
+    Args:
+        milliseconds: Wall clock, in milliseconds; 13 digits until the year 2286.
+        random_part: 0 to 999,999; tells apart two logs made in the same millisecond.
+    """
+    return LogEpoch(f"{milliseconds:013d}{random_part:06d}")
+
+
+def parse_position(text: str) -> Position | None:
+    """The position that ``text`` spells, or None if it is not one of ours."""
+    match = _EVENT_ID.fullmatch(text)
+    if match is None:
+        return None
+    return Position(LogEpoch(match[1]), int(match[2]))
+
+
+def parse_session_id(value: object) -> SessionId | None:
+    """``value`` as a session id, or None if it cannot be one (type, length, characters)."""
+    if isinstance(value, str) and _VISIBLE_ASCII.fullmatch(value):
+        return SessionId(value)
+    return None
+
+
+def digest(session_id: str) -> str:
+    """Twelve hexadecimal digits that name a session in logs and metrics.
+
+    The digest is not the credential: it cannot be used to resume (pitfall F8).
+    """
+    return hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]

@@ -1,0 +1,418 @@
+"""What an application holds: a wrapped server with sessions.
+
+layer = SessionLayer(mcp)
+app = layer.asgi_app()          # or layer.run("http"), or layer.routes() to mount
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import socket
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Literal
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mcp_sessions.core.messages import EXTENSION
+from mcp_sessions.errors import ConfigurationError, Detached
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.security import mint_connection_id
+from mcp_sessions.server import sdk
+from mcp_sessions.server.hub import Hub
+from mcp_sessions.server.reaper import Reaper
+from mcp_sessions.server.requests import Host
+from mcp_sessions.server.router import Router
+from mcp_sessions.server.session_methods import SessionMethods
+from mcp_sessions.stores.base import SessionStore
+from mcp_sessions.stores.urls import open_store
+from mcp_sessions_transports.http_handshake import HandshakeHttp, Served
+from mcp_sessions_transports.origin import OriginGuard, SecuritySettings
+from mcp_sessions_transports.streamable_http import StreamableHttp
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PATH = "/mcp"
+MAX_BODY = 4 * 1024 * 1024
+"""Bytes of one HTTP request body; a larger one is answered 413."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class SessionLayer:
+    """Sessions for one MCP server.
+
+    It runs inside :meth:`lifespan`, which :meth:`asgi_app` and :meth:`run` enter by
+    themselves; an application that mounts :meth:`routes` passes it on. It runs once.
+    """
+
+    def __init__(
+        self,
+        server: object,
+        *,
+        store: SessionStore | str = "memory://",
+        policy: SessionPolicy | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            server: An ``MCPServer`` or lowlevel ``Server`` of the SDK, or a ``FastMCP``.
+            store: Where sessions are remembered, or its URL.
+            policy: Every limit; the defaults if None.
+            clock: Seconds since 1970.
+
+        Raises:
+            ConfigurationError: The server cannot be wrapped, or the URL names no store.
+        """
+        self.policy = policy if policy is not None else SessionPolicy()
+        self.store = open_store(store) if isinstance(store, str) else store
+        self._clock = clock
+        self._upstream = sdk.SdkUpstream(server)
+        self._hub = Hub(self.store, self.policy, clock)
+        self._host = Host(
+            self.store,
+            self._hub,
+            self.policy,
+            clock,
+            process=mint_connection_id("process"),
+            stamp=lambda result, record: self._methods.stamp(result, record),
+        )
+        self._methods = SessionMethods(self.store, self._hub, self._host, clock)
+        self._reaper = Reaper(self.store, self._host, self.policy, clock, self._forget)
+        self._methods.make_room = self._make_room
+        self._router = Router(
+            store=self.store,
+            hub=self._hub,
+            host=self._host,
+            upstream=self._upstream,
+            methods=self._methods,
+            advertise=self._advertise,
+            clock=clock,
+        )
+        self._endpoints: list[StreamableHttp] = []
+        self._bindings: list[HandshakeHttp] = []
+        self._state: Literal["new", "running", "over"] = "new"
+
+    # --- serving -------------------------------------------------------------------------
+
+    def asgi_app(
+        self,
+        path: str = DEFAULT_PATH,
+        *,
+        host: str = "127.0.0.1",
+        security: SecuritySettings | None = None,
+        max_body: int = MAX_BODY,
+    ) -> ASGIApp:
+        """An ASGI application that serves Streamable HTTP on ``path``.
+
+        What the server's own HTTP application has beside and before its MCP endpoint
+        (authentication, custom routes, middleware) is in it.
+
+        Args:
+            path: Where clients connect.
+            host: Where it will listen. On a loopback host, Host and Origin are checked even
+                without ``security``.
+            security: The SDK's ``TransportSecuritySettings``: allowed hosts and origins.
+            max_body: Bytes of one request body.
+
+        Raises:
+            ConfigurationError: Authentication was set up that cannot be taken over.
+        """
+        endpoint, shell = self._endpoint(path, host, security, max_body)
+        inner = Starlette(
+            routes=shell.routes,
+            middleware=shell.middleware,
+            lifespan=lambda _: self.lifespan(),
+        )
+        for name, value in shell.state.items():
+            setattr(inner.state, name, value)
+        return _App(inner, endpoint if shell.is_bare else None, path)
+
+    def routes(
+        self,
+        path: str = DEFAULT_PATH,
+        *,
+        host: str = "127.0.0.1",
+        security: SecuritySettings | None = None,
+        max_body: int = MAX_BODY,
+    ) -> list[BaseRoute]:
+        """The same as routes, to mount in a Starlette or FastAPI application.
+
+        The application must run the layer: ``Starlette(lifespan=layer.lifespan, …)``.
+        Arguments and errors are those of :meth:`asgi_app`.
+        """
+        _, shell = self._endpoint(path, host, security, max_body)
+        for route in shell.routes:
+            if isinstance(route, (Route, Mount)):
+                for entry in reversed(shell.middleware):
+                    route.app = entry.cls(route.app, *entry.args, **entry.kwargs)
+        return shell.routes
+
+    def lifespan(self, app: object = None) -> AbstractAsyncContextManager[None]:
+        """Everything the layer does happens inside; an ASGI lifespan.
+
+        Args:
+            app: Ignored: frameworks pass themselves.
+
+        Raises:
+            ConfigurationError: The layer runs, or ran, already.
+        """
+        return self._run()
+
+    def run(
+        self,
+        transport: Literal["http"] = "http",
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        path: str = DEFAULT_PATH,
+        security: SecuritySettings | None = None,
+        max_body: int = MAX_BODY,
+        sock: socket.socket | None = None,
+        on_started: Callable[[], None] | None = None,
+        grace: float = 10,
+        log_level: str = "warning",
+    ) -> None:
+        """Serve until SIGINT or SIGTERM, then drain.
+
+        Args:
+            sock: Listen on this bound socket instead of on ``host`` and ``port``.
+            on_started: Called once when connections are taken.
+            grace: Seconds that running calls get at the end.
+            log_level: uvicorn's.
+
+        Raises:
+            ConfigurationError: The transport is unknown; or see :meth:`asgi_app`.
+            OSError: The address cannot be listened on.
+        """
+        if transport != "http":
+            raise ConfigurationError(f"unknown transport {transport!r}: use 'http'")
+        app = self.asgi_app(path, host=host, security=security, max_body=max_body)
+        listener = sock if sock is not None else _listen(host, port)
+        config = uvicorn.Config(
+            app,
+            log_level=log_level,
+            access_log=False,
+            timeout_graceful_shutdown=5,
+            lifespan="on",
+            server_header=False,
+        )
+        server = _Server(config, self, grace, on_started)
+        with listener:
+            server.run(sockets=[listener])
+
+    async def drain(self, grace: float = 10) -> None:
+        """Stop taking requests, tell clients to come back, let what runs finish.
+
+        New HTTP requests are answered 503 with ``Retry-After``; clients that declared our
+        extension hear ``notifications/sessions/detached`` with reason ``draining``; what
+        still runs after ``grace`` seconds is cancelled and answered -31012. Sessions stay
+        in the store. Calling it again changes nothing.
+        """
+        first = all(endpoint.retry_after is None for endpoint in self._endpoints)
+        for endpoint in self._endpoints:
+            endpoint.retry_after = self.policy.reconnect_spread
+        if first:
+            for connection in self._hub.connections():
+                for session_id in list(connection.attached):
+                    await self._hub.tell_detached(connection, session_id, Detached.DRAINING)
+        left = await self._host.drain(grace)
+        if left:
+            logger.warning("%d requests were cancelled at shutdown", left)
+        for connection in self._hub.connections():
+            connection.close()
+
+    # --- changes ---------------------------------------------------------------------------
+
+    async def notify_resource_updated(self, uri: str) -> None:
+        """Tell every session that subscribed to ``uri`` that it changed.
+
+        Returns when the change is stored for each of them.
+        """
+        await self._change("notifications/resources/updated", {"uri": str(uri)})
+
+    async def notify_tools_changed(self) -> None:
+        """Tell every session that the list of tools changed."""
+        await self._change("notifications/tools/list_changed", None)
+
+    async def notify_prompts_changed(self) -> None:
+        """Tell every session that the list of prompts changed."""
+        await self._change("notifications/prompts/list_changed", None)
+
+    async def notify_resources_changed(self) -> None:
+        """Tell every session that the list of resources changed."""
+        await self._change("notifications/resources/list_changed", None)
+
+    async def _change(self, method: str, params: Mapping[str, Any] | None) -> None:
+        if self._state != "running":
+            raise ConfigurationError(_NOT_RUNNING)
+        # On the server's own bus, if it has one, so that its modern-era listeners hear it;
+        # it comes back to the hub from there.
+        if not await self._upstream.publish(method, params):
+            self._hub.announce(method, params)
+        await self._hub.settle()
+
+    # --- inside --------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _run(self) -> AsyncGenerator[None]:
+        if self._state != "new":
+            raise ConfigurationError("a SessionLayer runs once; make another one")
+        self._state = "running"
+        await self.store.open(self.policy)
+        try:
+            async with self._upstream.lifespan():
+                stop = self._upstream.on_change(self._hub.announce)
+                reaper = asyncio.create_task(self._reaper.run())
+                # What was made until now stays until the end: the collector need not look
+                # at it again and again.
+                gc.collect()
+                gc.freeze()
+                try:
+                    yield
+                finally:
+                    stop()
+                    reaper.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await reaper
+                    await self.drain(grace=0)
+                    for binding in self._bindings:
+                        await binding.close()
+                    for connection in self._hub.connections():
+                        await self._hub.remove(connection)
+        finally:
+            self._state = "over"
+            gc.unfreeze()
+            await self.store.close()
+
+    def _endpoint(
+        self, path: str, host: str, security: SecuritySettings | None, max_body: int
+    ) -> tuple[StreamableHttp, sdk.HttpShell]:
+        settings = sdk.security_settings(host, security)
+        binding = HandshakeHttp(
+            Served(
+                router=self._router,
+                hub=self._hub,
+                host=self._host,
+                methods=self._methods,
+                upstream=self._upstream,
+                store=self.store,
+                policy=self.policy,
+                clock=self._clock,
+                primes=sdk.primes_streams,
+                max_body=max_body,
+            )
+        )
+        self._hub.revive = binding.revive
+        endpoint = StreamableHttp(
+            handshake=binding,
+            modern=sdk.modern_endpoint(self._upstream, settings, max_body),
+            handshake_versions=sdk.HANDSHAKE_VERSIONS,
+            guard=OriginGuard(settings),
+            principal_of=sdk.principal_of,
+            ready=self._check_running,
+        )
+        self._endpoints.append(endpoint)
+        self._bindings.append(binding)
+        shell = sdk.http_shell(self._upstream, endpoint, path=path, host=host, security=settings)
+        return endpoint, shell
+
+    def _check_running(self) -> None:
+        if self._state != "running":
+            raise ConfigurationError(_NOT_RUNNING)
+
+    async def _forget(self, record: Any) -> None:
+        await self._methods.forget(record)
+
+    async def _make_room(self) -> None:
+        await self._reaper.round()
+
+    def _advertise(self, result: dict[str, Any]) -> None:
+        """Our capabilities, in an ``initialize`` result. Raw: the SDK's models drop them."""
+        capabilities = result.setdefault("capabilities", {})
+        capabilities["sessions"] = {}
+        extensions = capabilities.setdefault("extensions", {})
+        policy = self.policy
+        extensions[EXTENSION] = {
+            "window": {
+                "maxEvents": policy.max_events,
+                "maxBytes": policy.max_bytes,
+                "maxAge": policy.max_age,
+            },
+            "requestKeys": {
+                "lifetime": policy.request_key_lifetime,
+                "maxBytes": policy.request_key_bytes,
+            },
+            "transports": ["streamable-http"],
+            "features": ["start", "resume", "end", "requestKey"],
+        }
+
+
+_NOT_RUNNING = (
+    "the SessionLayer does not run: pass layer.lifespan to the application that mounts it"
+)
+
+
+class _App:
+    """The ASGI application: straight to the endpoint where nothing stands before it."""
+
+    def __init__(self, inner: Starlette, endpoint: ASGIApp | None, path: str) -> None:
+        self._inner = inner
+        self._endpoint = endpoint
+        self._path = path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._endpoint is not None and scope["type"] == "http":
+            path, root = scope["path"], scope.get("root_path", "")
+            if root and path.startswith(root):
+                path = path[len(root) :]
+            if path.rstrip("/") == self._path:
+                await self._endpoint(scope, receive, send)
+                return
+        await self._inner(scope, receive, send)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that drains the layer first, and only then waits for open streams."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        layer: SessionLayer,
+        grace: float,
+        on_started: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(config)
+        self._layer = layer
+        self._grace = grace
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started and self._on_started is not None:
+            self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._layer.drain(self._grace)
+        await super().shutdown(sockets=sockets)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError:
+        listener.close()
+        raise
+    return listener

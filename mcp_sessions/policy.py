@@ -1,0 +1,89 @@
+"""How long, how many, how much: every limit of a session, with its unit and default."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from mcp_sessions.errors import ConfigurationError
+
+COALESCED_BY_DEFAULT: Mapping[str, str | None] = {
+    "notifications/resources/updated": "uri",
+    "notifications/tools/list_changed": None,
+    "notifications/prompts/list_changed": None,
+    "notifications/resources/list_changed": None,
+}
+"""Method → the member of ``params`` that is its key, or None: keyed by method alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionPolicy:
+    """The limits that one layer enforces. Durations are in seconds, sizes in bytes.
+
+    Raises:
+        ConfigurationError: A number is zero, negative or not finite.
+    """
+
+    idle_timeout: float = 1800
+    """A session expires this long after its last request finished. An open stream does not
+    keep it; a running request does. The true moment may come up to 1 % earlier where the
+    last request was short: a store is not written for every request's end."""
+
+    max_lifetime: float = 86_400 * 7
+    """A session expires this long after it was made, however busy."""
+
+    max_sessions: int = 100_000
+    """Open sessions of both modes per store."""
+
+    max_sessions_per_principal: int | None = None
+    """Open sessions of one principal; None: only ``max_sessions``. Without authentication
+    everyone is one principal."""
+
+    max_subscriptions: int = 10_000
+    """Resources that one session can be subscribed to."""
+
+    max_events: int = 1_000
+    """Events that one session's replay window keeps."""
+
+    max_bytes: int = 1_048_576
+    """Encoded bytes that one replay window keeps; the newest event is always kept."""
+
+    max_age: float = 3_600
+    """How long an event can be replayed."""
+
+    request_key_lifetime: float = 3_600
+    """How long a request key is known; a client never re-sends an older one."""
+
+    request_key_bytes: int = 1_048_576
+    """Keys and kept answers of one session. Answers go first, oldest first; then new keys
+    are refused."""
+
+    max_detached_requests: int = 1_000
+    """Requests per process that run on with nobody listening; the oldest is cancelled."""
+
+    detached_timeout: float = 900
+    """How long one request may run on with nobody listening."""
+
+    max_finished_streams: int = 64
+    """Response streams of one connection whose end can still be fetched with
+    ``Last-Event-ID``."""
+
+    send_buffer: int = 1_048_576
+    """Bytes that wait in memory for one connection's peer to take them."""
+
+    slow_timeout: float = 10
+    """A peer that takes nothing for this long while its buffer is full is detached."""
+
+    reconnect_spread: float = 10
+    """At shutdown clients are told to come back within this long (``retryAfter``)."""
+
+    coalescing: Mapping[str, str | None] = field(default_factory=lambda: dict(COALESCED_BY_DEFAULT))
+    """Which notifications replace an older one of their kind, and by which member of
+    ``params`` (None: by method alone)."""
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if isinstance(value, (int, float)) and not (value > 0 and math.isfinite(value)):
+                raise ConfigurationError(f"{limit.name} must be a positive number, not {value!r}")

@@ -1,0 +1,24 @@
+"""Who owns a session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The identity behind a credential, never the credential itself.
+
+    Two principals are the same if client id, issuer and subject are: a refreshed token of
+    one identity keeps its sessions (pitfall F2). Scopes do not take part in that; they are
+    compared where a weaker credential must not read a stronger one's events (F3).
+    """
+
+    client_id: str | None = None
+    issuer: str | None = None
+    subject: str | None = None
+    scopes: frozenset[str] = field(default=frozenset(), compare=False)
+
+
+ANONYMOUS = Principal()
+"""Everyone, on a server without authentication: there the session id is the credential."""

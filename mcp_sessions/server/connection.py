@@ -1,0 +1,140 @@
+"""What the server asks of a binding: the port that every transport implements.
+
+A *connection* is a WebSocket, a stdio pipe, or a transport-mode session over HTTP (its POSTs
+and its GET stream together). A lone HTTP POST is none: it lives as long as its response and
+cannot be pushed to. A *request channel* is the way back for one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.messages import RequestId
+from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionId
+from mcp_sessions.principal import Principal
+from mcp_sessions.stores.base import CurrentSession, Peer
+
+if TYPE_CHECKING:
+    from mcp_sessions.server.requests import RunningRequest
+    from mcp_sessions.server.upstream import UpstreamPeer
+
+
+class RequestChannel(Protocol):
+    """The way back to whoever sent one request."""
+
+    is_open: bool
+    """Whether somebody still listens there. Over HTTP a cut response stream is closed, even
+    if its messages are kept for ``Last-Event-ID``."""
+
+    on_closed: Callable[[], None] | None
+    """Called when the channel closes before it was answered."""
+
+    on_reopened: Callable[[], None] | None
+    """Called when a client came back for a closed channel that was not answered yet."""
+
+    close_stream: Callable[[], Awaitable[None]] | None
+    """Closes the response stream so that the client comes back with ``Last-Event-ID``;
+    None where it could not come back."""
+
+    async def emit(self, message: bytes) -> None:
+        """Send a notification or a request of ours, or keep it for a client that may come
+        back for it. Waits for room, for ``SessionPolicy.slow_timeout`` at the most.
+        """
+        ...
+
+    async def answer(self, message: bytes) -> None:
+        """Send the answer. Called once; nothing follows it."""
+        ...
+
+    def after_answer(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when the answer was handed to the network, or never can be."""
+        ...
+
+
+class TransportConnection(Protocol):
+    """A connection that can be pushed to."""
+
+    id: ConnectionId
+    kind: str
+    """``http``, ``websocket`` or ``stdio``."""
+
+    principal: Principal
+    peer: Peer
+    transport_session: SessionId | None
+    """Over HTTP: its transport-mode session; its subscriptions and current session are in
+    the store and outlive this process."""
+
+    attached: dict[SessionId, FencingEpoch]
+    """The protocol-mode sessions whose events go here."""
+
+    requests: dict[RequestId, RunningRequest]
+    """What it asked and can still be answered; the newest by each id."""
+
+    upstream_peers: dict[SessionId | None, UpstreamPeer]
+    """How the wrapped server sees it: once for itself and once per session used here."""
+
+    close_stream: Callable[[], Awaitable[None]] | None
+    """Closes its GET stream so that the client comes back with ``Last-Event-ID``; None
+    where there is none."""
+
+    async def current(self) -> CurrentSession | None:
+        """Its current session (``protocol.md``, rule 2)."""
+        ...
+
+    async def set_current(self, current: CurrentSession | None) -> None:
+        """Change its current session."""
+        ...
+
+    async def deliver(self, session_id: SessionId, event: LoggedEvent) -> None:
+        """Hand over one event of an attached session, in order. Never waits for the peer:
+        what it does not take now waits where it is kept.
+        """
+        ...
+
+    async def send(self, draft: Draft) -> None:
+        """Hand over a message that is no session event. Never waits for the peer."""
+        ...
+
+    async def withdraw(self, session_id: SessionId) -> None:
+        """Forget what waits here of a session that is not attached here any more."""
+        ...
+
+    async def room(self) -> None:
+        """Wait until the peer took enough to hand over more, for
+        ``SessionPolicy.slow_timeout`` at the most; then the slow stream is closed.
+        """
+        ...
+
+    def close(self) -> None:
+        """End its streams, in order: the session behind it is over, or the server stops."""
+        ...
+
+    def hold(self) -> Callable[[], None]:
+        """Hand over nothing to the network until the returned function is called."""
+        ...
+
+
+@dataclass(slots=True)
+class Inbound:
+    """Where a message came from, and what came with it."""
+
+    principal: Principal
+    peer: Peer
+    connection: TransportConnection | None
+    """None: a lone POST."""
+
+    channel: RequestChannel
+    context: Any = None
+    """What handlers see as ``ctx.request_context.request``: a Starlette ``Request``."""
+
+    has_stream: bool = True
+    """False: nothing can be pushed here after the response."""
+
+    resumes_stream: bool = False
+    """The POST carried ``Last-Event-ID``."""
+
+    transport_header: SessionId | None = None
+    """The ``Mcp-Session-Id`` that came along and names a protocol-mode session."""

@@ -1,0 +1,332 @@
+"""Who hears what: session events on their way to the one connection that is attached.
+
+Stored first, sent second: an event has its id and its place in the log before anybody sees
+it, so whatever happens on the way it can be replayed (pitfall A6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+from mcp_sessions.core.coalescing import coalescing_key
+from mcp_sessions.core.messages import (
+    EXTENSION,
+    EventTemplate,
+    notification_message,
+    plain_draft,
+)
+from mcp_sessions.errors import Detached, StoreUnavailable
+from mcp_sessions.ids import ConnectionId, SessionId, digest
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.stores.base import Attached, Attachment, Mode, SessionRecord, SessionStore
+
+logger = logging.getLogger(__name__)
+
+RESOURCE_UPDATED = "notifications/resources/updated"
+DETACHED = "notifications/sessions/detached"
+
+_YIELD_EVERY = 128
+"""Sessions that one server-wide change visits before others may run."""
+
+Revive = Callable[[ConnectionId], Awaitable[TransportConnection | None]]
+
+
+class Hub:
+    """The connections of this process, and the way of every event to them."""
+
+    def __init__(
+        self, store: SessionStore, policy: SessionPolicy, clock: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._policy = policy
+        self._clock = clock
+        self._connections: dict[ConnectionId, TransportConnection] = {}
+        self._used_on: dict[SessionId, list[TransportConnection]] = {}
+        self._changes: deque[tuple[str, Mapping[str, Any] | None]] = deque()
+        self._fan_out: asyncio.Task[None] | None = None
+        self.revive: Revive = _nobody
+        """Finds a connection that lives in the store but not in this process yet."""
+
+        self.on_attached: Callable[[SessionId], Awaitable[None]] = _nothing
+        """Called when a session was attached: what waits for an answer is asked again."""
+
+    # --- connections ---------------------------------------------------------------------
+
+    def add(self, connection: TransportConnection) -> None:
+        """A connection is there."""
+        self._connections[connection.id] = connection
+
+    def local(self, connection_id: ConnectionId) -> TransportConnection | None:
+        """A connection of this process."""
+        return self._connections.get(connection_id)
+
+    def connections(self) -> list[TransportConnection]:
+        """Every connection of this process."""
+        return list(self._connections.values())
+
+    async def find(self, connection_id: ConnectionId) -> TransportConnection | None:
+        """A connection, of this process or revived from the store."""
+        return self._connections.get(connection_id) or await self.revive(connection_id)
+
+    async def remove(self, connection: TransportConnection) -> None:
+        """A connection is gone for good: its sessions wait, detached."""
+        if self._connections.get(connection.id) is connection:
+            del self._connections[connection.id]
+        for session_id, fencing_epoch in list(connection.attached.items()):
+            await self._store.detach(session_id, fencing_epoch)
+        connection.attached.clear()
+        for session_id, upstream_peer in list(connection.upstream_peers.items()):
+            await upstream_peer.close()
+            if session_id is not None:
+                self._unused(session_id, connection)
+        connection.upstream_peers.clear()
+
+    # --- events of one session -------------------------------------------------------------
+
+    async def publish(
+        self,
+        session_id: SessionId,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        wait: bool = False,
+    ) -> bool:
+        """Store an event of a session and hand it to the attached connection, if any.
+
+        Args:
+            wait: Wait for room at the connection: for the session's own handlers, so that
+                they cannot outrun their client.
+
+        Returns:
+            False if the session is over; then nothing was stored.
+        """
+        key = coalescing_key(method, params, self._policy.coalescing)
+        return await self._publish(session_id, EventTemplate(method, params, key), wait=wait)
+
+    async def _publish(
+        self, session_id: SessionId, template: EventTemplate, *, wait: bool = False
+    ) -> bool:
+        appended = await self._store.append(
+            session_id, template.draft(session_id), now=self._clock()
+        )
+        if appended is None:
+            return False
+        if appended.attachment is not None:
+            connection = await self.find(appended.attachment.connection_id)
+            if connection is not None:
+                await connection.deliver(session_id, appended.event)
+                if wait:
+                    await connection.room()
+        return True
+
+    async def send_bare(
+        self,
+        connection: TransportConnection,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        wait: bool = False,
+    ) -> None:
+        """Hand a connection a message of its own, of no session."""
+        key = coalescing_key(method, params, self._policy.coalescing)
+        await connection.send(plain_draft(notification_message(method, params), key))
+        if wait:
+            await connection.room()
+
+    # --- attachments -----------------------------------------------------------------------
+
+    async def attach(
+        self,
+        session_id: SessionId,
+        connection: TransportConnection | None,
+        *,
+        position: str | None = None,
+        only_if_free: bool = False,
+    ) -> Attached | None:
+        """Make ``connection`` the session's only one and hand it what it missed.
+
+        Args:
+            connection: None: nothing can be pushed there; the old connection is displaced
+                and the events wait.
+            position: What the client says it saw last.
+            only_if_free: Answer None if another connection is attached.
+
+        Returns:
+            None if the session is over or not free.
+        """
+        attached = await self._store.attach(
+            session_id,
+            connection.id if connection is not None else None,
+            now=self._clock(),
+            position=position,
+            only_if_free=only_if_free,
+        )
+        if attached is None:
+            return None
+        previous = attached.previous
+        stays = (
+            previous is not None
+            and connection is not None
+            and previous.connection_id == connection.id
+        )
+        if connection is not None:
+            if stays:
+                # What waits here and was not sent is in the replay, or the client gave up
+                # on it by naming no position.
+                await connection.withdraw(session_id)
+            connection.attached[session_id] = attached.fencing_epoch
+            for event in attached.replay:
+                await connection.deliver(session_id, event)
+        if previous is not None and not stays:
+            await self._displace(session_id, previous, Detached.TAKEN_OVER)
+        if connection is not None:
+            await self.on_attached(session_id)
+        return attached
+
+    async def detach(self, session_id: SessionId, connection: TransportConnection) -> None:
+        """Let go of a session; its events wait in its window."""
+        fencing_epoch = connection.attached.pop(session_id, None)
+        if fencing_epoch is not None:
+            await self._store.detach(session_id, fencing_epoch)
+            await connection.withdraw(session_id)
+
+    async def displace(self, session_id: SessionId, reason: Detached) -> None:
+        """Take a session from its connection without giving it to another: its client has
+        to resume it.
+        """
+        attached = await self._store.attach(session_id, None, now=self._clock())
+        if attached is not None and attached.previous is not None:
+            await self._displace(session_id, attached.previous, reason)
+
+    async def forget(self, record: SessionRecord) -> None:
+        """A session is over: nothing of it is handed over any more."""
+        if record.mode is Mode.TRANSPORT:
+            gone = self.local(ConnectionId(record.session_id))
+            if gone is not None:
+                await self.remove(gone)
+                gone.close()
+            return
+        if record.attachment is not None:
+            connection = self.local(record.attachment.connection_id)
+            if connection is not None:
+                connection.attached.pop(record.session_id, None)
+                await connection.withdraw(record.session_id)
+        for connection in self._used_on.pop(record.session_id, ()):
+            upstream_peer = connection.upstream_peers.pop(record.session_id, None)
+            if upstream_peer is not None:
+                await upstream_peer.close()
+
+    def used(self, session_id: SessionId, connection: TransportConnection) -> None:
+        """A session is used on a connection: what is kept for it there ends with it."""
+        connections = self._used_on.setdefault(session_id, [])
+        if connection not in connections:
+            connections.append(connection)
+
+    def _unused(self, session_id: SessionId, connection: TransportConnection) -> None:
+        connections = self._used_on.get(session_id)
+        if connections is not None and connection in connections:
+            connections.remove(connection)
+            if not connections:
+                del self._used_on[session_id]
+
+    async def tell_detached(
+        self, connection: TransportConnection, session_id: SessionId, reason: Detached
+    ) -> None:
+        """``notifications/sessions/detached``, to a client that declared our extension."""
+        if not declares_extension(connection):
+            return
+        params: dict[str, Any] = {"sessionId": session_id, "reason": reason.value}
+        if reason is Detached.DRAINING:
+            params["retryAfter"] = self._policy.reconnect_spread
+        await connection.send(plain_draft(notification_message(DETACHED, params)))
+
+    async def _displace(
+        self, session_id: SessionId, previous: Attachment, reason: Detached
+    ) -> None:
+        connection = await self.find(previous.connection_id)
+        if connection is None:
+            return
+        # Only if the old connection did not attach it anew meanwhile.
+        if connection.attached.get(session_id) == previous.fencing_epoch:
+            del connection.attached[session_id]
+        await connection.withdraw(session_id)
+        await self.tell_detached(connection, session_id, reason)
+        logger.info("session %s left its connection: %s", digest(session_id), reason.value)
+
+    # --- server-wide changes ---------------------------------------------------------------
+
+    def announce(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """A resource or a list of the server changed: tell everyone who is entitled.
+
+        Returns at once; :meth:`settle` waits until every session has its event.
+        """
+        self._changes.append((method, params))
+        if self._fan_out is None or self._fan_out.done():
+            self._fan_out = asyncio.create_task(self._tell_everyone())
+
+    async def settle(self) -> None:
+        """Wait until all that was announced is stored.
+
+        A handler's answer waits for it, so that whoever has the answer can rely on the
+        change being in the sessions' logs.
+        """
+        while self._fan_out is not None and not self._fan_out.done():
+            await asyncio.shield(self._fan_out)
+
+    async def _tell_everyone(self) -> None:
+        while self._changes:
+            method, params = self._changes.popleft()
+            try:
+                await self._tell(method, params)
+            except StoreUnavailable:
+                # A change that cannot be stored is told to nobody: a session that saw it
+                # live could not replay it.
+                logger.exception("%s could not be stored", method)
+
+    async def _tell(self, method: str, params: Mapping[str, Any] | None) -> None:
+        key = coalescing_key(method, params, self._policy.coalescing)
+        template = EventTemplate(method, params, key)
+        bare = notification_message(method, params)
+        is_update = method == RESOURCE_UPDATED
+        if is_update:
+            audience = await self._store.subscribers(str((params or {}).get("uri", "")))
+        else:
+            audience = [record.session_id for record in await self._store.all_sessions()]
+        for count, session_id in enumerate(audience, 1):
+            record = await self._store.load(session_id, now=self._clock())
+            if record is None:
+                continue
+            if record.mode is Mode.PROTOCOL:
+                await self._publish(session_id, template)
+            else:
+                connection = await self.find(ConnectionId(session_id))
+                # A list change is told once: by a session that is attached here, or bare.
+                if connection is not None and (is_update or not connection.attached):
+                    await connection.send(plain_draft(bare, key))
+            if count % _YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+
+
+def declares_extension(connection: TransportConnection) -> bool:
+    """Whether the client said in its handshake that it knows our extension."""
+    params: Mapping[str, Any] = connection.peer.initialize_params or {}
+    declared: Any = params.get("capabilities")
+    if not isinstance(declared, dict):
+        return False
+    capabilities = cast("dict[str, Any]", declared)
+    return EXTENSION in (capabilities.get("extensions") or ()) or (
+        "experimental/sessions" in (capabilities.get("experimental") or ())
+    )
+
+
+async def _nobody(_: ConnectionId) -> TransportConnection | None:
+    return None
+
+
+async def _nothing(_: SessionId) -> None:
+    return None

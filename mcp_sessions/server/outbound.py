@@ -1,0 +1,136 @@
+"""The standalone way to a client: what a handler sends outside of its request."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mcp_sessions.core.log import Draft
+from mcp_sessions.errors import INVALID_REQUEST
+from mcp_sessions.ids import digest
+from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.server.hub import Hub
+from mcp_sessions.server.requests import Host, PendingCall, check_may_ask
+from mcp_sessions.server.upstream import OnProgress, Outbound, PeerError
+from mcp_sessions.stores.base import SessionRecord, SessionStore
+
+logger = logging.getLogger(__name__)
+
+
+class SessionOutbound:
+    """To the client of a protocol-mode session, wherever it is attached: session events."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        host: Host,
+        store: SessionStore,
+        record: SessionRecord,
+        clock: Callable[[], float],
+    ) -> None:
+        self._hub = hub
+        self._host = host
+        self._store = store
+        self._record = record
+        self._clock = clock
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """See :class:`Outbound`. After the session's end, a line in the log."""
+        session_id = self._record.session_id
+        if not await self._hub.publish(session_id, method, params, wait=True):
+            logger.debug("dropped %s: session %s is over", method, digest(session_id))
+
+    async def send_request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        timeout: float | None,
+        on_progress: OnProgress | None,
+    ) -> dict[str, Any]:
+        """See :class:`Outbound`. With nobody attached it waits until somebody is."""
+        session_id = self._record.session_id
+        record = await self._store.load(session_id, now=self._clock())
+        if record is None:
+            raise PeerError(INVALID_REQUEST, "the session is over")
+        connection = await self._attached(record)
+        peer = connection.peer if connection is not None else record.peer
+        check_may_ask(peer.initialize_params if peer is not None else None, method)
+        call = PendingCall(record.principal, session_id, method, params, on_progress)
+        return await self._host.calls.ask(call, self._send, timeout=timeout)
+
+    async def _send(self, message: bytes) -> None:
+        session_id = self._record.session_id
+        record = await self._store.load(session_id, now=self._clock())
+        connection = await self._attached(record) if record is not None else None
+        if connection is not None:
+            await connection.send(Draft(message, None, None, session_id))
+
+    async def _attached(self, record: SessionRecord) -> TransportConnection | None:
+        attachment = record.attachment
+        return await self._hub.find(attachment.connection_id) if attachment is not None else None
+
+
+class ConnectionOutbound:
+    """To a connection's own client, outside of any session."""
+
+    def __init__(self, hub: Hub, host: Host, connection: TransportConnection) -> None:
+        self._hub = hub
+        self._host = host
+        self._connection = connection
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """See :class:`Outbound`."""
+        await self._hub.send_bare(self._connection, method, params, wait=True)
+
+    async def send_request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        timeout: float | None,
+        on_progress: OnProgress | None,
+    ) -> dict[str, Any]:
+        """See :class:`Outbound`."""
+        connection = self._connection
+        check_may_ask(connection.peer.initialize_params, method)
+        call = PendingCall(connection.principal, None, method, params, on_progress)
+        return await self._host.calls.ask(call, self._send, timeout=timeout)
+
+    async def _send(self, message: bytes) -> None:
+        await self._connection.send(Draft(message))
+
+
+class LateOutbound:
+    """To a client that has no connection of its own, or has none yet."""
+
+    def __init__(self) -> None:
+        self._bound: Outbound | None = None
+
+    def bind(self, outbound: Outbound) -> None:
+        """The connection is there now."""
+        self._bound = outbound
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """See :class:`Outbound`."""
+        if self._bound is None:
+            logger.debug("dropped %s: no standalone channel", method)
+            return
+        await self._bound.notify(method, params)
+
+    async def send_request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        timeout: float | None,
+        on_progress: OnProgress | None,
+    ) -> dict[str, Any]:
+        """See :class:`Outbound`."""
+        if self._bound is None:
+            check_may_ask(None, method)
+            raise AssertionError("a peer without a handshake was asked")
+        return await self._bound.send_request(
+            method, params, timeout=timeout, on_progress=on_progress
+        )

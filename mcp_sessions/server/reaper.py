@@ -1,0 +1,70 @@
+"""Ends what has expired: the one task that looks at the clock by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.ids import digest
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.requests import Host
+from mcp_sessions.stores.base import SessionRecord, SessionStore
+
+logger = logging.getLogger(__name__)
+
+_BATCH = 256
+"""Sessions ended before others may run."""
+
+
+class Reaper:
+    """Keeps the deadlines of sessions at work ahead, and ends those that have passed."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        host: Host,
+        policy: SessionPolicy,
+        clock: Callable[[], float],
+        forget: Callable[[SessionRecord], Awaitable[None]],
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            forget: Ends what is at work here for a session that is over in the store.
+        """
+        self._store = store
+        self._host = host
+        self._clock = clock
+        self._forget = forget
+        # A session at work is touched at least three times per idle timeout, so that no
+        # replica sees it past its deadline.
+        self.interval = max(0.05, min(5.0, policy.idle_timeout / 3))
+        """Seconds between two rounds."""
+
+    async def run(self) -> None:
+        """Go round for ever; a store that is away for a while is asked again."""
+        while True:
+            await asyncio.sleep(self.interval)
+            try:
+                await self.round()
+            except StoreUnavailable:
+                logger.warning("the store is away; expired sessions wait")
+
+    async def round(self) -> int:
+        """One round: touch what is at work, end what has expired; how many ended."""
+        now = self._clock()
+        held = frozenset(self._host.held)
+        if held:
+            await self._store.touch(held, now=now)
+        count = 0
+        while True:
+            expired = await self._store.expire(now=now, held=held, limit=_BATCH)
+            for record in expired:
+                await self._forget(record)
+                logger.info("session %s expired", digest(record.session_id))
+            count += len(expired)
+            if len(expired) < _BATCH:
+                return count
+            await asyncio.sleep(0)

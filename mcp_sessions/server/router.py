@@ -1,0 +1,456 @@
+"""Which session does a message belong to, and who serves it.
+
+The three rules of association (``protocol.md``): the request names a session; else, on a
+handshake-era connection, its current session; else none. ``session/*`` is answered here,
+everything else by the wrapped server.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_sessions.core.messages import (
+    Answer,
+    Notification,
+    NotNamed,
+    Request,
+    error_body,
+    error_message,
+    named_session,
+    request_key,
+    result_message,
+    wire_error,
+)
+from mcp_sessions.core.request_keys import Begun, content_digest
+from mcp_sessions.errors import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    InvalidParams,
+    InvalidReason,
+    InvalidRequest,
+    LimitReached,
+    OutcomeUnknown,
+    SessionDetached,
+    SessionNotFound,
+    StoreUnavailable,
+    WireError,
+)
+from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
+from mcp_sessions.server.connection import Inbound, TransportConnection
+from mcp_sessions.server.handle import Locks, SessionHandle
+from mcp_sessions.server.hub import Hub
+from mcp_sessions.server.outbound import ConnectionOutbound, LateOutbound, SessionOutbound
+from mcp_sessions.server.requests import (
+    REQUEST_CANCELLED,
+    Carrier,
+    Host,
+    RunningRequest,
+)
+from mcp_sessions.server.session_methods import SESSION_METHODS, SessionMethods
+from mcp_sessions.server.upstream import Upstream, UpstreamError, UpstreamPeer
+from mcp_sessions.stores.base import (
+    Admitted,
+    CurrentSession,
+    KeyUse,
+    Mode,
+    Peer,
+    SessionRecord,
+    SessionStore,
+)
+
+logger = logging.getLogger(__name__)
+
+_SUBSCRIBE = "resources/subscribe"
+_UNSUBSCRIBE = "resources/unsubscribe"
+
+Register = Callable[[Peer], Awaitable[TransportConnection]]
+
+
+@dataclass(slots=True)
+class Association:
+    """What a request belongs to."""
+
+    admitted: Admitted | None
+    """None: no session (rule 3)."""
+
+    named: bool = False
+    """By rule 1."""
+
+    key: RequestKey | None = None
+
+
+class Router:
+    """Takes decoded messages from the bindings; answers go to the request's channel."""
+
+    def __init__(
+        self,
+        *,
+        store: SessionStore,
+        hub: Hub,
+        host: Host,
+        upstream: Upstream,
+        methods: SessionMethods,
+        advertise: Callable[[dict[str, Any]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            advertise: Adds our capabilities to an ``initialize`` result, in place.
+        """
+        self._store = store
+        self._hub = hub
+        self._host = host
+        self._upstream = upstream
+        self._methods = methods
+        self._advertise = advertise
+        self._clock = clock
+        self._locks = Locks()
+        host.standalone = self._standalone
+
+    # --- what bindings call ------------------------------------------------------------------
+
+    async def initialize(
+        self, request: Request, inbound: Inbound, register: Register
+    ) -> tuple[bytes, TransportConnection | None]:
+        """Shake hands: the encoded answer, and the new connection if it succeeded.
+
+        Nothing is registered before the wrapped server accepted (pitfall D1).
+
+        Args:
+            register: Makes the connection from what was agreed.
+        """
+        outbound = LateOutbound()
+        carrier = Carrier(request, inbound, named=False)
+        call = RunningRequest(carrier, None, None, self._host)
+        try:
+            result, peer, upstream_peer = await self._upstream.initialize(
+                call, request.params, outbound
+            )
+            connection = await register(peer)
+        except UpstreamError as failed:
+            return error_message(request.id, failed.error), None
+        except WireError as refused:
+            return error_message(request.id, wire_error(refused)), None
+        finally:
+            call.done = True
+        outbound.bind(ConnectionOutbound(self._hub, self._host, connection))
+        connection.upstream_peers[None] = upstream_peer
+        self._hub.add(connection)
+        self._advertise(result)
+        return result_message(request.id, result), connection
+
+    async def request(self, request: Request, inbound: Inbound) -> None:
+        """Serve a request; its answer goes to ``inbound.channel``, now or later."""
+        try:
+            if request.method in SESSION_METHODS:
+                self._check_id(request, inbound)
+                result = await self._methods.serve(request, inbound)
+                await inbound.channel.answer(result_message(request.id, result))
+            else:
+                await self._serve(request, inbound)
+        except WireError as refused:
+            await inbound.channel.answer(error_message(request.id, wire_error(refused)))
+        except UpstreamError as failed:
+            await inbound.channel.answer(error_message(request.id, failed.error))
+
+    async def notification(self, notification: Notification, inbound: Inbound) -> None:
+        """Take a notification. What is wrong with it is logged: it is owed no answer."""
+        method, params = notification.method, notification.params
+        if method == "notifications/cancelled":
+            await self._cancel(params, inbound)
+        elif method == "notifications/progress":
+            await self._host.calls.progress(params, inbound.principal)
+        try:
+            association = await self._associate(params, inbound, None)
+        except WireError as refused:
+            logger.info("dropped %s: %s", method, refused)
+            return
+        record = association.admitted.record if association.admitted is not None else None
+        peer = self._upstream_peer(inbound, record)
+        carrier = Carrier(Request("", method, params), inbound, named=False)
+        call = RunningRequest(carrier, record, None, self._host)
+        call.request_id = None
+        await peer.notify(call, method, params)
+        if inbound.connection is None:
+            await peer.close()
+
+    def upstream_serves(self, method: str) -> bool:
+        """Whether the wrapped server has a handler of its own for ``method``."""
+        return self._upstream.serves(method)
+
+    def answer(self, answer: Answer, inbound: Inbound) -> bool:
+        """Take the answer to a request of ours; False if it is to none that is open."""
+        return self._host.calls.resolve(answer, inbound.principal)
+
+    # --- requests ----------------------------------------------------------------------------
+
+    async def _serve(self, request: Request, inbound: Inbound) -> None:
+        self._check_id(request, inbound)
+        association = await self._associate(request.params, inbound, request)
+        admitted = association.admitted
+        carrier = Carrier(request, inbound, association.named)
+        if admitted is not None and admitted.key is not None and admitted.key is not Begun.FIRST:
+            await self._again(carrier, association.key, admitted)
+            return
+        record = admitted.record if admitted is not None else None
+        if record is not None:
+            await self._attach_if_free(record, inbound)
+        peer = self._upstream_peer(inbound, record)
+        if request.method in (_SUBSCRIBE, _UNSUBSCRIBE):
+            peer = _Subscriptions(self, peer, record, inbound)
+        handle = None
+        if record is not None:
+            handle = SessionHandle(record, self._store, self._hub, self._locks)
+        key = association.key if record is not None else None
+        self._host.start(
+            carrier,
+            peer,
+            record=record,
+            key=key,
+            handle=handle,
+            close_peer=inbound.connection is None,
+        )
+
+    async def _associate(
+        self, params: dict[str, Any] | None, inbound: Inbound, request: Request | None
+    ) -> Association:
+        """Rules 1 to 3.
+
+        Args:
+            request: Record its key, if it has one; None: a notification, which has none.
+
+        Raises:
+            InvalidParams, SessionNotFound, SessionDetached, InvalidRequest
+        """
+        key = request_key(params) if request is not None else None
+        named = named_session(params)
+        connection = inbound.connection
+        if not isinstance(named, NotNamed):
+            admitted = await self._admit(named, inbound, request, key)
+            if admitted.record.mode is not Mode.PROTOCOL:
+                raise InvalidRequest(
+                    InvalidReason.MODE_CONFLICT, "this session belongs to its transport"
+                )
+            return Association(admitted, True, key)
+        current = await connection.current() if connection is not None else None
+        if current is None or connection is None:
+            return Association(None)
+        if named is NotNamed.NULL:
+            if not await self._is_alive(current, inbound):
+                await connection.set_current(None)
+            return Association(None)
+        exempt = request is None or request.method == "ping"
+        if exempt and not await self._is_alive(current, inbound):
+            return Association(None)
+        admitted = await self._admit(
+            current.session_id, inbound, request, key, current.fencing_epoch
+        )
+        if admitted.displaced:
+            raise SessionDetached
+        return Association(admitted, False, key)
+
+    async def _admit(
+        self,
+        session_id: SessionId,
+        inbound: Inbound,
+        request: Request | None,
+        key: RequestKey | None,
+        fencing_epoch: FencingEpoch | None = None,
+    ) -> Admitted:
+        if request is None:
+            # A notification is no request: it moves no deadline.
+            record = await self._store.load(session_id, now=self._clock())
+            if record is None or record.principal != inbound.principal:
+                raise SessionNotFound(session_id)
+            displaced = fencing_epoch is not None and record.fencing_epoch != fencing_epoch
+            return Admitted(record, displaced=displaced)
+        use = None
+        if key is not None:
+            digest = content_digest(request.method, request.params)
+            use = KeyUse(key, digest, self._host.process)
+        admitted = await self._store.admit(
+            session_id,
+            inbound.principal,
+            mode=Mode.PROTOCOL,
+            now=self._clock(),
+            held=session_id in self._host.held,
+            fencing_epoch=fencing_epoch,
+            key=use,
+        )
+        if admitted is None:
+            raise SessionNotFound(session_id)
+        return admitted
+
+    async def _is_alive(self, current: CurrentSession, inbound: Inbound) -> bool:
+        record = await self._store.load(current.session_id, now=self._clock())
+        return (
+            record is not None
+            and record.principal == inbound.principal
+            and record.fencing_epoch == current.fencing_epoch
+        )
+
+    async def _again(self, carrier: Carrier, key: RequestKey | None, admitted: Admitted) -> None:
+        """A request key that is known: whatever happens, the handler does not run again."""
+        record, request = admitted.record, carrier.request
+        match admitted.key:
+            case Begun.OTHER_CONTENT:
+                raise InvalidRequest(
+                    InvalidReason.KEY_REUSED, "this request key was used with other content"
+                )
+            case Begun.FULL:
+                raise LimitReached("request_key_bytes")
+            case Begun.ANSWERED:
+                outcome = admitted.outcome or b""
+                await carrier.inbound.channel.answer(
+                    self._methods.kept_answer(outcome, request.id, carrier, record)
+                )
+                return
+            case Begun.RUNNING:
+                running = self._host.by_key(record.session_id, key) if key is not None else None
+                if running is not None and not running.done:
+                    await self._attach_if_free(record, carrier.inbound)
+                    await self._host.join(running, carrier)
+                    return
+            case _:
+                pass
+        raise OutcomeUnknown
+
+    def _check_id(self, request: Request, inbound: Inbound) -> None:
+        connection = inbound.connection
+        running = connection.requests.get(request.id) if connection is not None else None
+        if running is None or running.done:
+            return
+        for carrier in running.carriers:
+            here = carrier.inbound.connection is connection and carrier.request.id == request.id
+            if here and carrier.inbound.channel.is_open:
+                raise InvalidRequest(
+                    InvalidReason.DUPLICATE_ID, "a request with this id is still open"
+                )
+
+    async def _attach_if_free(self, record: SessionRecord, inbound: Inbound) -> None:
+        connection = inbound.connection
+        if connection is None or record.attachment is not None:
+            return
+        attached = await self._hub.attach(record.session_id, connection, only_if_free=True)
+        if attached is None:
+            return
+        current = await connection.current()
+        if current is not None and current.session_id == record.session_id:
+            await connection.set_current(CurrentSession(record.session_id, attached.fencing_epoch))
+
+    async def _cancel(self, params: Mapping[str, Any] | None, inbound: Inbound) -> None:
+        running = await self._to_cancel(params, inbound)
+        if running is not None:
+            await self._host.abort(running, error_body(REQUEST_CANCELLED, "Request cancelled"))
+
+    async def _to_cancel(
+        self, params: Mapping[str, Any] | None, inbound: Inbound
+    ) -> RunningRequest | None:
+        try:
+            named, key = named_session(params), request_key(params)
+        except InvalidParams as malformed:
+            logger.info("dropped a cancellation: %s", malformed)
+            return None
+        if key is not None and not isinstance(named, NotNamed):
+            running = self._host.by_key(named, key)
+            if running is None or running.record is None:
+                return None
+            return running if running.record.principal == inbound.principal else None
+        request_id = (params or {}).get("requestId")
+        if inbound.connection is None or not isinstance(request_id, (str, int)):
+            return None
+        return inbound.connection.requests.get(request_id)
+
+    # --- how the wrapped server sees a client --------------------------------------------------
+
+    def _upstream_peer(self, inbound: Inbound, record: SessionRecord | None) -> UpstreamPeer:
+        connection = inbound.connection
+        if connection is None:
+            outbound = (
+                SessionOutbound(self._hub, self._host, self._store, record, self._clock)
+                if record is not None
+                else LateOutbound()
+            )
+            session_id = record.session_id if record is not None else None
+            return self._upstream.peer(inbound.peer, outbound, session_id)
+        session_id = record.session_id if record is not None else None
+        known = connection.upstream_peers.get(session_id)
+        if known is not None:
+            return known
+        if record is not None:
+            outbound = SessionOutbound(self._hub, self._host, self._store, record, self._clock)
+            self._hub.used(record.session_id, connection)
+            peer = self._upstream.peer(inbound.peer, outbound, record.session_id)
+        else:
+            outbound = ConnectionOutbound(self._hub, self._host, connection)
+            peer = self._upstream.peer(inbound.peer, outbound, connection.transport_session)
+        connection.upstream_peers[session_id] = peer
+        return peer
+
+    def _standalone(self, running: RunningRequest) -> Any:
+        inbound, record = running.carriers[-1].inbound, running.record
+        if record is not None:
+            return SessionOutbound(self._hub, self._host, self._store, record, self._clock)
+        if inbound.connection is not None:
+            return ConnectionOutbound(self._hub, self._host, inbound.connection)
+        return LateOutbound()
+
+    # --- subscriptions -------------------------------------------------------------------------
+
+    async def subscribe(
+        self, uri: str, record: SessionRecord | None, inbound: Inbound, *, on: bool
+    ) -> None:
+        """Subscriptions belong to the session; without one, to the connection."""
+        session_id = record.session_id if record is not None else None
+        if session_id is None and inbound.connection is not None:
+            session_id = inbound.connection.transport_session
+        if session_id is None:
+            raise UpstreamError(
+                error_body(INTERNAL_ERROR, "nothing here that a subscription could belong to")
+            )
+        change = self._store.subscribe if on else self._store.unsubscribe
+        if not await change(session_id, uri):
+            raise SessionNotFound(session_id)
+
+
+class _Subscriptions:
+    """Serves ``resources/subscribe`` and ``unsubscribe`` for every wrapped server.
+
+    A server with handlers of its own is asked first; what it refuses is not subscribed.
+    """
+
+    def __init__(
+        self, router: Router, peer: UpstreamPeer, record: SessionRecord | None, inbound: Inbound
+    ) -> None:
+        self._router = router
+        self._peer = peer
+        self._record = record
+        self._inbound = inbound
+
+    async def request(
+        self, call: Any, method: str, params: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        uri = (params or {}).get("uri")
+        if not isinstance(uri, str):
+            raise UpstreamError(error_body(INVALID_PARAMS, "Invalid request parameters", ""))
+        result: dict[str, Any] = {}
+        if self._router.upstream_serves(method):
+            result = await self._peer.request(call, method, params)
+        try:
+            await self._router.subscribe(uri, self._record, self._inbound, on=method == _SUBSCRIBE)
+        except WireError as refused:
+            raise UpstreamError(wire_error(refused)) from refused
+        except StoreUnavailable as failed:
+            logger.exception("a subscription could not be stored")
+            raise UpstreamError(error_body(INTERNAL_ERROR, "Internal error")) from failed
+        return result
+
+    async def notify(self, call: Any, method: str, params: dict[str, Any] | None) -> None:
+        await self._peer.notify(call, method, params)
+
+    async def close(self) -> None:
+        await self._peer.close()

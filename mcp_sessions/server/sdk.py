@@ -1,0 +1,432 @@
+"""The wrapped server: the one server-side file that knows the MCP SDK and FastMCP.
+
+The SDK's handler kernel (``ServerRunner``) is called directly, with a ``Connection`` that
+can be rebuilt from a stored handshake and a ``DispatchContext`` of ours, which is where
+notifications and server-to-client requests come out. No server loop runs and none of the
+SDK's own transports stands in between, but for modern-era requests, which its HTTP entry
+serves as it does without us.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import anyio
+from mcp.server import MCPServer
+from mcp.server._streamable_http_modern import handle_modern_request
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import principal_components
+from mcp.server.connection import Connection
+from mcp.server.lowlevel.server import Server
+from mcp.server.runner import ServerRunner, aclose_shielded
+from mcp.server.subscriptions import ListenHandler, SubscriptionBus
+from mcp.server.transport_security import RequestBodyLimitMiddleware, TransportSecuritySettings
+from mcp.shared.dispatcher import CallOptions
+from mcp.shared.exceptions import MCPError, NoBackChannelError
+from mcp.shared.jsonrpc_dispatcher import handler_exception_to_error_data
+from mcp.shared.message import ServerMessageMetadata
+from mcp.shared.subscriptions import ServerEvent, event_from_wire, event_to_notification
+from mcp.shared.transport_context import TransportContext
+from mcp_types import InitializeRequestParams
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, is_version_at_least
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.ids import SessionId
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.server.upstream import Call, Outbound, PeerError, UpstreamError
+from mcp_sessions.stores.base import Peer
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_VERSIONS = frozenset(HANDSHAKE_PROTOCOL_VERSIONS)
+
+_LISTS = ("tools", "prompts", "resources")
+
+
+def is_server(candidate: object) -> bool:
+    """Whether ``candidate`` is a server that can be wrapped."""
+    return isinstance(candidate, (MCPServer, Server)) or _is_fastmcp(candidate)
+
+
+def primes_streams(protocol_version: str) -> bool:
+    """Whether clients of that version understand an SSE event without data (2025-11-25)."""
+    return is_version_at_least(protocol_version, "2025-11-25")
+
+
+def _is_fastmcp(candidate: object) -> bool:
+    # By name: FastMCP is an extra, and importing it here would demand it.
+    kinds = type(candidate).__mro__
+    return any(
+        kind.__name__ == "FastMCP" and kind.__module__.startswith("fastmcp.") for kind in kinds
+    )
+
+
+class SdkUpstream:
+    """An :class:`~mcp_sessions.server.upstream.Upstream` that is an SDK server."""
+
+    def __init__(self, server: object) -> None:
+        """Take what it works with.
+
+        Args:
+            server: An ``MCPServer``, a lowlevel ``Server`` or a ``FastMCP``.
+
+        Raises:
+            ConfigurationError: It is none of them.
+        """
+        self.server = server
+        if isinstance(server, MCPServer):
+            known = cast("MCPServer[Any]", server)
+            self.lowlevel: Server[Any] = known._lowlevel_server  # pyright: ignore[reportPrivateUsage]
+        elif isinstance(server, Server):
+            self.lowlevel = cast("Server[Any]", server)
+        elif _is_fastmcp(server):
+            self.lowlevel = cast("Server[Any]", getattr(server, "_mcp_server"))  # noqa: B009
+        else:
+            raise ConfigurationError(
+                f"a {type(server).__name__} cannot be wrapped: "
+                "an MCPServer, a lowlevel Server or a FastMCP is wanted"
+            )
+        self._bus = _bus_of(cast(object, server), self.lowlevel)
+        self._lifespan_state: Any = None
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None]:
+        """The wrapped server's own lifespan."""
+        async with self.lowlevel.lifespan(self.lowlevel) as state:
+            self._lifespan_state = state
+            yield
+
+    def peer(self, peer: Peer, outbound: Outbound, session_id: SessionId | None) -> SdkPeer:
+        """A client that did its handshake, here or in another process; or a lone POST's."""
+        connection = Connection(
+            _SdkOutbound(outbound), protocol_version=peer.protocol_version, session_id=session_id
+        )
+        if peer.initialize_params is not None:
+            connection.client_params = InitializeRequestParams.model_validate(
+                peer.initialize_params, by_name=False
+            )
+        connection.initialized.set()
+        return SdkPeer(self._runner(connection))
+
+    async def initialize(
+        self, call: Call, params: dict[str, Any] | None, outbound: Outbound
+    ) -> tuple[dict[str, Any], Peer, SdkPeer]:
+        """See :class:`Upstream`."""
+        connection = Connection.for_loop(_SdkOutbound(outbound))
+        peer = SdkPeer(self._runner(connection))
+        result = await peer.request(call, "initialize", params)
+        capabilities: dict[str, Any] = result.setdefault("capabilities", {})
+        # Subscriptions and list changes are served by the layer, for every server.
+        for name in _LISTS:
+            if isinstance(capabilities.get(name), dict):
+                capabilities[name]["listChanged"] = True
+        if isinstance(capabilities.get("resources"), dict):
+            capabilities["resources"]["subscribe"] = True
+        return result, Peer(connection.protocol_version, params), peer
+
+    def serves(self, method: str) -> bool:
+        """See :class:`Upstream`."""
+        return self.lowlevel.get_request_handler(method) is not None
+
+    def listed(self) -> frozenset[str]:
+        """See :class:`Upstream`."""
+        return frozenset(name for name in _LISTS if self.serves(f"{name}/list"))
+
+    def on_change(
+        self, listener: Callable[[str, Mapping[str, Any] | None], None]
+    ) -> Callable[[], None]:
+        """See :class:`Upstream`."""
+        if self._bus is None:
+            return lambda: None
+
+        def heard(event: ServerEvent) -> None:
+            notification = event_to_notification(event, {})
+            dumped = notification.model_dump(by_alias=True, mode="json", exclude_none=True)
+            params: dict[str, Any] = dumped.get("params") or {}
+            params.pop("_meta", None)
+            listener(dumped["method"], params or None)
+
+        return self._bus.subscribe(heard)
+
+    async def publish(self, method: str, params: Mapping[str, Any] | None) -> bool:
+        """See :class:`Upstream`."""
+        event = event_from_wire(method, params)
+        if self._bus is None or event is None:
+            return False
+        await self._bus.publish(event)
+        return True
+
+    @property
+    def lifespan_state(self) -> Any:
+        """What the server's lifespan yielded."""
+        return self._lifespan_state
+
+    def _runner(self, connection: Connection) -> ServerRunner[Any]:
+        return ServerRunner(self.lowlevel, connection, self._lifespan_state)
+
+
+class SdkPeer:
+    """One client as the SDK's kernel sees it."""
+
+    __slots__ = ("_runner",)
+
+    def __init__(self, runner: ServerRunner[Any]) -> None:
+        self._runner = runner
+
+    async def request(
+        self, call: Call, method: str, params: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """See :class:`UpstreamPeer`. The SDK's exceptions become its wire errors here."""
+        try:
+            return await self._runner.on_request(_CallContext(call), method, params)
+        except Exception as failed:
+            # The boundary to handler code: whatever it raises is an answer on the wire, as
+            # the SDK's own dispatcher makes it (code 0 for what it does not know).
+            error = handler_exception_to_error_data(failed)
+            if error is None:
+                logger.exception("handler for %r raised", method)
+                raise UpstreamError({"code": 0, "message": str(failed)}) from failed
+            raise UpstreamError(
+                error.model_dump(by_alias=True, mode="json", exclude_unset=True)
+            ) from failed
+
+    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
+        """See :class:`UpstreamPeer`."""
+        await self._runner.on_notify(_CallContext(call), method, params)
+
+    async def close(self) -> None:
+        """See :class:`UpstreamPeer`."""
+        await aclose_shielded(self._runner.connection)
+
+
+class _CallContext:
+    """The SDK's ``DispatchContext`` over a :class:`Call`."""
+
+    __slots__ = ("_call", "_cancel_requested")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._cancel_requested: anyio.Event | None = None
+
+    @property
+    def transport(self) -> TransportContext:
+        headers = getattr(self._call.context, "headers", None)
+        return TransportContext(
+            kind=_TRANSPORT_KINDS.get(self._call.transport, self._call.transport),
+            can_send_request=self._call.can_send_request,
+            headers=headers,
+        )
+
+    @property
+    def can_send_request(self) -> bool:
+        return self._call.can_send_request
+
+    @property
+    def request_id(self) -> str | int | None:
+        return self._call.request_id
+
+    @property
+    def message_metadata(self) -> ServerMessageMetadata:
+        call = self._call
+        return ServerMessageMetadata(
+            request_context=call.context,
+            close_sse_stream=call.close_stream,
+            close_standalone_sse_stream=call.close_standalone_stream,
+        )
+
+    @property
+    def cancel_requested(self) -> anyio.Event:
+        # Cancellation interrupts the handler; the event is there for who asks for it.
+        if self._cancel_requested is None:
+            self._cancel_requested = anyio.Event()
+        return self._cancel_requested
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
+        if not self._call.can_send_request:
+            raise NoBackChannelError(method)
+        return await _ask(self._call, method, params, opts)
+
+    async def notify(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> None:
+        await self._call.notify(method, params)
+
+    async def progress(
+        self, progress: float, total: float | None = None, message: str | None = None
+    ) -> None:
+        await self._call.progress(progress, total, message)
+
+
+class _SdkOutbound:
+    """The SDK's ``Outbound`` over ours: a connection's standalone channel."""
+
+    __slots__ = ("_outbound",)
+
+    def __init__(self, outbound: Outbound) -> None:
+        self._outbound = outbound
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
+        return await _ask(self._outbound, method, params, opts)
+
+    async def notify(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> None:
+        await self._outbound.notify(method, params)
+
+
+async def _ask(
+    outbound: Outbound, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None
+) -> dict[str, Any]:
+    options = opts or {}
+    try:
+        return await outbound.send_request(
+            method,
+            params,
+            timeout=options.get("timeout"),
+            on_progress=options.get("on_progress"),
+        )
+    except PeerError as failed:
+        raise MCPError(failed.code, failed.message, failed.data) from failed
+
+
+_TRANSPORT_KINDS = {"http": "streamable-http"}
+
+
+def _bus_of(server: object, lowlevel: Server[Any]) -> SubscriptionBus | None:
+    if isinstance(server, MCPServer):
+        known = cast("MCPServer[Any]", server)
+        return known._subscriptions  # pyright: ignore[reportPrivateUsage]
+    entry = lowlevel.get_request_handler("subscriptions/listen")
+    if entry is not None and isinstance(entry.handler, ListenHandler):
+        return entry.handler._bus  # pyright: ignore[reportPrivateUsage]
+    return None
+
+
+# --- the HTTP application that the server would have made ------------------------------------
+
+
+def security_settings(host: str, security: Any) -> TransportSecuritySettings | None:
+    """Which Hosts and Origins may come in: the SDK's own defaults for a loopback host.
+
+    Args:
+        security: The application's; None: by ``host``.
+    """
+    if security is not None or host not in ("127.0.0.1", "localhost", "::1"):
+        return cast("TransportSecuritySettings | None", security)
+    return TransportSecuritySettings(
+        enable_dns_rebinding_protection=True,
+        allowed_hosts=["127.0.0.1:*", "localhost:*", "[::1]:*"],
+        allowed_origins=["http://127.0.0.1:*", "http://localhost:*", "http://[::1]:*"],
+    )
+
+
+def modern_endpoint(
+    upstream: SdkUpstream, security: TransportSecuritySettings | None, max_body: int
+) -> ASGIApp:
+    """Modern-era requests, as the SDK serves them."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        await handle_modern_request(
+            upstream.lowlevel, security, False, upstream.lifespan_state, scope, receive, send
+        )
+
+    return RequestBodyLimitMiddleware(serve, max_body)
+
+
+def principal_of(scope: Scope) -> Principal:
+    """Who sent a request, by what the SDK's authentication left in the scope."""
+    user = scope.get("user")
+    if not isinstance(user, AuthenticatedUser):
+        return ANONYMOUS
+    client_id, issuer, subject = principal_components(user.access_token)
+    return Principal(client_id, issuer, subject, frozenset(user.scopes))
+
+
+@dataclass(frozen=True, slots=True)
+class HttpShell:
+    """What the server's own HTTP application puts around its MCP endpoint."""
+
+    routes: list[BaseRoute]
+    """The MCP endpoint's route, now leading to ours, and every other route."""
+
+    middleware: list[Middleware]
+    is_bare: bool
+    """Nothing stands before the endpoint: no authentication, no middleware."""
+
+    state: dict[str, Any]
+    """What the server's application keeps in ``app.state``."""
+
+
+class _Endpoint:
+    """Stands where the SDK's session manager stood."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.asgi_app = app
+        self.handle_request = app
+
+
+def http_shell(
+    upstream: SdkUpstream,
+    endpoint: ASGIApp,
+    *,
+    path: str,
+    host: str,
+    security: TransportSecuritySettings | None,
+) -> HttpShell:
+    """The server's own HTTP application with its MCP endpoint replaced by ours.
+
+    Authentication, scopes, OAuth and metadata routes, custom routes and middleware stay as
+    the server set them up, because they are its own.
+
+    Raises:
+        ConfigurationError: The endpoint cannot be found in it, so that nothing of what
+            stands before it could be kept.
+    """
+    server = upstream.server
+    if isinstance(server, MCPServer):
+        app: Starlette = cast("MCPServer[Any]", server).streamable_http_app(
+            streamable_http_path=path, host=host, transport_security=security
+        )
+    elif isinstance(server, Server):
+        app = upstream.lowlevel.streamable_http_app(
+            streamable_http_path=path, host=host, transport_security=security
+        )
+    else:
+        app = cast("Any", server).http_app(path=path)
+    slot = _find_slot(app.routes, path)
+    if slot is None:
+        raise ConfigurationError(
+            "the server's HTTP application has no MCP endpoint that could be taken over; "
+            "it is not served, because its authentication could be lost"
+        )
+    route, holder = slot
+    holder.session_manager = _Endpoint(endpoint)
+    # FastMCP restricts the methods by a table; all of them reach our endpoint.
+    route.methods = None
+    bare = route.endpoint is holder and not app.user_middleware
+    state: dict[str, Any] = dict(app.state._state)  # pyright: ignore[reportPrivateUsage]
+    return HttpShell(list(app.routes), list(app.user_middleware), bare, state)
+
+
+def _find_slot(routes: list[BaseRoute], path: str) -> tuple[Route, Any] | None:
+    for route in routes:
+        if isinstance(route, Route) and route.path == path:
+            app: Any = route.endpoint
+            # RequireAuthMiddleware and its like keep what they guard in ``app``.
+            while app is not None and not hasattr(app, "session_manager"):
+                app = getattr(app, "app", None)
+            if app is not None:
+                return route, app
+    return None

@@ -1,0 +1,1 @@
+"""Where sessions are remembered: one contract (``base``) and its implementations."""

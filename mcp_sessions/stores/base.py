@@ -1,0 +1,374 @@
+"""The contract of a session store: what must be atomic, and what survives.
+
+A store remembers sessions, their event logs, subscriptions, keyed requests and data. It
+knows nothing of connections but their ids, and nothing of MCP. Every method takes ``now``,
+seconds since 1970, so that time can be passed in and replicas share one clock.
+
+Each method is one atomic step: two callers never see each other's half. Nothing is written
+after a session has ended; a late write is refused and never brings the session back.
+
+There is no ``update(session)``. A whole-session write would let a slow process overwrite
+what a faster one stored; each change has its own method instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.errors import Refusal
+from mcp_sessions.ids import (
+    EVENTS,
+    GET_STREAM,
+    ConnectionId,
+    FencingEpoch,
+    Position,
+    RequestKey,
+    SessionEventId,
+    SessionId,
+    StreamName,
+)
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import Principal
+
+
+class Mode(Enum):
+    """How a session is named on the wire. It never changes (document 002)."""
+
+    PROTOCOL = "protocol"
+    """Made by ``session/start`` or ``sessions/create``."""
+
+    TRANSPORT = "transport"
+    """Made by ``initialize`` over Streamable HTTP, named by ``Mcp-Session-Id``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """Which connection hears a session's events."""
+
+    connection_id: ConnectionId
+    fencing_epoch: FencingEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What a handshake told about a client; enough to serve it in another process."""
+
+    protocol_version: str
+    initialize_params: Mapping[str, Any] | None = None
+    """The params of ``initialize``, as they were sent; None: no handshake."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentSession:
+    """A connection's current session (``protocol.md``, rule 2)."""
+
+    session_id: SessionId
+    fencing_epoch: FencingEpoch
+    """The session's fencing epoch when it became current here. A higher one at the session
+    means that another connection displaced this one."""
+
+
+@dataclass(slots=True)
+class SessionRecord:
+    """What is known of one session. Read it; change it by the store's methods only."""
+
+    session_id: SessionId
+    mode: Mode
+    principal: Principal
+    """Its maker; ``principal.scopes`` are the scopes it was made with."""
+
+    created_at: float
+    expires_at: float
+    """When it expires if nothing more happens: the earlier of idle and absolute."""
+
+    peer: Peer | None = None
+    fencing_epoch: FencingEpoch = FencingEpoch(0)
+    attachment: Attachment | None = None
+    current: CurrentSession | None = None
+    """Transport-mode: its current session."""
+
+    stream_opened: bool = False
+    """Transport-mode: its GET stream was open at least once."""
+
+    subscriptions: frozenset[str] = field(default=frozenset())
+    """Resource URIs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A stored event, and who was attached in the same step."""
+
+    event: LoggedEvent
+    attachment: Attachment | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The outcome of an attach: one atomic step."""
+
+    fencing_epoch: FencingEpoch
+    head: SessionEventId
+    previous: Attachment | None
+    """Who heard the session before; None: nobody."""
+
+    replay: Sequence[LoggedEvent]
+    """The events of (position, head], whole and in order; empty if ``refusal``."""
+
+    refusal: Refusal | None
+    """Why nothing is replayed; None: everything after the position is in ``replay``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request may be served; its session's idle time starts anew."""
+
+    record: SessionRecord
+    key: Begun | None = None
+    """What is known of its request key; None: it has none."""
+
+    outcome: bytes | None = None
+    """The kept answer, if ``key`` is ``ANSWERED``."""
+
+    runner: str | None = None
+    """Which process runs it, if ``key`` is ``RUNNING``."""
+
+    displaced: bool = False
+    """The fencing epoch is another one now. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUse:
+    """The request key of a request that is to be admitted."""
+
+    key: RequestKey
+    digest: bytes
+    runner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A session's ``data`` and the version that a replacement must name."""
+
+    value: dict[str, Any]
+    version: int
+
+
+class SessionStore(Protocol):
+    """Where sessions are remembered. See the module's first lines for what always holds.
+
+    Every method may raise :class:`~mcp_sessions.errors.StoreUnavailable`: whether a write
+    happened is then unknown.
+    """
+
+    name: str
+    """For people: ``memory``, ``sqlite``, ``redis``."""
+
+    survives_process: bool
+    """Whether sessions outlive the process that made them."""
+
+    async def open(self, policy: SessionPolicy) -> None:
+        """Connect, and serve within the limits of ``policy``. Called once, first."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of every resource. Nothing is called after it."""
+        ...
+
+    async def create(
+        self,
+        mode: Mode,
+        principal: Principal,
+        *,
+        peer: Peer | None,
+        now: float,
+    ) -> SessionRecord:
+        """Make a session with a new id, nobody attached, an empty log and no subscriptions.
+
+        Raises:
+            LimitReached: ``max_sessions`` or ``max_sessions_per_principal`` are open
+                already. Nothing was made.
+        """
+        ...
+
+    async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
+        """The session, or None if it is unknown, ended or past its deadline, which is not
+        moved.
+        """
+        ...
+
+    async def admit(
+        self,
+        session_id: SessionId,
+        principal: Principal,
+        *,
+        mode: Mode,
+        now: float,
+        held: bool = False,
+        fencing_epoch: FencingEpoch | None = None,
+        key: KeyUse | None = None,
+    ) -> Admitted | None:
+        """Let a request of ``principal`` use the session: alive, owned, key recorded,
+        deadline moved, in one step.
+
+        Args:
+            mode: The session's mode; in a session of the other one nothing is changed, and
+                the caller sees it from the record.
+            held: The caller is at work on this session, so it cannot be idle.
+            fencing_epoch: The session's, as the caller knows it; if it is another now,
+                nothing is changed and the answer says ``displaced``.
+            key: Record this request key, or say what is known of it.
+
+        Returns:
+            None if the session is unknown, ended, expired or somebody else's; then nothing
+            was changed, not even the deadline (pitfall B7).
+        """
+        ...
+
+    async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
+        """Move the idle deadline of these sessions, those that still live."""
+        ...
+
+    async def end(self, session_id: SessionId) -> SessionRecord | None:
+        """End the session for ever and forget every trace of it: logs, subscriptions, keys,
+        data. The record as it was, or None if it was not there (pitfall D4).
+        """
+        ...
+
+    async def expire(
+        self, *, now: float, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        """End up to ``limit`` sessions whose deadline has passed, but none of ``held``
+        whose absolute lifetime is not over; the records as they were.
+        """
+        ...
+
+    async def append(
+        self,
+        session_id: SessionId,
+        draft: Draft,
+        *,
+        now: float,
+        stream: StreamName = EVENTS,
+    ) -> Appended | None:
+        """Store ``draft`` as the newest event of a stream; make the stream if it is new.
+
+        The id comes from the stream's own counter, in the same step, so that two processes
+        can neither repeat nor skip one (pitfall A10).
+
+        Returns:
+            None if the session is unknown, ended or expired. A late append never brings it
+            back (pitfall D5).
+        """
+        ...
+
+    async def read(
+        self,
+        session_id: SessionId,
+        after: str | None,
+        *,
+        now: float,
+        stream: StreamName = EVENTS,
+    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+        """The events of a stream after a position, whole and in order, or nothing and why.
+
+        A stream that is not there answers ``UNKNOWN_POSITION``, whatever was asked.
+        """
+        ...
+
+    async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
+        """The position of who has seen everything of a stream; None if it is not there."""
+        ...
+
+    async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
+        """Make a stream if it is new; its head. None if the session is not there."""
+        ...
+
+    async def drop_stream(self, session_id: SessionId, stream: StreamName) -> None:
+        """Forget a stream and everything in it."""
+        ...
+
+    async def drop_origin(
+        self, session_id: SessionId, origin: SessionId, *, stream: StreamName = GET_STREAM
+    ) -> None:
+        """Remove one session's events from a connection's stream."""
+        ...
+
+    async def attach(
+        self,
+        session_id: SessionId,
+        connection_id: ConnectionId | None,
+        *,
+        now: float,
+        position: str | None = None,
+        only_if_free: bool = False,
+    ) -> Attached | None:
+        """Make this the session's one connection; raise its fencing epoch.
+
+        Attach, head and range are one step: what is appended later is after ``head``.
+
+        Args:
+            connection_id: The connection; None: displace whoever is there and let the
+                events wait (there is no stream to send them on).
+            position: What the client says it saw last.
+            only_if_free: Do nothing and answer None if another connection is attached.
+
+        Returns:
+            None if the session is unknown, ended or expired, or not free.
+        """
+        ...
+
+    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
+        """Let go of the session, if the attachment with that epoch still has it.
+
+        A late close of a displaced connection changes nothing (pitfall B3).
+        """
+        ...
+
+    async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
+        """Remember a transport-mode session's current session."""
+        ...
+
+    async def mark_stream_opened(self, session_id: SessionId) -> bool:
+        """Remember that the GET stream was open; whether this was the first time."""
+        ...
+
+    async def subscribe(self, session_id: SessionId, uri: str) -> bool:
+        """Add a resource subscription; False if the session is not there.
+
+        Raises:
+            LimitReached: It has ``max_subscriptions`` others already.
+        """
+        ...
+
+    async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
+        """Remove a resource subscription; False if the session is not there."""
+        ...
+
+    async def subscribers(self, uri: str) -> Sequence[SessionId]:
+        """The sessions of both modes that subscribed to a resource."""
+        ...
+
+    async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
+        """Every live session, or every one of a principal."""
+        ...
+
+    async def finish_request(
+        self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
+    ) -> bool:
+        """Keep the outcome of a keyed request (None: unknown); whether it was kept."""
+        ...
+
+    async def load_data(self, session_id: SessionId) -> Data | None:
+        """The session's data, a copy; None if the session is not there."""
+        ...
+
+    async def replace_data(
+        self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
+    ) -> bool:
+        """Replace the session's data if its version still is ``expected_version``."""
+        ...

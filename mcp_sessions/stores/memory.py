@@ -1,0 +1,403 @@
+"""Sessions in this process's memory: the default store.
+
+No method suspends, so each runs in one step of the event loop and is atomic by that. What
+it remembers ends with the process.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_sessions.core.log import Draft, EventLog, LoggedEvent, Window
+from mcp_sessions.core.request_keys import KeyState, RequestKeys
+from mcp_sessions.core.states import BEGINS, Change, State, after
+from mcp_sessions.errors import LimitReached, Refusal
+from mcp_sessions.ids import (
+    EVENTS,
+    GET_STREAM,
+    ConnectionId,
+    FencingEpoch,
+    Position,
+    RequestKey,
+    SessionId,
+    StreamName,
+)
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import Principal
+from mcp_sessions.security import mint_log_epoch, mint_session_id
+from mcp_sessions.stores.base import (
+    Admitted,
+    Appended,
+    Attached,
+    Attachment,
+    CurrentSession,
+    Data,
+    KeyUse,
+    Mode,
+    Peer,
+    SessionRecord,
+)
+
+
+@dataclass(slots=True)
+class _Session:
+    """Everything that is remembered of one session."""
+
+    record: SessionRecord
+    ends_at: float
+    """When its absolute lifetime is over."""
+
+    state: State
+    events: EventLog
+    streams: dict[StreamName, EventLog] | None = None
+    keys: RequestKeys | None = None
+    data: dict[str, Any] | None = None
+    data_version: int = 0
+
+
+class MemoryStore:
+    """A :class:`~mcp_sessions.stores.base.SessionStore` of dictionaries."""
+
+    name = "memory"
+    survives_process = False
+
+    def __init__(self) -> None:
+        self._policy = SessionPolicy()
+        self._window = _window(self._policy)
+        self._sessions: dict[SessionId, _Session] = {}
+        self._by_principal: dict[Principal, int] = {}
+        self._by_uri: dict[str, dict[SessionId, None]] = {}
+        # (deadline, session id): a deadline that was moved since is pushed anew when its
+        # old entry comes up, so that a request costs nothing here.
+        self._deadlines: list[tuple[float, SessionId]] = []
+
+    async def open(self, policy: SessionPolicy) -> None:
+        """Serve within the limits of ``policy``."""
+        self._policy = policy
+        self._window = _window(policy)
+
+    async def close(self) -> None:
+        """Forget everything."""
+        self._sessions.clear()
+        self._by_principal.clear()
+        self._by_uri.clear()
+        self._deadlines.clear()
+
+    async def create(
+        self, mode: Mode, principal: Principal, *, peer: Peer | None, now: float
+    ) -> SessionRecord:
+        """See :meth:`SessionStore.create`."""
+        policy = self._policy
+        owned = self._by_principal.get(principal, 0)
+        if len(self._sessions) >= policy.max_sessions:
+            raise LimitReached("max_sessions")
+        most = policy.max_sessions_per_principal
+        if most is not None and owned >= most:
+            raise LimitReached("max_sessions_per_principal")
+        session_id = mint_session_id()
+        ends_at = now + policy.max_lifetime
+        record = SessionRecord(
+            session_id, mode, principal, now, min(now + policy.idle_timeout, ends_at), peer
+        )
+        log = EventLog(mint_log_epoch(), self._window)
+        self._sessions[session_id] = _Session(record, ends_at, BEGINS, log)
+        self._by_principal[principal] = owned + 1
+        heapq.heappush(self._deadlines, (record.expires_at, session_id))
+        return record
+
+    async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
+        """See :meth:`SessionStore.load`."""
+        session = self._sessions.get(session_id)
+        if session is None or now >= session.record.expires_at:
+            return None
+        return session.record
+
+    async def admit(
+        self,
+        session_id: SessionId,
+        principal: Principal,
+        *,
+        mode: Mode,
+        now: float,
+        held: bool = False,
+        fencing_epoch: FencingEpoch | None = None,
+        key: KeyUse | None = None,
+    ) -> Admitted | None:
+        """See :meth:`SessionStore.admit`."""
+        session = self._sessions.get(session_id)
+        if session is None or session.record.principal != principal:
+            return None
+        record = session.record
+        if now >= (session.ends_at if held else record.expires_at):
+            return None
+        if record.mode is not mode:
+            return Admitted(record)
+        if fencing_epoch is not None and fencing_epoch != record.fencing_epoch:
+            return Admitted(record, displaced=True)
+        record.expires_at = min(now + self._policy.idle_timeout, session.ends_at)
+        if key is None:
+            return Admitted(record)
+        keys = session.keys
+        if keys is None:
+            keys = session.keys = RequestKeys(
+                max_bytes=self._policy.request_key_bytes,
+                lifetime=self._policy.request_key_lifetime,
+            )
+        begun, entry = keys.begin(key.key, key.digest, runner=key.runner, now=now)
+        if entry is None:
+            return Admitted(record, begun)
+        outcome = entry.outcome if entry.state is KeyState.ANSWERED else None
+        return Admitted(record, begun, outcome, entry.runner)
+
+    async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
+        """See :meth:`SessionStore.touch`."""
+        for session_id in session_ids:
+            session = self._sessions.get(session_id)
+            # Whoever touches a session was at work on it until now, so its idle deadline
+            # cannot have passed; the absolute one can.
+            if session is not None and now < session.ends_at:
+                session.record.expires_at = min(now + self._policy.idle_timeout, session.ends_at)
+
+    async def end(self, session_id: SessionId) -> SessionRecord | None:
+        """See :meth:`SessionStore.end`."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            return None
+        self._finish(session, Change.END)
+        return session.record
+
+    async def expire(
+        self, *, now: float, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        """See :meth:`SessionStore.expire`."""
+        expired: list[SessionRecord] = []
+        put_back: list[tuple[float, SessionId]] = []
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= now and len(expired) < limit:
+            _, session_id = heapq.heappop(deadlines)
+            session = self._sessions.get(session_id)
+            if session is None:
+                continue
+            record = session.record
+            if record.expires_at > now:
+                put_back.append((record.expires_at, session_id))
+            elif session_id in held and session.ends_at > now:
+                record.expires_at = min(now + self._policy.idle_timeout, session.ends_at)
+                put_back.append((record.expires_at, session_id))
+            else:
+                self._finish(session, Change.EXPIRE)
+                expired.append(record)
+        for entry in put_back:
+            heapq.heappush(deadlines, entry)
+        return expired
+
+    async def append(
+        self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
+    ) -> Appended | None:
+        """See :meth:`SessionStore.append`."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            return None
+        if stream == EVENTS:
+            return Appended(session.events.append(draft, now=now), session.record.attachment)
+        log = self._stream(session, stream)
+        return Appended(log.append(draft, now=now), session.record.attachment)
+
+    async def read(
+        self,
+        session_id: SessionId,
+        after: str | None,
+        *,
+        now: float,
+        stream: StreamName = EVENTS,
+    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+        """See :meth:`SessionStore.read`."""
+        log = self._log(session_id, stream)
+        if log is None:
+            return (), Refusal.UNKNOWN_POSITION
+        return log.since_id(after, now=now)
+
+    async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
+        """See :meth:`SessionStore.head`."""
+        log = self._log(session_id, stream)
+        return log.head if log is not None else None
+
+    async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
+        """See :meth:`SessionStore.open_stream`."""
+        session = self._sessions.get(session_id)
+        return self._stream(session, stream).head if session is not None else None
+
+    async def drop_stream(self, session_id: SessionId, stream: StreamName) -> None:
+        """See :meth:`SessionStore.drop_stream`."""
+        session = self._sessions.get(session_id)
+        if session is not None and session.streams is not None:
+            session.streams.pop(stream, None)
+
+    async def drop_origin(
+        self, session_id: SessionId, origin: SessionId, *, stream: StreamName = GET_STREAM
+    ) -> None:
+        """See :meth:`SessionStore.drop_origin`."""
+        log = self._log(session_id, stream)
+        if log is not None:
+            log.drop_origin(origin)
+
+    async def attach(
+        self,
+        session_id: SessionId,
+        connection_id: ConnectionId | None,
+        *,
+        now: float,
+        position: str | None = None,
+        only_if_free: bool = False,
+    ) -> Attached | None:
+        """See :meth:`SessionStore.attach`."""
+        session = self._sessions.get(session_id)
+        if session is None or now >= session.ends_at:
+            return None
+        record = session.record
+        previous = record.attachment
+        if only_if_free and previous is not None:
+            return None
+        replay, refusal = session.events.since_id(position, now=now)
+        self._change(session, Change.ATTACH if connection_id is not None else Change.DISPLACE)
+        record.fencing_epoch = FencingEpoch(record.fencing_epoch + 1)
+        record.attachment = (
+            Attachment(connection_id, record.fencing_epoch) if connection_id is not None else None
+        )
+        head = session.events.head.event_id()
+        return Attached(record.fencing_epoch, head, previous, replay, refusal)
+
+    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
+        """See :meth:`SessionStore.detach`."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            return False
+        attachment = session.record.attachment
+        if attachment is None or attachment.fencing_epoch != fencing_epoch:
+            return False
+        self._change(session, Change.DETACH)
+        session.record.attachment = None
+        return True
+
+    async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
+        """See :meth:`SessionStore.set_current`."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.record.current = current
+
+    async def mark_stream_opened(self, session_id: SessionId) -> bool:
+        """See :meth:`SessionStore.mark_stream_opened`."""
+        session = self._sessions.get(session_id)
+        if session is None or session.record.stream_opened:
+            return False
+        session.record.stream_opened = True
+        return True
+
+    async def subscribe(self, session_id: SessionId, uri: str) -> bool:
+        """See :meth:`SessionStore.subscribe`."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            return False
+        subscriptions = session.record.subscriptions
+        if uri not in subscriptions and len(subscriptions) >= self._policy.max_subscriptions:
+            raise LimitReached("max_subscriptions")
+        session.record.subscriptions |= {uri}
+        self._by_uri.setdefault(uri, {})[session_id] = None
+        return True
+
+    async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
+        """See :meth:`SessionStore.unsubscribe`."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            return False
+        session.record.subscriptions -= {uri}
+        self._forget_subscription(session_id, uri)
+        return True
+
+    async def subscribers(self, uri: str) -> Sequence[SessionId]:
+        """See :meth:`SessionStore.subscribers`."""
+        return list(self._by_uri.get(uri, ()))
+
+    async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
+        """See :meth:`SessionStore.all_sessions`."""
+        records = [session.record for session in self._sessions.values()]
+        if principal is None:
+            return records
+        return [record for record in records if record.principal == principal]
+
+    async def finish_request(
+        self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
+    ) -> bool:
+        """See :meth:`SessionStore.finish_request`."""
+        session = self._sessions.get(session_id)
+        if session is None or session.keys is None:
+            return False
+        return session.keys.finish(key, outcome, now=now)
+
+    async def load_data(self, session_id: SessionId) -> Data | None:
+        """See :meth:`SessionStore.load_data`."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            return None
+        return Data(copy.deepcopy(session.data or {}), session.data_version)
+
+    async def replace_data(
+        self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
+    ) -> bool:
+        """See :meth:`SessionStore.replace_data`."""
+        session = self._sessions.get(session_id)
+        if session is None or session.data_version != expected_version:
+            return False
+        session.data = copy.deepcopy(dict(value))
+        session.data_version += 1
+        return True
+
+    def _log(self, session_id: SessionId, stream: StreamName) -> EventLog | None:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return None
+        if stream == EVENTS:
+            return session.events
+        return session.streams.get(stream) if session.streams is not None else None
+
+    def _stream(self, session: _Session, stream: StreamName) -> EventLog:
+        if session.streams is None:
+            session.streams = {}
+        log = session.streams.get(stream)
+        if log is None:
+            log = session.streams[stream] = EventLog(mint_log_epoch(), self._window)
+        return log
+
+    def _change(self, session: _Session, change: Change) -> None:
+        state = after(session.state, change)
+        if state is None:
+            raise AssertionError("a session that is over is in no table of this store")
+        session.state = state
+
+    def _finish(self, session: _Session, change: Change) -> None:
+        self._change(session, change)
+        record = session.record
+        del self._sessions[record.session_id]
+        left = self._by_principal[record.principal] - 1
+        if left:
+            self._by_principal[record.principal] = left
+        else:
+            del self._by_principal[record.principal]
+        for uri in record.subscriptions:
+            self._forget_subscription(record.session_id, uri)
+
+    def _forget_subscription(self, session_id: SessionId, uri: str) -> None:
+        sessions = self._by_uri.get(uri)
+        if sessions is None:
+            return
+        sessions.pop(session_id, None)
+        if not sessions:
+            del self._by_uri[uri]
+
+
+def _window(policy: SessionPolicy) -> Window:
+    return Window(policy.max_events, policy.max_bytes, policy.max_age)

@@ -1,0 +1,111 @@
+"""The command's logs: one line per record, and other libraries kept quiet."""
+
+import io
+import json
+import logging
+from collections.abc import Callable, Generator
+
+import pytest
+
+from mcp_sessions.cli import logs
+
+Configure = Callable[..., io.StringIO]
+
+
+@pytest.fixture
+def configure() -> Generator[Configure]:
+    """``logs.configure`` into a string; afterwards logging is as it was."""
+    root, ours = logging.getLogger(), logging.getLogger("mcp_sessions")
+    before = root.handlers[:], root.level, ours.level
+
+    def into_a_string(level: str = "info", format: str = "text") -> io.StringIO:
+        stream = io.StringIO()
+        logs.configure(level=level, format=format, stream=stream)
+        return stream
+
+    yield into_a_string
+    root.handlers[:], root.level, ours.level = before
+    # Levels are cached per logger; setting one the official way empties the caches.
+    root.setLevel(before[1])
+
+
+def test_a_text_record_is_one_line_with_time_level_and_name(configure: Configure) -> None:
+    stream = configure()
+
+    logging.getLogger("mcp_sessions.server").info("session %s started", "3f2a")
+
+    time, rest = stream.getvalue().split(" ", 1)
+    assert rest == "INFO mcp_sessions.server: session 3f2a started\n"
+    assert len(time) == len("2026-07-28T12:00:00.000Z") and time.endswith("Z")
+
+
+def test_a_line_break_in_a_message_does_not_make_a_second_record(configure: Configure) -> None:
+    """What a peer sent may be logged; it must not look like a record of ours."""
+    stream = configure()
+
+    logging.getLogger("mcp_sessions.x").info("from %s", "peer\r\n2026 INFO mcp_sessions: forged")
+
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_a_json_record_is_one_object_with_its_extra_members(configure: Configure) -> None:
+    stream = configure(format="json")
+
+    logging.getLogger("mcp_sessions.server").warning("x\ny", extra={"session": "3f2a", "n": 2})
+
+    [line] = stream.getvalue().splitlines()
+    record = json.loads(line)
+    assert record.pop("time").endswith("Z")
+    assert record == {
+        "level": "warning",
+        "logger": "mcp_sessions.server",
+        "message": "x\ny",
+        "session": "3f2a",
+        "n": 2,
+    }
+
+
+def test_an_extra_member_replaces_none_of_the_record_s_own(configure: Configure) -> None:
+    stream = configure(format="json")
+
+    logging.getLogger("mcp_sessions.server").warning("kept", extra={"level": "x", "time": "y"})
+
+    record = json.loads(stream.getvalue())
+    assert record["level"] == "warning" and record["time"] != "y"
+
+
+@pytest.mark.parametrize("format", logs.FORMATS)
+def test_a_traceback_is_part_of_its_record(format: str, configure: Configure) -> None:
+    stream = configure(format=format)
+
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("mcp_sessions.server").exception("failed")
+
+    text = stream.getvalue()
+    if format == "json":
+        text = json.loads(text)["traceback"]
+    assert "Traceback (most recent call last)" in text and "ValueError: broken" in text
+
+
+def test_the_level_is_ours_alone(configure: Configure) -> None:
+    """At debug level the SDK logs whole messages, and session ids with them (pitfall F8)."""
+    stream = configure(level="debug")
+
+    logging.getLogger("mcp_sessions.core").debug("ours")
+    logging.getLogger("mcp.server").info("theirs")
+    logging.getLogger("mcp.server").warning("their warning")
+
+    logged = [line.rpartition(": ")[2] for line in stream.getvalue().splitlines()]
+    assert logged == ["ours", "their warning"]
+
+
+def test_configuring_again_does_not_log_twice(configure: Configure) -> None:
+    configure()
+    stream = configure(level="error")
+
+    logging.getLogger("mcp_sessions.core").warning("not this")
+    logging.getLogger("mcp_sessions.core").error("once")
+
+    assert stream.getvalue().count("\n") == 1

@@ -1,0 +1,97 @@
+"""The command line up to the point where a server would start."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mcp_sessions import __version__
+from mcp_sessions.cli.main import COMMANDS, main
+
+
+def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str, str, str]:
+    """Exit status, stdout and stderr of ``mcp-sessions arguments``."""
+    status: int | str | None
+    try:
+        status = main(arguments)
+    except SystemExit as stop:
+        status = stop.code
+    captured = capsys.readouterr()
+    return status or 0, captured.out, captured.err
+
+
+def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = outcome(capsys, "--help")
+
+    assert status == 0
+    for name, what in COMMANDS.items():
+        assert re.search(rf"^  {name} +{what}$", out, re.M)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_help_of_its_own(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = outcome(capsys, name, "--help")
+
+    assert status == 0
+    assert out.startswith(f"usage: mcp-sessions {name}")
+
+
+def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome(capsys, "--version") == (0, f"mcp-sessions {__version__}\n", "")
+
+
+def test_a_key_is_43_url_safe_characters_and_new_each_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, first, err = outcome(capsys, "keygen")
+    _, second, _ = outcome(capsys, "keygen")
+
+    assert (status, err) == (0, "")
+    assert re.fullmatch(r"[A-Za-z0-9_-]{43}\n", first)
+    assert first != second
+
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "no command": ([], "which command? serve or keygen"),
+    "unknown command": (["server"], "invalid choice: 'server'"),
+    "unknown option": (["keygen", "--bits", "512"], "unrecognized arguments: --bits 512"),
+    "no target": (["serve"], "required: TARGET"),
+    "port is no number": (["serve", "a:b", "--port", "http"], "--port: must be a number"),
+    "port too high": (["serve", "a:b", "--port", "65536"], "from 0 to 65535, not '65536'"),
+    "port negative": (["serve", "a:b", "--port=-1"], "from 0 to 65535, not '-1'"),
+    "timeout is zero": (["serve", "a:b", "--idle-timeout", "0"], "seconds above 0, not '0'"),
+    "timeout is infinite": (["serve", "a:b", "--idle-timeout", "inf"], "seconds above 0"),
+    "timeout is no number": (["serve", "a:b", "--idle-timeout", "1h"], "seconds above 0"),
+    "no events": (["serve", "a:b", "--max-events", "0"], "above 0, not '0'"),
+    "half an event": (["serve", "a:b", "--max-events", "1.5"], "above 0, not '1.5'"),
+    "relative path": (["serve", "a:b", "--path", "mcp"], "must be a path that begins with '/'"),
+    "a query in the path": (["serve", "a:b", "--path", "/mcp?a=b"], "must be a path"),
+    "unknown level": (["serve", "a:b", "--log-level", "trace"], "invalid choice: 'trace'"),
+    "unknown format": (["serve", "a:b", "--log-format", "xml"], "invalid choice: 'xml'"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "expected"), WRONG.values(), ids=list(WRONG))
+def test_a_wrong_command_line_is_one_line_on_stderr_and_status_2(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = outcome(capsys, *arguments)
+
+    assert (status, out) == (2, "")
+    assert re.fullmatch(r"mcp-sessions[^\n]*\n", err)
+    assert expected in err
+
+
+def test_the_command_is_also_a_module(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mcp_sessions.cli", "--version"],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+    assert (done.returncode, done.stdout) == (0, f"mcp-sessions {__version__}\n")

@@ -1,0 +1,221 @@
+"""Loading TARGET, with a server class of our own: what a target is, not what a server is."""
+
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from mcp_sessions.cli.targets import load_target, split_target
+from mcp_sessions.errors import ConfigurationError
+
+SERVER = """
+class Server:
+    def __init__(self, name: str) -> None:
+        self.name = name
+class Layer(Server): ...
+"""
+
+
+def is_server(value: object) -> bool:
+    return type(value).__name__ == "Server"
+
+
+def is_layer(value: object) -> bool:
+    return type(value).__name__ == "Layer"
+
+
+def load(target: str | Path) -> str:
+    """The name of the server that ``target`` names."""
+    server = load_target(str(target), kinds=(is_layer, is_server))
+    return vars(server)["name"]
+
+
+def refusal(target: str | Path) -> str:
+    """Why ``target`` cannot be loaded: one line."""
+    with pytest.raises(ConfigurationError) as refused:
+        load(target)
+    sentence = str(refused.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
+    """An empty current directory; the interpreter forgets what a test imported from it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def write(path: Path, code: str) -> Path:
+    """A file that can use ``Server``."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(SERVER + dedent(code))
+    return path
+
+
+SPLIT = {
+    "app:mcp": ("app", "mcp"),
+    "pkg.app:mcp": ("pkg.app", "mcp"),
+    "pkg.app:holder.mcp": ("pkg.app", "holder.mcp"),
+    "app.py": ("app.py", None),
+    "some where/my-app.py:mcp": ("some where/my-app.py", "mcp"),
+    "/srv/app.py:mcp": ("/srv/app.py", "mcp"),
+    "C:\\app.py": ("C:\\app.py", None),
+    "C:\\app.py:mcp": ("C:\\app.py", "mcp"),
+}
+
+
+@pytest.mark.parametrize(("target", "parts"), SPLIT.items(), ids=list(SPLIT))
+def test_a_target_is_a_module_or_a_file_and_perhaps_an_attribute(
+    target: str, parts: tuple[str, str | None]
+) -> None:
+    assert split_target(target) == parts
+
+
+@pytest.mark.parametrize(
+    "target", ["", "app", "pkg.app", "app:", ":mcp", "app.py:", "a b:mcp", "app:0", "dir/app:mcp"]
+)
+def test_anything_else_is_refused_and_told_the_shape(target: str) -> None:
+    assert refusal(target) == (
+        f"TARGET must be package.module:attr or file.py[:attr], not {target!r}"
+    )
+
+
+def test_an_attribute_of_a_file(here: Path) -> None:
+    write(here / "app.py", "one, two = Server('one'), Server('two')")
+
+    assert load("app.py:two") == "two"
+    assert load(here / "app.py:one") == "one"
+
+
+def test_an_attribute_of_an_attribute(here: Path) -> None:
+    write(here / "app.py", "class Holder: mcp = Server('held')")
+
+    assert load("app.py:Holder.mcp") == "held"
+
+
+def test_a_module_is_found_in_the_current_directory(here: Path) -> None:
+    (here / "notes_pkg").mkdir()
+    write(here / "notes_pkg" / "app.py", "mcp = Server('packaged')")
+
+    assert load("notes_pkg.app:mcp") == "packaged"
+
+
+def test_without_an_attribute_the_only_server_is_taken(here: Path) -> None:
+    write(here / "app.py", "_private = Server('private')\nmcp = also_mcp = Server('only')\nn = 1")
+
+    assert load("app.py") == "only"
+
+
+def test_several_servers_are_listed(here: Path) -> None:
+    write(here / "app.py", "one, two = Server('one'), Server('two')")
+
+    assert refusal("app.py") == "app.py has several servers; name one: app.py:one, app.py:two"
+
+
+def test_a_layer_comes_before_the_server_that_it_wraps(here: Path) -> None:
+    write(here / "app.py", "mcp = Server('bare')\nlayer = Layer('wrapped')")
+
+    assert load("app.py") == "wrapped"
+    assert load("app.py:mcp") == "bare"
+
+
+def test_several_layers_are_listed(here: Path) -> None:
+    write(here / "app.py", "mcp, one, two = Server('bare'), Layer('one'), Layer('two')")
+
+    assert refusal("app.py") == "app.py has several servers; name one: app.py:one, app.py:two"
+
+
+def test_no_server_says_what_would_be_one(here: Path) -> None:
+    write(here / "app.py", "n = 1")
+
+    assert refusal("app.py") == (
+        "app.py has nothing to serve: "
+        "it needs an MCP server (MCPServer, lowlevel Server, FastMCP) or a SessionLayer"
+    )
+
+
+def test_a_wrong_attribute_is_told_what_there_is(here: Path) -> None:
+    write(here / "app.py", "mcp = Server('mcp')")
+
+    assert refusal("app.py:app") == ("app.py has no attribute 'app'; what it has to serve: mcp")
+
+
+def test_an_attribute_that_is_no_server_is_refused(here: Path) -> None:
+    write(here / "app.py", "mcp = {}")
+
+    assert refusal("app.py:mcp").startswith("app.py:mcp is a dict, not an MCP server")
+
+
+def test_a_missing_file_and_a_missing_module(here: Path) -> None:
+    assert refusal("nowhere.py") == "no such file: nowhere.py"
+    assert refusal("nowhere.app:mcp") == (
+        "no module named 'nowhere' here or among the installed packages"
+    )
+
+
+def test_a_module_that_the_target_misses_is_not_reported_as_the_target(here: Path) -> None:
+    write(here / "app.py", "import nowhere")
+
+    sentence = refusal("app:mcp")
+
+    assert sentence.startswith("app cannot be imported: ModuleNotFoundError: No module named")
+    assert sentence.endswith(f"({here / 'app.py'}, line 6)")
+
+
+def test_code_that_fails_is_reported_with_its_line(here: Path) -> None:
+    write(here / "app.py", "def fail():\n    raise ValueError('two\\nlines')\nfail()")
+
+    assert refusal("app.py") == (
+        f"app.py cannot be imported: ValueError: two lines ({here / 'app.py'}, line 7)"
+    )
+
+
+def test_a_syntax_error_is_reported_with_its_line(here: Path) -> None:
+    write(here / "app.py", "mcp = = 1")
+
+    assert refusal("app.py").endswith("SyntaxError: invalid syntax (app.py, line 6)")
+
+
+def test_code_that_ends_the_program_is_told_where_to_put_it(here: Path) -> None:
+    write(here / "app.py", "raise SystemExit(0)")
+
+    assert "put what it runs under: if __name__ == '__main__'" in refusal("app.py")
+
+
+def test_what_is_guarded_does_not_run(here: Path) -> None:
+    write(here / "app.py", "mcp = Server('mcp')\nif __name__ == '__main__': raise SystemExit")
+
+    assert load("app.py") == "mcp"
+
+
+def test_a_file_finds_its_neighbours_and_they_find_the_same_file(here: Path) -> None:
+    """A second copy of the file would be a second server, and the tools on the wrong one."""
+    write(here / "inner" / "my_app.py", "mcp = Server('plain')\nimport my_tools")
+    (here / "inner" / "my_tools.py").write_text("from my_app import mcp\nmcp.name = 'extended'\n")
+
+    assert load("inner/my_app.py") == "extended"
+
+
+@pytest.mark.parametrize("name", ["json", "my-app", "mcp_sessions"])
+def test_a_file_may_have_a_name_that_is_taken_or_no_module_s(name: str, here: Path) -> None:
+    taken = sys.modules.get(name)
+    write(here / f"{name}.py", "mcp = Server('mine')")
+
+    assert load(f"{name}.py") == "mine"
+    assert sys.modules.get(name) is taken
+
+
+def test_a_file_that_failed_can_be_loaded_again_once_it_is_right(here: Path) -> None:
+    write(here / "app.py", "raise RuntimeError")
+    refusal("app.py")
+    write(here / "app.py", "mcp = Server('right')  # another size, so not from the cache")
+
+    assert load("app.py") == "right"

@@ -1,0 +1,33 @@
+"""For all tests: the event loop they run on, and how hard Hypothesis searches.
+
+The examples are the same in every run, so that no change is blamed for what it did not
+break. ``HYPOTHESIS_PROFILE=deep`` searches new ones, many more of them.
+"""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The store contract is plain asserts without a test framework; here they explain themselves.
+pytest.register_assert_rewrite("mcp_sessions.testing")
+
+settings.register_profile(
+    "same",
+    max_examples=100,
+    stateful_step_count=40,
+    derandomize=True,
+    # How long an example takes says something of the machine, not of the code.
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "deep", settings.get_profile("same"), max_examples=3000, derandomize=False
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The library is written for asyncio."""
+    return "asyncio"

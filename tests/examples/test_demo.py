@@ -1,0 +1,298 @@
+"""The demo runs and passes its checks, and each of its checks can fail."""
+
+import copy
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import demo
+import pytest
+from demo import CHECKS, LIST_CHANGED, SESSION_META, UPDATED, Message, Story
+
+ROOT = Path(demo.__file__).resolve().parent.parent
+
+
+def run_demo(
+    *arguments: str, directory: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the demo as a reader would, from another directory than the checkout."""
+    inherited = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
+    paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "demo.py"), *arguments],
+        cwd=directory,
+        env={**inherited, **paths, **environment},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=50,
+    )
+
+
+@pytest.mark.parametrize("target", ["notes_server.py", "notes_server_fastmcp.py:layer"])
+def test_the_demo_passes_its_checks(tmp_path: Path, target: str) -> None:
+    """On both servers; readable where there are no colours and 80 columns."""
+    ran = run_demo(f"{ROOT}/examples/{target}", directory=tmp_path)
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.rstrip().splitlines()[-1] == f"checks: {len(CHECKS)} passed, 0 failed"
+    assert "Missed 45, coalesced 41, replayed 4." in ran.stdout
+    assert "\x1b" not in ran.stdout
+    assert max(map(len, ran.stdout.splitlines())) <= 80
+    assert ran.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_without_a_server_fails_and_says_why(tmp_path: Path) -> None:
+    """It ends with its line of checks all the same, and with exit status 1."""
+    ran = run_demo("no_such_server.py", directory=tmp_path)
+
+    assert ran.returncode == 1
+    assert "no such file: no_such_server.py" in ran.stdout
+    assert ran.stdout.rstrip().splitlines()[-1] == f"checks: 0 passed, {len(CHECKS)} failed"
+
+
+def test_the_demo_shows_no_whole_id(tmp_path: Path) -> None:
+    """Whoever knows a session's id can resume it: it is not for a screen."""
+    ran = run_demo(directory=tmp_path)
+
+    assert re.search(r"session/start +-> session \S{8}\.\.\.$", ran.stdout, re.MULTILINE)
+    assert not re.search(r"-> (connection|session) [^ .,]{12,}", ran.stdout)
+
+
+# --- Each check can fail ----------------------------------------------------------------------
+
+SESSION_ID = "session-1"
+
+
+def event(number: int, method: str, note: str = "") -> Message:
+    """A session event as it comes on the wire."""
+    params: dict[str, Any] = {
+        "sessionEventId": f"7-{number:03}",
+        "_meta": {SESSION_META: {"sessionId": SESSION_ID}},
+    }
+    if note:
+        params["uri"] = f"note://{note}"
+    return {"jsonrpc": "2.0", "method": method, "params": params}
+
+
+def good_story() -> Story:
+    """What the client sees if all goes well, made shorter."""
+    texts = {"groceries": "g", "ideas": "i", "journal": "j"}
+    return Story(
+        first_connection="connection-1",
+        second_connection="connection-2",
+        stream_error="ReadError",
+        session_id=SESSION_ID,
+        position="7-001",
+        changes=[
+            ("append_note", "journal"),
+            ("append_note", "ideas"),
+            ("write_note", "guests"),
+            ("append_note", "drafts"),
+            ("append_note", "groceries"),
+            ("append_note", "ideas"),
+        ],
+        resumed={"resumed": True, "catchup": True, "replayed": 4, "sessionEventId": "7-006"},
+        replayed=[
+            event(2, UPDATED, "journal"),
+            event(4, LIST_CHANGED),
+            event(5, UPDATED, "groceries"),
+            event(6, UPDATED, "ideas"),
+        ],
+        live=[event(7, UPDATED, "groceries")],
+        live_change="groceries",
+        recent=["journal", "groceries"],
+        client_reads=dict(texts),
+        on_disk={**texts, "drafts": "d", "guests": "v"},
+        client_lists=["drafts", "groceries", "guests", "ideas", "journal"],
+        resumed_again={"resumed": True, "catchup": True, "replayed": 0},
+        after_the_end=-32043,
+        is_whole=True,
+    )
+
+
+def test_a_good_story_passes_every_check() -> None:
+    """Otherwise the doctored ones below would prove nothing."""
+    assert [title for title, holds in CHECKS if not holds(good_story())] == []
+
+
+def test_a_story_in_which_nothing_happened_passes_no_check() -> None:
+    """A check that did not come to pass has failed."""
+    assert [title for title, holds in CHECKS if holds(Story())] == []
+
+
+def same_connection(story: Story) -> None:
+    story.second_connection = story.first_connection
+
+
+def no_cut(story: Story) -> None:
+    story.stream_error = ""
+
+
+def no_connection(story: Story) -> None:
+    story.second_connection = ""
+
+
+def not_resumed(story: Story) -> None:
+    del story.resumed["resumed"]
+
+
+def no_catchup(story: Story) -> None:
+    story.resumed["catchup"] = False
+
+
+def one_lost(story: Story) -> None:
+    del story.replayed[1]
+
+
+def nothing_replayed(story: Story) -> None:
+    story.replayed.clear()
+
+
+def not_coalesced(story: Story) -> None:
+    story.replayed.insert(1, event(3, UPDATED, "ideas"))
+
+
+def not_subscribed(story: Story) -> None:
+    story.replayed[0]["params"]["uri"] = "note://drafts"
+
+
+def another_session(story: Story) -> None:
+    story.replayed[0]["params"]["_meta"][SESSION_META]["sessionId"] = "session-2"
+
+
+def no_session_named(story: Story) -> None:
+    del story.replayed[0]["params"]["_meta"]
+
+
+def in_another_order(story: Story) -> None:
+    story.replayed.reverse()
+
+
+def not_the_order_of_the_changes(story: Story) -> None:
+    first, second = story.replayed[0]["params"], story.replayed[2]["params"]
+    first["uri"], second["uri"] = second["uri"], first["uri"]
+
+
+def the_position_again(story: Story) -> None:
+    story.replayed[0]["params"]["sessionEventId"] = story.position
+
+
+def without_an_event_id(story: Story) -> None:
+    del story.replayed[0]["params"]["sessionEventId"]
+
+
+def not_up_to_the_head(story: Story) -> None:
+    story.resumed["sessionEventId"] = "7-009"
+
+
+def more_than_promised(story: Story) -> None:
+    story.resumed["replayed"] = 3
+
+
+def noise_after_the_replay(story: Story) -> None:
+    story.live.insert(0, event(6, UPDATED, "ideas"))
+
+
+def nothing_live(story: Story) -> None:
+    story.live.clear()
+
+
+def live_with_an_old_id(story: Story) -> None:
+    story.live = [event(6, UPDATED, "groceries")]
+
+
+def data_lost(story: Story) -> None:
+    story.recent = []
+
+
+def data_in_another_order(story: Story) -> None:
+    story.recent.reverse()
+
+
+def an_old_text(story: Story) -> None:
+    story.client_reads["ideas"] = "before"
+
+
+def a_note_not_read(story: Story) -> None:
+    del story.client_reads["ideas"]
+
+
+def an_old_list(story: Story) -> None:
+    story.client_lists.remove("guests")
+
+
+def replayed_twice(story: Story) -> None:
+    story.resumed_again["replayed"] = 1
+
+
+def second_resume_refused(story: Story) -> None:
+    story.resumed_again["catchup"] = False
+
+
+def resumed_after_the_end(story: Story) -> None:
+    story.after_the_end = 0
+
+
+def another_error_after_the_end(story: Story) -> None:
+    story.after_the_end = -32601
+
+
+def broken_off(story: Story) -> None:
+    story.is_whole = False
+
+
+DOCTORED: list[tuple[Callable[[Story], None], Callable[[Story], bool]]] = [
+    (same_connection, demo.it_broke),
+    (no_cut, demo.it_broke),
+    (no_connection, demo.it_broke),
+    (not_resumed, demo.it_was_caught_up),
+    (no_catchup, demo.it_was_caught_up),
+    (one_lost, demo.nothing_is_lost),
+    (nothing_replayed, demo.nothing_is_lost),
+    (not_coalesced, demo.nothing_is_said_twice),
+    (not_subscribed, demo.nothing_is_foreign),
+    (another_session, demo.nothing_is_foreign),
+    (no_session_named, demo.nothing_is_foreign),
+    (in_another_order, demo.it_is_in_order),
+    (not_the_order_of_the_changes, demo.it_is_in_order),
+    (the_position_again, demo.it_is_in_order),
+    (without_an_event_id, demo.it_is_in_order),
+    (not_up_to_the_head, demo.it_is_in_order),
+    (more_than_promised, demo.it_is_as_many_as_promised),
+    (noise_after_the_replay, demo.it_is_as_many_as_promised),
+    (nothing_live, demo.subscriptions_live_on),
+    (live_with_an_old_id, demo.subscriptions_live_on),
+    (data_lost, demo.data_lives_on),
+    (data_in_another_order, demo.data_lives_on),
+    (an_old_text, demo.client_is_right_again),
+    (a_note_not_read, demo.client_is_right_again),
+    (an_old_list, demo.client_is_right_again),
+    (replayed_twice, demo.nothing_is_replayed_twice),
+    (second_resume_refused, demo.nothing_is_replayed_twice),
+    (resumed_after_the_end, demo.ended_is_ended),
+    (another_error_after_the_end, demo.ended_is_ended),
+    (broken_off, demo.it_was_told_to_the_end),
+]
+
+
+@pytest.mark.parametrize(("doctor", "check"), DOCTORED)
+def test_a_check_fails_on_a_story_that_went_wrong(
+    doctor: Callable[[Story], None], check: Callable[[Story], bool]
+) -> None:
+    """One thing is changed in the good story, and the check sees it."""
+    story = copy.deepcopy(good_story())
+
+    doctor(story)
+
+    assert not check(story)
+
+
+def test_every_check_was_seen_to_fail() -> None:
+    """A check added to the demo needs a story above that it refuses."""
+    assert {check for _, check in DOCTORED} == {check for _, check in CHECKS}

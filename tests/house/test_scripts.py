@@ -1,0 +1,149 @@
+"""``scripts/setup``, ``test`` and ``demo`` before they install anything."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = [ROOT / "scripts" / "test", ROOT / "scripts" / "demo", ROOT / ".ci" / "run"]
+BASH = shutil.which("bash") or "/bin/bash"
+
+# What the scripts call besides Python; the rest of PATH is the test's.
+TOOLS = ("cat", "cksum", "dirname", "grep", "mkdir", "rm")
+
+
+def bash(code: str, *, path: Path | str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` with ``scripts/setup`` sourced and nothing but ``path`` on PATH."""
+    return subprocess.run(
+        [BASH, "-c", f"set -euo pipefail\nsource {ROOT}/scripts/setup\n{code}"],
+        cwd=cwd,
+        env={"PATH": str(path), "HOME": str(cwd)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+
+def command(directory: Path, name: str, *lines: str) -> None:
+    """Put a shell script called ``name`` into ``directory``."""
+    path = directory / name
+    path.write_text("\n".join([f"#!{BASH}", *lines, ""]))
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """An empty PATH, but for the tools."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    for tool in TOOLS:
+        (directory / tool).symlink_to(shutil.which(tool) or f"/bin/{tool}")
+    return directory
+
+
+def works(directory: Path, name: str) -> None:
+    """A Python that works, under any name."""
+    command(directory, name, f'exec {sys.executable} "$@"')
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_is_executable_and_parses(script: Path) -> None:
+    assert script.stat().st_mode & 0o111
+    done = subprocess.run([BASH, "-n", str(script)], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_newest_python_wins(path: Path) -> None:
+    works(path, "python3.11")
+    works(path, "python3.12")
+
+    assert bash("find_python", path=path).stdout == "python3.12\n"
+
+
+def test_a_command_that_exists_and_fails_is_passed_over(path: Path) -> None:
+    """Version managers leave such commands on PATH for versions that are not switched on."""
+    command(path, "python3.13", "echo 'command not found' >&2", "exit 127")
+    works(path, "python3.11")
+
+    assert bash("find_python", path=path).stdout == "python3.11\n"
+
+
+def test_a_python_that_is_too_old_is_passed_over(path: Path) -> None:
+    command(path, "python3", "exit 1")  # what the version check ends with
+
+    done = bash("find_python", path=path)
+
+    assert done.returncode == 1
+    assert "No Python 3.11, 3.12 or 3.13 found" in done.stderr
+
+
+def test_where_venv_is_missing_the_sentence_says_what_to_install(path: Path) -> None:
+    """Debian and Ubuntu keep it in a package of its own."""
+    command(
+        path,
+        "python3.12",
+        'case "$2" in *ensurepip*) exit 1;; *) printf "python3.12-venv\\n";; esac',
+    )
+
+    done = bash("find_python", path=path)
+
+    assert done.returncode == 1
+    assert "sudo apt install python3.12-venv" in done.stderr
+
+
+def test_an_environment_that_is_as_wanted_is_left_alone_and_needs_no_network(
+    path: Path, tmp_path: Path
+) -> None:
+    environment = tmp_path / "environment"
+    (environment / "bin").mkdir(parents=True)
+    # Says no to pip, and to everything else that installing would need.
+    command(environment / "bin", "python", 'case "$1" in -c) exit 0;; *) exit 1;; esac')
+    stamped = f"install_stamp -e .[dev] >{environment}/.installed"
+
+    done = bash(f"{stamped}; environment {environment} false -e '.[dev]'", path=path)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_change_of_what_is_installed_changes_the_stamp(path: Path, tmp_path: Path) -> None:
+    for name in ("pyproject.toml", "constraints-lowest.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "mcp_sessions").mkdir()
+    version = tmp_path / "mcp_sessions" / "__init__.py"
+    version.write_text('__version__ = "1.0.0"\n')
+
+    def stamp() -> str:
+        done = bash("install_stamp -e .", path=path, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    first = stamp()
+    assert first.startswith(f"{tmp_path} ")
+    assert stamp() == first
+    version.write_text('"""Only the version counts."""\n__version__ = "1.0.0"\n')
+    assert stamp() == first
+    version.write_text('__version__ = "1.0.1"\n')
+    second = stamp()
+    assert second != first
+    project = tmp_path / "pyproject.toml"
+    project.write_text(f"{project.read_text()}# changed\n")
+    assert stamp() not in {first, second}
+
+
+@pytest.mark.parametrize("argument", ["--help", "--everything"])
+def test_scripts_test_explains_itself_without_setting_up(argument: str, path: Path) -> None:
+    done = subprocess.run(
+        [BASH, str(ROOT / "scripts" / "test"), argument],
+        env={"PATH": str(path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+    assert done.returncode == (0 if argument == "--help" else 2)
+    assert "usage: scripts/test [--all]" in done.stdout + done.stderr

@@ -1,0 +1,122 @@
+"""What the interop tests share: the servers, the clients and the processes they live in.
+
+``MCP_SESSIONS_INTEROP_BARE=1`` runs the same clients against the SDK's own Streamable HTTP
+instead of the layer, and leaves out the tests of what only the layer does. What fails there
+too is the fault of a client script, not of the layer.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+
+from tests.interop import environments
+from tests.interop.clients import ClientKind, StockClient, connect
+from tests.interop.driver import Driver
+from tests.interop.harness import IS_BARE, Connect, UnderTest
+from tests.support.apps import KINDS, make_app
+from tests.support.bare import bare_asgi_app
+from tests.support.proxy import TcpProxy
+from tests.support.servers import serve
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "layer_only: of what the SDK alone does not do")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not IS_BARE:
+        return
+    left_out = [item for item in items if item.get_closest_marker("layer_only")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("layer_only")]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """FastMCP's client needs asyncio."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def under_test(request: pytest.FixtureRequest) -> Generator[UnderTest]:
+    """One server of each class, wrapped and running, for the module."""
+    app = make_app(request.param)
+    if IS_BARE:
+        with serve(bare_asgi_app(app)) as server:
+            yield UnderTest(app, server, None)
+        return
+    from mcp_sessions import SessionLayer
+
+    layer = SessionLayer(app.server)
+    app.publish = layer.notify_resource_updated
+    with serve(layer.asgi_app(path="/mcp")) as server:
+        yield UnderTest(app, server, layer)
+
+
+@pytest.fixture(scope="session")
+def driver_of() -> Generator[Callable[[ClientKind], Driver]]:
+    """Starts the process of a client kind when it is first asked for."""
+    drivers: dict[ClientKind, Driver] = {}
+
+    def driver(kind: ClientKind) -> Driver:
+        if kind not in drivers or not drivers[kind].is_running:
+            command = (
+                environments.python1_command()
+                if kind == "python-1"
+                else environments.typescript_command()
+            )
+            drivers[kind] = Driver(command)
+        return drivers[kind]
+
+    yield driver
+    for process in drivers.values():
+        process.stop()
+
+
+@pytest.fixture
+def kind(request: pytest.FixtureRequest) -> ClientKind:
+    """The client kind of this test; give it by ``@clients(...)``."""
+    return request.param
+
+
+@pytest.fixture
+def connected(kind: ClientKind, driver_of: Callable[[ClientKind], Driver]) -> Connect:
+    """Connects clients of this test's kind."""
+
+    def of_this_kind(
+        url: str,
+        *,
+        terminate: bool = True,
+        session_id: str | None = None,
+        protocol_version: str | None = None,
+    ) -> AbstractAsyncContextManager[StockClient]:
+        return connect(
+            kind,
+            url,
+            terminate=terminate,
+            session_id=session_id,
+            protocol_version=protocol_version,
+            driver_of=driver_of,
+        )
+
+    return of_this_kind
+
+
+@pytest.fixture
+def gate(request: pytest.FixtureRequest) -> str:
+    """A word of this test's own, for the tools' ``gate``."""
+    return f"gate of {request.node.name}"
+
+
+@pytest.fixture
+def note(request: pytest.FixtureRequest) -> str:
+    """A resource of this test's own."""
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)
+    return f"note://{name}"
+
+
+@pytest.fixture
+def proxy(under_test: UnderTest) -> TcpProxy:
+    """A proxy to the server, to be entered by the test."""
+    return TcpProxy(under_test.server.host, under_test.server.port)

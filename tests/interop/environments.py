@@ -1,0 +1,85 @@
+"""Where the stock clients of other languages and versions live.
+
+Each is installed once, into a folder that is kept, and used again as long as what was asked
+for has not changed. A missing prerequisite is a failure that names it, never a skip.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+INSTALL_SECONDS = 240.0
+
+
+class MissingPrerequisite(AssertionError):
+    """Something that the full tests need is not on this machine."""
+
+
+def python1_command() -> list[str]:
+    """The command that drives the Python 1.x client, installed if need be.
+
+    Raises:
+        MissingPrerequisite: ``venv`` or ``pip`` cannot be used here.
+    """
+    requirements = HERE / "python1" / "requirements.txt"
+    home = ROOT / ".cache" / "interop" / "py1"
+    python = home / "bin" / "python"
+    wanted = _digest(requirements.read_bytes(), sys.version.encode())
+    if not _is_installed(home, wanted):
+        shutil.rmtree(home, ignore_errors=True)
+        _run([sys.executable, "-m", "venv", str(home)], needs="Python's venv module")
+        _run(
+            [str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)],
+            needs="pip, with a package index it can reach",
+        )
+        _remember(home, wanted)
+    return [str(python), str(HERE / "python1" / "driver.py")]
+
+
+def typescript_command() -> list[str]:
+    """The command that drives the TypeScript client, installed if need be.
+
+    Raises:
+        MissingPrerequisite: node or npm is missing, or npm cannot install.
+    """
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        missing = "node (20 or newer)" if node is None else "npm"
+        raise MissingPrerequisite(f"the TypeScript interop tests need {missing} on the PATH")
+    project = HERE / "typescript"
+    modules = project / "node_modules"
+    wanted = _digest((project / "package-lock.json").read_bytes())
+    if not _is_installed(modules, wanted):
+        _run([npm, "ci"], cwd=project, needs="npm, with a registry it can reach")
+        _remember(modules, wanted)
+    return [node, str(project / "driver.mjs")]
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def _is_installed(folder: Path, wanted: str) -> bool:
+    stamp = folder / ".interop-stamp"
+    return stamp.is_file() and stamp.read_text() == wanted
+
+
+def _remember(folder: Path, wanted: str) -> None:
+    (folder / ".interop-stamp").write_text(wanted)
+
+
+def _run(command: list[str], *, needs: str, cwd: Path = ROOT) -> None:
+    try:
+        subprocess.run(
+            command, cwd=cwd, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise MissingPrerequisite(f"these tests need {needs}: {error}") from error
+    except subprocess.CalledProcessError as error:
+        raise MissingPrerequisite(
+            f"these tests need {needs}: {' '.join(command)} failed:\n{error.stderr[-2000:]}"
+        ) from error

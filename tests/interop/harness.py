@@ -1,0 +1,64 @@
+"""What a test of this folder is written with."""
+
+import os
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pytest
+
+from tests.interop.clients import ClientKind, StockClient
+from tests.support.apps import App, Kind
+from tests.support.servers import RunningServer
+
+IS_BARE = os.environ.get("MCP_SESSIONS_INTEROP_BARE") == "1"
+IN_DRIVERS: tuple[ClientKind, ...] = ("python-1", "typescript-1")
+ALL: tuple[ClientKind, ...] = ("python-2", "fastmcp-4", *IN_DRIVERS)
+
+
+@dataclass
+class UnderTest:
+    """A wrapped server that runs, and the handles to what it is made of."""
+
+    app: App
+    server: RunningServer
+    layer: Any
+    """The `SessionLayer`; ``None`` when bare."""
+
+    @property
+    def kind(self) -> Kind:
+        """The class of the wrapped server."""
+        return self.app.kind
+
+    async def publish(self, uri: str) -> None:
+        """Change a resource from outside any request, and tell it."""
+        self.app.change(uri)
+        publish = self.app.publish if self.layer is None else self.layer.notify_resource_updated
+        await self.server.call(publish, uri)
+
+
+class Connect(Protocol):
+    """`connect` with the kind and the processes filled in."""
+
+    def __call__(
+        self,
+        url: str,
+        *,
+        terminate: bool = True,
+        session_id: str | None = None,
+        protocol_version: str | None = None,
+    ) -> AbstractAsyncContextManager[StockClient]: ...
+
+
+def clients(*kinds: ClientKind) -> pytest.MarkDecorator:
+    """Run the test once per client kind; those in processes only in the full run."""
+    return pytest.mark.parametrize(
+        "kind",
+        [
+            pytest.param(k, marks=[pytest.mark.full, pytest.mark.timeout(300)])
+            if k in IN_DRIVERS
+            else k
+            for k in kinds
+        ],
+        indirect=True,
+    )

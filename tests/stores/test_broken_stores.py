@@ -1,0 +1,262 @@
+"""Each check of the store contract that protects data catches a store that breaks its rule.
+
+A check that cannot fail proves nothing. These stores are wrong in one way each, as stores
+have been elsewhere.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from anyio.lowlevel import checkpoint
+
+from mcp_sessions import testing
+from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.errors import Refusal
+from mcp_sessions.ids import (
+    EVENTS,
+    ConnectionId,
+    FencingEpoch,
+    Position,
+    SessionId,
+    StreamName,
+    parse_position,
+)
+from mcp_sessions.principal import Principal
+from mcp_sessions.stores.base import Admitted, Appended, Attached, Data, Mode, SessionRecord
+from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.testing import Check
+
+
+class CountsInACopy(MemoryStore):
+    """The counter is read, and written back later (platformatic/mcp#164)."""
+
+    copy = 0
+
+    async def append(
+        self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
+    ) -> Appended | None:
+        appended = await super().append(session_id, draft, now=now, stream=stream)
+        number = self.copy + 1
+        await checkpoint()
+        self.copy = number
+        if appended is None:
+            return None
+        return replace(appended, event=appended.event._replace(number=number))
+
+
+class MixesStreams(MemoryStore):
+    """A bucket for everything (frontmcp GHSA)."""
+
+    async def append(
+        self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
+    ) -> Appended | None:
+        return await super().append(session_id, draft, now=now)
+
+
+class ReplaysWithoutTheEpoch(MemoryStore):
+    """A number alone is taken for a position (qwen-code#7457)."""
+
+    async def read(
+        self,
+        session_id: SessionId,
+        after: str | None,
+        *,
+        now: float,
+        stream: StreamName = EVENTS,
+    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+        position, head = parse_position(after or ""), await self.head(session_id, stream=stream)
+        if position is not None and head is not None:
+            after = Position(head.log_epoch, position.number).event_id()
+        return await super().read(session_id, after, now=now, stream=stream)
+
+
+class ReplaysWhatIsLeft(MemoryStore):
+    """A partial replay (pitfall A3)."""
+
+    async def read(
+        self,
+        session_id: SessionId,
+        after: str | None,
+        *,
+        now: float,
+        stream: StreamName = EVENTS,
+    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+        position = parse_position(after or "")
+        events, refusal = await super().read(session_id, after, now=now, stream=stream)
+        while refusal is Refusal.EVICTED and position is not None:
+            position = Position(position.log_epoch, position.number + 1)
+            after = position.event_id()
+            events, refusal = await super().read(session_id, after, now=now, stream=stream)
+        return events, refusal
+
+
+class TakesAheadForCaughtUp(MemoryStore):
+    """A position above the head replays nothing, with success (Elastik#324)."""
+
+    async def read(
+        self,
+        session_id: SessionId,
+        after: str | None,
+        *,
+        now: float,
+        stream: StreamName = EVENTS,
+    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+        events, refusal = await super().read(session_id, after, now=now, stream=stream)
+        return events, None if refusal is Refusal.AHEAD else refusal
+
+
+class AttachesInTwoSteps(MemoryStore):
+    """What is stored between the replay and the attach reaches nobody (python-sdk)."""
+
+    async def attach(
+        self,
+        session_id: SessionId,
+        connection_id: ConnectionId | None,
+        *,
+        now: float,
+        position: str | None = None,
+        only_if_free: bool = False,
+    ) -> Attached | None:
+        replay, _ = await self.read(session_id, position, now=now)
+        await checkpoint()
+        attached = await super().attach(
+            session_id, connection_id, now=now, position=position, only_if_free=only_if_free
+        )
+        return replace(attached, replay=replay) if attached is not None else None
+
+
+class DisplacesThoughItIsNotFree(MemoryStore):
+    """Every attach is a takeover."""
+
+    async def attach(
+        self,
+        session_id: SessionId,
+        connection_id: ConnectionId | None,
+        *,
+        now: float,
+        position: str | None = None,
+        only_if_free: bool = False,
+    ) -> Attached | None:
+        return await super().attach(session_id, connection_id, now=now, position=position)
+
+
+class DetachesWhoeverIsThere(MemoryStore):
+    """A late close cuts off the new connection (fluxmq#597)."""
+
+    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
+        record = await self.load(session_id, now=testing.NOW)
+        if record is not None and record.attachment is not None:
+            fencing_epoch = record.attachment.fencing_epoch
+        return await super().detach(session_id, fencing_epoch)
+
+
+class LivesByBeingLookedAt(MemoryStore):
+    """Polling keeps a dead session alive."""
+
+    async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
+        await self.touch([session_id], now=now)
+        return await super().load(session_id, now=now)
+
+
+class ServesStrangersFirst(MemoryStore):
+    """Ownership is checked after the effect (mosquitto#3553)."""
+
+    async def admit(
+        self, session_id: SessionId, principal: Principal, *, mode: Mode, now: float, **more: Any
+    ) -> Admitted | None:
+        await self.touch([session_id], now=now)
+        return await super().admit(session_id, principal, mode=mode, now=now, **more)
+
+
+class ForgetsKeys(MemoryStore):
+    """A request that was sent again runs again (reyn#2600)."""
+
+    async def admit(
+        self, session_id: SessionId, principal: Principal, *, mode: Mode, now: float, **more: Any
+    ) -> Admitted | None:
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.keys = None
+        return await super().admit(session_id, principal, mode=mode, now=now, **more)
+
+
+class ReapsWhatIsBusy(MemoryStore):
+    """A long request loses its session (executor#1345)."""
+
+    async def expire(
+        self, *, now: float, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        return await super().expire(now=now, held=(), limit=limit)
+
+
+class BringsTheEndedBack(MemoryStore):
+    """A late write stores the session again (toolhive)."""
+
+    async def end(self, session_id: SessionId) -> SessionRecord | None:
+        session = self._sessions.get(session_id)
+        record = await super().end(session_id)
+        if session is not None and session.streams is not None:
+            self._sessions[session_id] = session
+        return record
+
+
+class LastWriteWins(MemoryStore):
+    """Data is replaced whatever its version."""
+
+    async def replace_data(
+        self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
+    ) -> bool:
+        newest = await self.load_data(session_id)
+        version = newest.version if newest is not None else expected_version
+        return await super().replace_data(session_id, value, expected_version=version)
+
+
+class SharesItsData(MemoryStore):
+    """A reader gets the stored object itself."""
+
+    async def load_data(self, session_id: SessionId) -> Data | None:
+        session = self._sessions.get(session_id)
+        return Data(session.data or {}, session.data_version) if session is not None else None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("store", "check"),
+    [
+        (CountsInACopy, testing.two_writers_neither_repeat_nor_skip_an_id),
+        (MixesStreams, testing.streams_and_sessions_never_cross),
+        (ReplaysWithoutTheEpoch, testing.a_replay_is_whole_or_refused_with_its_reason),
+        (
+            ReplaysWithoutTheEpoch,
+            testing.a_stream_made_anew_refuses_the_positions_of_the_old_one,
+        ),
+        (ReplaysWhatIsLeft, testing.a_replay_is_whole_or_refused_with_its_reason),
+        (TakesAheadForCaughtUp, testing.a_replay_is_whole_or_refused_with_its_reason),
+        (AttachesInTwoSteps, testing.what_is_stored_during_a_takeover_arrives_once_and_in_order),
+        (
+            DisplacesThoughItIsNotFree,
+            testing.an_attach_that_wants_a_free_session_displaces_nobody,
+        ),
+        (
+            DetachesWhoeverIsThere,
+            testing.a_late_close_of_a_displaced_connection_changes_nothing,
+        ),
+        (LivesByBeingLookedAt, testing.a_session_expires_when_idle_and_a_request_moves_that),
+        (ServesStrangersFirst, testing.a_strangers_request_is_refused_before_it_has_any_effect),
+        (ForgetsKeys, testing.a_request_key_is_begun_once_and_its_answer_kept),
+        (ForgetsKeys, testing.one_key_sent_many_times_at_once_is_begun_once),
+        (ReapsWhatIsBusy, testing.expire_ends_what_is_overdue_and_spares_what_is_at_work),
+        (BringsTheEndedBack, testing.an_ended_session_leaves_no_trace_and_never_comes_back),
+        (LastWriteWins, testing.data_is_replaced_only_by_who_saw_its_newest_version),
+        (SharesItsData, testing.data_is_replaced_only_by_who_saw_its_newest_version),
+    ],
+    ids=lambda value: value.__name__,
+)
+async def test_a_store_that_breaks_a_rule_fails_its_check(
+    store: type[MemoryStore], check: Check
+) -> None:
+    """Style.md: "a vector is merged when a broken driver has failed it"."""
+    with pytest.raises(AssertionError):
+        await check(store)

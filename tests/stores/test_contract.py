@@ -1,0 +1,55 @@
+"""One body, every store: ``mcp_sessions.testing`` is what the store contract means."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mcp_sessions.testing import STORE_CHECKS, Check, MakeStore, check_session_store
+from tests.stores.every_store import STORES
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("make", STORES.values(), ids=STORES.keys())
+async def test_a_store_keeps_the_contract(make: MakeStore, check: Check) -> None:
+    """The name of the check is the rule; its docstring cites the pitfalls."""
+    await check(make)
+
+
+def test_every_check_is_in_the_list() -> None:
+    """A check that nobody runs passes for ever."""
+    module = sys.modules[check_session_store.__module__]
+    written = [
+        value
+        for value in vars(module).values()
+        if getattr(value, "__module__", None) == module.__name__
+        and list(getattr(value, "__annotations__", ())) == ["make", "return"]
+        and value is not check_session_store
+    ]
+
+    assert list(STORE_CHECKS) == written
+    assert all(check.__doc__ for check in STORE_CHECKS)
+
+
+def test_the_checks_need_no_test_framework_and_no_sdk() -> None:
+    """They are for authors of stores outside this repository (style.md 1.7)."""
+    script = (
+        "import sys, mcp_sessions.testing as testing; "
+        "print({'pytest', 'hypothesis', 'mcp'} & {name.split('.')[0] for name in sys.modules})"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,1 @@
+"""The bindings: the code for each transport. They decode, and hand messages to the router."""

@@ -1,0 +1,247 @@
+"""The way back for one POST: a JSON body if the answer comes soon, else a stream.
+
+On a transport-mode session a stream's messages are kept, each with an id, before they are
+sent: a client that was cut comes back with ``Last-Event-ID`` and gets the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from starlette.types import Receive, Send
+
+from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.core.messages import RequestId, decode, encode, plain_draft
+from mcp_sessions.errors import Refusal
+from mcp_sessions.ids import SessionEventId, SessionId, StreamName, parse_position
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.security import mint_log_epoch
+from mcp_sessions.stores.base import SessionStore
+from mcp_sessions_transports.http_io import send_json
+from mcp_sessions_transports.sse import SSE_HEADERS, LogFeed, SseStream, priming_event, sse_event
+
+if TYPE_CHECKING:
+    from mcp_sessions_transports.http_connection import HttpConnection
+
+JSON_DEADLINE = 0.1
+"""Seconds within which an answer without anything before it goes as plain JSON."""
+
+
+def post_stream_of(last_event_id: str) -> tuple[StreamName, str, RequestId] | None:
+    """(stream, position, request id) if the id is of a POST stream, else None.
+
+    The SSE ids of a POST stream name their request, so that a client whose stream is long
+    forgotten can still be answered.
+    """
+    position_text, dot, encoded = last_event_id.partition(".")
+    stream, slash, position_id = position_text.partition("/")
+    if not dot or not slash or parse_position(position_id) is None:
+        return None
+    try:
+        request_id = decode(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
+    except ValueError:
+        return None
+    if isinstance(request_id, bool) or not isinstance(request_id, (str, int)):
+        return None
+    return StreamName(stream), position_id, request_id
+
+
+class PostChannel:
+    """A :class:`~mcp_sessions.server.connection.RequestChannel` over one POST."""
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        connection: HttpConnection | None,
+        store: SessionStore,
+        policy: SessionPolicy,
+        clock: Callable[[], float],
+        *,
+        primes: bool,
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            connection: None: a lone POST, whose stream cannot be resumed.
+            primes: The client understands an event without data.
+        """
+        self.is_open = True
+        self.on_closed: Callable[[], None] | None = None
+        self.on_reopened: Callable[[], None] | None = None
+        self.close_stream: Callable[[], Awaitable[None]] | None = None
+        if connection is not None and primes:
+            self.close_stream = self._close_stream
+        self._request_id = request_id
+        self._connection = connection
+        self._store = store
+        self._policy = policy
+        self._clock = clock
+        self._primes = primes
+        self._json: bytes | None = None
+        self._stream: SseStream | None = None
+        self._feed: LogFeed | None = None
+        self._name: StreamName | None = None
+        self._final: SessionEventId | None = None
+        self._committed = False
+        self._turn = asyncio.Event()
+        self._callbacks: list[Callable[[], None]] = []
+
+    # --- the way back --------------------------------------------------------------------
+
+    async def emit(self, message: bytes) -> None:
+        """See :class:`RequestChannel`."""
+        await self._commit()
+        await self._store_and_push(message, final=False)
+        if self._stream is not None:
+            await self._stream.room()
+
+    async def answer(self, message: bytes) -> None:
+        """See :class:`RequestChannel`."""
+        if not self._committed:
+            self._json = message
+            self._turn.set()
+            return
+        await self._store_and_push(message, final=True)
+        if self._name is not None and self._connection is not None:
+            await self._connection.stream_finished(self._name)
+
+    def after_answer(self, callback: Callable[[], None]) -> None:
+        """See :class:`RequestChannel`."""
+        self._callbacks.append(callback)
+
+    async def _store_and_push(self, message: bytes, *, final: bool) -> None:
+        if self._name is None or self._connection is None:
+            if self._stream is not None:
+                self._stream.push(sse_event(message))
+                if final:
+                    self._stream.finish()
+            return
+        appended = await self._store.append(
+            self._connection.session_id,
+            plain_draft(message),
+            now=self._clock(),
+            stream=self._name,
+        )
+        if appended is None:
+            # The transport session is over: nobody can come back for this.
+            if self._stream is not None:
+                self._stream.cut()
+            return
+        if final:
+            self._final = appended.event.event_id
+        if self._feed is not None:
+            self._feed.offer(appended.event, final=final)
+
+    # --- the response --------------------------------------------------------------------
+
+    async def respond(self, receive: Receive, send: Send) -> None:
+        """Send the response: called once, by the task that took the POST."""
+        try:
+            if not self._turn.is_set():
+                try:
+                    async with asyncio.timeout(JSON_DEADLINE):
+                        await self._turn.wait()
+                except TimeoutError:
+                    await self._commit()
+            session_id = self._connection.session_id if self._connection is not None else None
+            if self._json is not None:
+                self.is_open = False
+                await send_json(send, self._json, session_id=session_id)
+                return
+            stream = self._stream
+            if stream is None:
+                raise AssertionError("a response is either JSON or a stream")
+            await self._serve(stream, session_id, receive, send)
+        finally:
+            for callback in self._callbacks:
+                callback()
+
+    async def resume(self, position: str, receive: Receive, send: Send) -> None:
+        """Serve the stream again, from a position on, on a GET."""
+        connection, name = self._connection, self._name
+        if connection is None or name is None:
+            raise AssertionError("only a connection's streams can be resumed")
+        if self._stream is not None:
+            self._stream.cut()
+        stream = self._open_stream(connection.session_id, name, position)
+        if self._primes:
+            stream.push(priming_event(self._sse_id(position)))
+        self.is_open = True
+        if self.on_reopened is not None:
+            self.on_reopened()
+        await self._serve(stream, connection.session_id, receive, send)
+
+    async def _serve(
+        self, stream: SseStream, session_id: SessionId | None, receive: Receive, send: Send
+    ) -> None:
+        headers = list(SSE_HEADERS)
+        if session_id is not None:
+            headers.append((b"mcp-session-id", session_id.encode("ascii")))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await stream.serve(receive, send)
+        finally:
+            stream.cut()
+            if self._stream is stream:
+                self.is_open = False
+                if self.on_closed is not None:
+                    self.on_closed()
+
+    async def _commit(self) -> None:
+        """From now on the response is a stream."""
+        if self._committed or self._json is not None:
+            return
+        self._committed = True
+        connection = self._connection
+        if connection is None:
+            self._stream = self._new_stream()
+        else:
+            self._name = StreamName(mint_log_epoch())
+            head = await self._store.open_stream(connection.session_id, self._name)
+            if head is None:
+                self._name = None
+                self._stream = self._new_stream()
+            else:
+                connection.posts[self._name] = self
+                position = head.event_id()
+                stream = self._open_stream(connection.session_id, self._name, position)
+                if self._primes:
+                    stream.push(priming_event(self._sse_id(position)))
+        self._turn.set()
+
+    def _open_stream(self, session_id: SessionId, name: StreamName, after: str) -> SseStream:
+        async def read(position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+            return await self._store.read(session_id, position, now=self._clock(), stream=name)
+
+        stream = self._new_stream()
+        feed = LogFeed(stream, read, after, prefix=f"{name}/", suffix=self._suffix())
+        if self._final is not None:
+            feed.end_at(self._final)
+        self._stream, self._feed = stream, feed
+        return stream
+
+    def _new_stream(self) -> SseStream:
+        policy = self._policy
+        return SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
+
+    def _suffix(self) -> str:
+        encoded = base64.urlsafe_b64encode(encode(self._request_id)).rstrip(b"=")
+        return "." + encoded.decode()
+
+    def _sse_id(self, position: str) -> str:
+        return f"{self._name}/{position}{self._suffix()}"
+
+    def close(self) -> None:
+        """End the stream, if one is open: the session is over, or the server stops."""
+        if self._stream is not None:
+            self._stream.finish()
+
+    async def _close_stream(self) -> None:
+        await self._commit()
+        if self._stream is not None:
+            # What was pushed is sent first, the priming event among it: without an id the
+            # client could not come back.
+            self._stream.finish()

@@ -1,0 +1,427 @@
+"""Streamable HTTP of the handshake era: 2025-03-26, 2025-06-18 and 2025-11-25.
+
+Statuses, texts and headers are those of the SDK's own transport, so that a stock client
+cannot tell the two apart; sessions, streams and their past are ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.types import Message as AsgiMessage
+from starlette.types import Receive, Scope, Send
+
+from mcp_sessions.core.messages import (
+    Answer,
+    Malformed,
+    Message,
+    Notification,
+    NotNamed,
+    Request,
+    decode,
+    error_message,
+    named_session,
+    parse,
+    wire_error,
+)
+from mcp_sessions.errors import (
+    INVALID_PARAMS,
+    PARSE_ERROR,
+    Detached,
+    InvalidParams,
+    InvalidReason,
+    InvalidRequest,
+    OutcomeUnknown,
+    SessionNotFound,
+    Status,
+)
+from mcp_sessions.ids import ConnectionId, SessionId, digest, parse_session_id
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.hub import Hub
+from mcp_sessions.server.requests import Host
+from mcp_sessions.server.router import Router
+from mcp_sessions.server.session_methods import SESSION_METHODS, SessionMethods
+from mcp_sessions.server.upstream import Upstream
+from mcp_sessions.stores.base import Mode, Peer, SessionRecord, SessionStore
+from mcp_sessions_transports.http_channel import PostChannel, post_stream_of
+from mcp_sessions_transports.http_connection import HttpConnection
+from mcp_sessions_transports.http_io import (
+    BodyTooLarge,
+    Disconnected,
+    Headers,
+    accepts,
+    is_json,
+    read_body,
+    refusal,
+    send_empty,
+    send_json,
+    send_text,
+)
+from mcp_sessions_transports.sse import SSE_HEADERS, sse_event
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_VERSION = "2025-03-26"
+"""What a client that names no version is taken to speak (2025-11-25, transports)."""
+
+_WITHOUT_SESSION = SESSION_METHODS
+"""Served without ``initialize`` and without ``Mcp-Session-Id``."""
+
+_NOT_FOUND = "Session not found"
+_MISSING = "Bad Request: Missing session ID"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the binding serves, and with what."""
+
+    router: Router
+    hub: Hub
+    host: Host
+    methods: SessionMethods
+    upstream: Upstream
+    store: SessionStore
+    policy: SessionPolicy
+    clock: Callable[[], float]
+    primes: Callable[[str], bool]
+    """Whether clients of a version understand an event without data."""
+
+    max_body: int
+    """Bytes."""
+
+
+class HandshakeHttp:
+    """Serves POST, GET and DELETE of the handshake era."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def serve(
+        self, scope: Scope, receive: Receive, send: Send, headers: Headers, principal: Principal
+    ) -> None:
+        """Serve one HTTP request whose Host and Origin are right."""
+        match scope["method"]:
+            case "POST":
+                await self._post(scope, receive, send, headers, principal)
+            case "GET":
+                await self._get(receive, send, headers, principal)
+            case "DELETE":
+                await self._delete(send, headers, principal)
+            case _:
+                await send_json(
+                    send,
+                    refusal("Method Not Allowed"),
+                    status=405,
+                    headers=[(b"allow", b"GET, POST, DELETE")],
+                )
+
+    async def revive(self, connection_id: ConnectionId) -> HttpConnection | None:
+        """A connection that is in the store but not in this process yet."""
+        served = self._served
+        record = await served.store.load(SessionId(connection_id), now=served.clock())
+        if record is None or record.mode is not Mode.TRANSPORT:
+            return None
+        return self._connection(record)
+
+    # --- POST ----------------------------------------------------------------------------------
+
+    async def _post(
+        self, scope: Scope, receive: Receive, send: Send, headers: Headers, principal: Principal
+    ) -> None:
+        if accepts(headers) != (True, True):
+            text = "Not Acceptable: Client must accept both application/json and text/event-stream"
+            await send_json(send, refusal(text), status=406)
+            return
+        if not is_json(headers):
+            text = "Unsupported Media Type: Content-Type must be application/json"
+            await send_json(send, refusal(text), status=415)
+            return
+        try:
+            body = await read_body(receive, headers, self._served.max_body)
+        except BodyTooLarge:
+            await send_text(send, 413, "Request body too large")
+            return
+        except Disconnected:
+            return
+        message = await _parse(body, send)
+        if message is None:
+            return
+        session_header = _session_header(headers)
+        connection: HttpConnection | None = None
+        if session_header is not None:
+            try:
+                connection = await self._of_header(session_header, principal, message)
+            except (SessionNotFound, InvalidRequest) as refused:
+                await _refuse(send, message, refused)
+                return
+        version = headers.get(b"mcp-protocol-version", DEFAULT_VERSION.encode()).decode("latin-1")
+        peer = connection.peer if connection is not None else Peer(version)
+        if isinstance(message, Request):
+            channel = self._channel(message, connection, peer.protocol_version)
+        else:
+            channel = self._channel(Request(0, "", None), connection, peer.protocol_version)
+        inbound = Inbound(
+            principal,
+            peer,
+            connection,
+            channel,
+            context=HttpRequest(scope, _replay(body)),
+            has_stream=connection is not None,
+            resumes_stream=b"last-event-id" in headers,
+        )
+        if isinstance(message, Request):
+            if message.method == "initialize":
+                await self._initialize(message, inbound, send)
+            elif connection is None and not _may_be_alone(message):
+                await send_json(send, refusal(_MISSING), status=400)
+            else:
+                await self._served.router.request(message, inbound)
+                await channel.respond(receive, send)
+        elif isinstance(message, Notification):
+            if connection is None:
+                await send_json(send, refusal(_MISSING), status=400)
+                return
+            # In a task: a handler may wait for the client, and the client for this 202.
+            self._start(self._served.router.notification(message, inbound))
+            await send_empty(send, 202, session_id=connection.session_id)
+        elif self._served.router.answer(message, inbound) or connection is not None:
+            session_id = connection.session_id if connection is not None else None
+            await send_empty(send, 202, session_id=session_id)
+        else:
+            await send_json(send, refusal(_MISSING), status=400)
+
+    async def _initialize(self, request: Request, inbound: Inbound, send: Send) -> None:
+        served = self._served
+        # A client that initializes has no connection yet, whatever header came along.
+        alone = Inbound(
+            inbound.principal, inbound.peer, None, inbound.channel, context=inbound.context
+        )
+
+        async def register(peer: Peer) -> HttpConnection:
+            record = await served.methods.create(Mode.TRANSPORT, inbound.principal, peer)
+            logger.info("transport session %s opened", digest(record.session_id))
+            return self._make(record, peer)
+
+        answer, connection = await served.router.initialize(request, alone, register)
+        session_id = connection.transport_session if connection is not None else None
+        await send_json(send, answer, session_id=session_id)
+
+    # --- GET -----------------------------------------------------------------------------------
+
+    async def _get(
+        self, receive: Receive, send: Send, headers: Headers, principal: Principal
+    ) -> None:
+        if not accepts(headers)[1]:
+            text = "Not Acceptable: Client must accept text/event-stream"
+            await send_json(send, refusal(text), status=406)
+            return
+        connection = await self._of_required_header(headers, principal, send)
+        if connection is None:
+            return
+        last_event_id = headers.get(b"last-event-id", b"").decode("latin-1") or None
+        post_stream = post_stream_of(last_event_id) if last_event_id is not None else None
+        if post_stream is not None:
+            name, position, request_id = post_stream
+            channel = connection.posts.get(name)
+            refused = await self._is_gone(connection, name, position)
+            if channel is None or refused:
+                await _answer_unknown(send, connection.session_id, request_id)
+                return
+            await channel.resume(position, receive, send)
+            return
+        after, lost, continues = await connection.position(last_event_id)
+        if lost is not None:
+            await self._lost_its_place(connection)
+        elif not continues:
+            # A later GET without a position: its sessions wait for session/resume.
+            for session_id in list(connection.attached):
+                await self._served.hub.detach(session_id, connection)
+        await connection.serve_get(after, receive, send)
+
+    async def _is_gone(self, connection: HttpConnection, name: Any, position: str) -> bool:
+        served = self._served
+        _, refused = await served.store.read(
+            connection.session_id, position, now=served.clock(), stream=name
+        )
+        return refused is not None
+
+    async def _lost_its_place(self, connection: HttpConnection) -> None:
+        """What the client missed is gone from the window: it is not left in silent doubt."""
+        served = self._served
+        for session_id in list(connection.attached):
+            # Its position in the session's own log may still be good: it has to resume.
+            await served.hub.displace(session_id, Detached.EVICTED)
+        await connection.refetch(served.upstream.listed())
+
+    # --- DELETE --------------------------------------------------------------------------------
+
+    async def _delete(self, send: Send, headers: Headers, principal: Principal) -> None:
+        connection = await self._of_required_header(headers, principal, send)
+        if connection is None:
+            return
+        await self._served.methods.finish(connection.session_id)
+        await send_empty(send, Status.OK, session_id=connection.session_id)
+
+    # --- sessions ------------------------------------------------------------------------------
+
+    async def _of_required_header(
+        self, headers: Headers, principal: Principal, send: Send
+    ) -> HttpConnection | None:
+        """The connection that a GET or DELETE names; None if it was refused here."""
+        session_header = _session_header(headers)
+        if session_header is None:
+            await send_json(send, refusal(_MISSING), status=400)
+            return None
+        try:
+            return await self._of_header(session_header, principal, None)
+        except (SessionNotFound, InvalidRequest) as refused:
+            await _refuse(send, None, refused)
+            return None
+
+    async def _of_header(
+        self, session_header: str, principal: Principal, message: Message | None
+    ) -> HttpConnection | None:
+        """The connection that ``Mcp-Session-Id`` names; None if it names no transport
+        session but mirrors the session of the message's ``_meta``.
+
+        Raises:
+            SessionNotFound: Unknown, ended, expired or somebody else's: 404.
+            InvalidRequest: One's own protocol-mode session: 400, mode_conflict.
+        """
+        if isinstance(message, Request) and _named(message) == session_header:
+            return None
+        served = self._served
+        session_id = parse_session_id(session_header)
+        admitted = None
+        if session_id is not None:
+            admitted = await served.store.admit(
+                session_id,
+                principal,
+                mode=Mode.TRANSPORT,
+                now=served.clock(),
+                held=session_id in served.host.held,
+            )
+        if admitted is None:
+            raise SessionNotFound(session_header, status=Status.NOT_FOUND)
+        record = admitted.record
+        if record.mode is not Mode.TRANSPORT:
+            raise InvalidRequest(
+                InvalidReason.MODE_CONFLICT,
+                "Mcp-Session-Id names a session of session/start",
+                status=Status.BAD_REQUEST,
+            )
+        connection = self._connection(record)
+        connection.record = record
+        return connection
+
+    def _connection(self, record: SessionRecord) -> HttpConnection:
+        known = self._served.hub.local(ConnectionId(record.session_id))
+        if isinstance(known, HttpConnection):
+            return known
+        connection = self._make(record, record.peer or Peer(DEFAULT_VERSION))
+        self._served.hub.add(connection)
+        return connection
+
+    def _make(self, record: SessionRecord, peer: Peer) -> HttpConnection:
+        served = self._served
+        primes = served.primes(peer.protocol_version)
+        return HttpConnection(
+            record, peer, served.store, served.policy, served.clock, primes=primes
+        )
+
+    def _channel(
+        self, request: Request, connection: HttpConnection | None, version: str
+    ) -> PostChannel:
+        served = self._served
+        return PostChannel(
+            request.id,
+            connection,
+            served.store,
+            served.policy,
+            served.clock,
+            primes=served.primes(version),
+        )
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Wait for what still runs here; called when the server stops."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _parse(body: bytes, send: Send) -> Message | None:
+    """The message in a body; None if it was refused here."""
+    try:
+        value = decode(body)
+    except ValueError:
+        await send_json(send, refusal("Parse error", PARSE_ERROR), status=400)
+        return None
+    try:
+        return parse(value)
+    except Malformed as malformed:
+        text = f"Validation error: {malformed}"
+        await send_json(send, refusal(text, INVALID_PARAMS), status=400)
+        return None
+
+
+async def _refuse(
+    send: Send, message: Message | None, refused: SessionNotFound | InvalidRequest
+) -> None:
+    if isinstance(refused, SessionNotFound):
+        await send_json(send, refusal(_NOT_FOUND), status=Status.NOT_FOUND)
+        return
+    request_id = message.id if isinstance(message, (Request, Answer)) else None
+    body = error_message(request_id, wire_error(refused))
+    await send_json(send, body, status=refused.status)
+
+
+async def _answer_unknown(send: Send, session_id: str, request_id: str | int) -> None:
+    """A response stream that nobody can go on with: its request is answered, and it ends."""
+    body = error_message(request_id, wire_error(OutcomeUnknown()))
+    headers = [*SSE_HEADERS, (b"mcp-session-id", session_id.encode("ascii"))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": sse_event(body)})
+
+
+def _session_header(headers: Headers) -> str | None:
+    value = headers.get(b"mcp-session-id")
+    return value.decode("latin-1") if value is not None else None
+
+
+def _named(request: Request) -> str | None:
+    try:
+        named = named_session(request.params)
+    except InvalidParams:
+        return None
+    return None if isinstance(named, NotNamed) else named
+
+
+def _may_be_alone(request: Request) -> bool:
+    """Whether a request is served without ``initialize`` and without ``Mcp-Session-Id``."""
+    if request.method in _WITHOUT_SESSION:
+        return True
+    try:
+        return not isinstance(named_session(request.params), NotNamed)
+    except InvalidParams:
+        # Malformed metadata is answered as what it is.
+        return True
+
+
+def _replay(body: bytes) -> Receive:
+    async def receive() -> AsgiMessage:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive

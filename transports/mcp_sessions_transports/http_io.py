@@ -1,0 +1,132 @@
+"""Plain HTTP: reading a body within a limit, and answering without a stream."""
+
+from __future__ import annotations
+
+from starlette.types import Receive, Send
+
+from mcp_sessions.core.messages import encode, error_body
+from mcp_sessions.errors import INVALID_REQUEST
+
+Headers = dict[bytes, bytes]
+
+_JSON = (b"content-type", b"application/json")
+
+
+class BodyTooLarge(Exception):
+    """The body is larger than the limit; the rest of it was not read."""
+
+
+class Disconnected(Exception):
+    """The client went away before its body was here."""
+
+
+async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
+    """The whole body of a request.
+
+    Args:
+        limit: Bytes.
+
+    Raises:
+        BodyTooLarge: It declares, or has, more than ``limit`` bytes.
+        Disconnected: It ended early.
+    """
+    declared = headers.get(b"content-length", b"")
+    if declared.isdigit() and int(declared) > limit:
+        raise BodyTooLarge
+    message = await receive()
+    if message["type"] != "http.request":
+        raise Disconnected
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        if len(body) > limit:
+            raise BodyTooLarge
+        return body
+    chunks = [body]
+    size = len(body)
+    while True:
+        if size > limit:
+            raise BodyTooLarge
+        message = await receive()
+        if message["type"] != "http.request":
+            raise Disconnected
+        chunk: bytes = message.get("body", b"")
+        chunks.append(chunk)
+        size += len(chunk)
+        if not message.get("more_body", False):
+            if size > limit:
+                raise BodyTooLarge
+            return b"".join(chunks)
+
+
+async def send_json(
+    send: Send,
+    body: bytes,
+    *,
+    status: int = 200,
+    session_id: str | None = None,
+    headers: list[tuple[bytes, bytes]] | None = None,
+) -> None:
+    """Answer with a JSON body.
+
+    Args:
+        session_id: Sent as ``Mcp-Session-Id``.
+    """
+    fields = [_JSON, (b"content-length", str(len(body)).encode())]
+    if session_id is not None:
+        fields.append((b"mcp-session-id", session_id.encode("ascii")))
+    if headers:
+        fields += headers
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_empty(
+    send: Send,
+    status: int,
+    *,
+    session_id: str | None = None,
+    headers: list[tuple[bytes, bytes]] | None = None,
+) -> None:
+    """Answer without a body."""
+    fields = [(b"content-length", b"0"), *(headers or [])]
+    if session_id is not None:
+        fields.append((b"mcp-session-id", session_id.encode("ascii")))
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def send_text(
+    send: Send, status: int, text: str, *, headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    """Answer with a line of text."""
+    body = text.encode()
+    fields = [
+        (b"content-type", b"text/plain; charset=utf-8"),
+        (b"content-length", str(len(body)).encode()),
+        *(headers or []),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": body})
+
+
+def refusal(message: str, code: int = INVALID_REQUEST) -> bytes:
+    """A JSON-RPC error that answers no request in particular."""
+    return encode({"jsonrpc": "2.0", "id": None, "error": error_body(code, message)})
+
+
+def accepts(headers: Headers) -> tuple[bool, bool]:
+    """Whether the client takes (JSON, server-sent events), with RFC 9110 wildcards."""
+    value = headers.get(b"accept", b"").lower()
+    if value == b"application/json, text/event-stream":
+        return True, True
+    types = {entry.split(b";")[0].strip() for entry in value.split(b",")}
+    anything = b"*/*" in types
+    json = anything or b"application/json" in types or b"application/*" in types
+    sse = anything or b"text/event-stream" in types or b"text/*" in types
+    return json, sse
+
+
+def is_json(headers: Headers) -> bool:
+    """Whether the body declares to be JSON."""
+    media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+    return media_type == b"application/json"

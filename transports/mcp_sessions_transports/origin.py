@@ -1,0 +1,69 @@
+"""Host and Origin: a page in a browser must not reach a server on its user's machine.
+
+The rules and the settings object are the SDK's (``TransportSecuritySettings``); a verdict
+is remembered, since a server sees the same few values again and again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from mcp_sessions_transports.http_io import Headers
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED = 256
+
+
+class SecuritySettings(Protocol):
+    """What the SDK's settings object has."""
+
+    enable_dns_rebinding_protection: bool
+    allowed_hosts: list[str]
+    allowed_origins: list[str]
+
+
+class OriginGuard:
+    """Says whether a request may come in, by its Host and Origin."""
+
+    def __init__(self, settings: SecuritySettings | None) -> None:
+        """Take what it works with.
+
+        Args:
+            settings: None: everything may.
+        """
+        self._settings = settings
+        self._verdicts: dict[tuple[bytes | None, bytes | None], tuple[int, str] | None] = {}
+
+    def check(self, headers: Headers) -> tuple[int, str] | None:
+        """None if the request may come in, else the HTTP status and text of the answer."""
+        settings = self._settings
+        if settings is None or not settings.enable_dns_rebinding_protection:
+            return None
+        seen = (headers.get(b"host"), headers.get(b"origin"))
+        if seen in self._verdicts:
+            return self._verdicts[seen]
+        verdict = self._judge(settings, *seen)
+        if len(self._verdicts) < _REMEMBERED:
+            self._verdicts[seen] = verdict
+        return verdict
+
+    def _judge(
+        self, settings: SecuritySettings, host: bytes | None, origin: bytes | None
+    ) -> tuple[int, str] | None:
+        if not host or not _matches(host.decode("latin-1"), settings.allowed_hosts):
+            logger.warning("refused a request: its Host is not among the allowed hosts")
+            return 421, "Invalid Host header"
+        if origin and not _matches(origin.decode("latin-1"), settings.allowed_origins):
+            logger.warning("refused a request: its Origin is not among the allowed origins")
+            return 403, "Invalid Origin header"
+        return None
+
+
+def _matches(value: str, allowed: Sequence[str]) -> bool:
+    return any(
+        value == entry or (entry.endswith(":*") and value.startswith(entry[:-1]))
+        for entry in allowed
+    )

@@ -1,0 +1,86 @@
+"""Streamable HTTP: one endpoint, two eras. Picks the era and guards the door."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mcp_sessions.core.messages import encode, error_body
+from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
+from mcp_sessions.principal import Principal
+from mcp_sessions_transports.http_handshake import HandshakeHttp
+from mcp_sessions_transports.http_io import Headers, send_json, send_text
+from mcp_sessions_transports.origin import OriginGuard
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_STORE = 1.0
+"""Seconds after which a client should ask again when the store was away."""
+
+
+class StreamableHttp:
+    """The ASGI endpoint."""
+
+    def __init__(
+        self,
+        *,
+        handshake: HandshakeHttp,
+        modern: ASGIApp,
+        handshake_versions: frozenset[str],
+        guard: OriginGuard,
+        principal_of: Callable[[Scope], Principal],
+        ready: Callable[[], None],
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            modern: Serves every request whose version is not of the handshake era.
+            principal_of: Who sent a request, by what authentication left in the scope.
+            ready: Raises if the layer does not run.
+        """
+        self._handshake = handshake
+        self._modern = modern
+        self._handshake_versions = frozenset(v.encode() for v in handshake_versions)
+        self._guard = guard
+        self._principal_of = principal_of
+        self._ready = ready
+        self.retry_after: float | None = None
+        """Set while the server drains: new requests are told to come back (seconds)."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one HTTP request."""
+        self._ready()
+        headers: Headers = dict(scope["headers"])
+        if self.retry_after is not None:
+            await _unavailable(send, "the server is shutting down", self.retry_after)
+            return
+        version = headers.get(b"mcp-protocol-version")
+        if version is not None and version not in self._handshake_versions:
+            await self._modern(scope, receive, send)
+            return
+        refused = self._guard.check(headers)
+        if refused is not None:
+            status, text = refused
+            await send_text(send, status, text)
+            return
+        await _guarded(
+            lambda: self._handshake.serve(scope, receive, send, headers, self._principal_of(scope)),
+            send,
+        )
+
+
+async def _guarded(serve: Callable[[], Awaitable[None]], send: Send) -> None:
+    try:
+        await serve()
+    except StoreUnavailable:
+        logger.exception("the session store is away")
+        await _unavailable(send, "the session store is away", RETRY_AFTER_STORE)
+
+
+async def _unavailable(send: Send, text: str, retry_after: float) -> None:
+    body = encode({"jsonrpc": "2.0", "id": None, "error": error_body(INTERNAL_ERROR, text)})
+    headers = [(b"retry-after", str(math.ceil(retry_after)).encode())]
+    await send_json(send, body, status=503, headers=headers)
