@@ -3,7 +3,7 @@
 Run it, from the directory that should hold the notes or with ``NOTES_DIR`` naming it::
 
     python examples/notes_server_fastmcp.py
-    mcp-sessions serve examples/notes_server_fastmcp.py:layer
+    mcp-sessions serve examples/notes_server_fastmcp.py
 
 What differs: FastMCP has no way to say "this resource changed" to every client, so the
 tools say it to the layer; and the resources come from a provider.

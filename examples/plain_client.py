@@ -145,8 +145,7 @@ class PlainClient:
             TimeoutError: Fewer came within ``timeout``.
             httpx.HTTPError: Fewer came, and the stream has ended.
         """
-        async with asyncio.timeout(self.timeout), self._changed:
-            await self._changed.wait_for(lambda: len(self.received) >= count or self.stream_error)
+        await self._until(lambda: len(self.received) >= count or self.stream_error != "")
         if len(self.received) < count:
             raise httpx.RemoteProtocolError(
                 f"{len(self.received)} of {count} messages, then {self.stream_error}"
@@ -159,9 +158,16 @@ class PlainClient:
         Raises:
             TimeoutError: It is still open after ``timeout``.
         """
-        async with asyncio.timeout(self.timeout), self._changed:
-            await self._changed.wait_for(lambda: self.stream_error != "")
+        await self._until(lambda: self.stream_error != "")
         return self.stream_error
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        try:
+            async with asyncio.timeout(self.timeout), self._changed:
+                await self._changed.wait_for(holds)
+        except TimeoutError:
+            state = f"{len(self.received)} messages, the stream {self.stream_error or 'is open'}"
+            raise TimeoutError(f"after {self.timeout:g} s: {state}") from None
 
     async def _read_stream(self, opened: asyncio.Event) -> None:
         how = "the server closed it"

@@ -6,6 +6,7 @@
     ├── ConfigurationError      the operator: a setting that cannot be served
     ├── SessionRequired         the handler: it asked for a session outside of one
     ├── DataConflict            the handler: somebody else changed session.data first
+    ├── StateTooLarge           the handler: the client is not asked to keep that much
     ├── WireError               the peer: refused, with a JSON-RPC code for the answer
     │   ├── SessionNotFound     -32043  unknown, expired, ended or somebody else's
     │   ├── SessionRequiredByServer -31044  the server gated this method or tool
@@ -13,6 +14,7 @@
     │   ├── LimitReached        -31011  sessions per process or principal, keys per session
     │   ├── OutcomeUnknown      -31012  started, and nobody can know how it ended
     │   ├── InvalidParams       -32602  malformed params or metadata
+    │   │   └── InvalidState -32602 a ``state`` that is not one of ours; one text for each cause
     │   └── InvalidRequest      -32600  mode_conflict, key_reused, duplicate_id
     ├── Fenced                  a later attachment exists; nothing was written
     ├── ReplayRefused           a position that cannot be replayed whole (never on the wire
@@ -97,6 +99,27 @@ class DataConflict(SessionsError):
 
     def __str__(self) -> str:
         return "session.data was changed elsewhere during this edit; read it again and retry"
+
+
+class StateTooLarge(SessionsError):
+    """``session.state`` would make a token larger than the limit; nothing was changed."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        """Take what it works with.
+
+        Args:
+            size: Characters that the token would have.
+            limit: Characters that it may have.
+        """
+        super().__init__(size, limit)
+        self.size = size
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return (
+            f"session.state is too large: its token would have {self.size} characters of at most "
+            f"{self.limit}; keep large values in session.data"
+        )
 
 
 class StoreUnavailable(SessionsError):
@@ -215,3 +238,14 @@ class InvalidRequest(WireError):
     def __init__(self, reason: InvalidReason, explanation: str, *, status: int = Status.OK) -> None:
         super().__init__({"reason": reason.value}, status=status)
         self.message = f"Invalid request: {explanation}"
+
+
+class InvalidState(InvalidParams):
+    """A ``state`` token that is forged, foreign, truncated, expired or oversized.
+
+    The wire has one text for every cause; ``cause`` is for the log.
+    """
+
+    def __init__(self, cause: str) -> None:
+        super().__init__("the session's state is not valid", reason="invalid_state")
+        self.cause = cause

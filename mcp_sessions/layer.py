@@ -12,7 +12,7 @@ import gc
 import logging
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Literal
 
@@ -24,16 +24,27 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mcp_sessions.core.messages import EXTENSION
 from mcp_sessions.errors import ConfigurationError, Detached
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.security import mint_connection_id
-from mcp_sessions.server import sdk
+from mcp_sessions.security import SessionSecurity, mint_connection_id
+from mcp_sessions.server.admin import Sessions
+from mcp_sessions.server.gates import Gates
 from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.reaper import Reaper
 from mcp_sessions.server.requests import Host
 from mcp_sessions.server.router import Router
+from mcp_sessions.server.sdk.http import (
+    HttpShell,
+    http_shell,
+    principal_of,
+    security_settings,
+)
+from mcp_sessions.server.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream, primes_streams
+from mcp_sessions.server.sdk.modern import SdkModernRules
 from mcp_sessions.server.session_methods import SessionMethods
 from mcp_sessions.stores.base import SessionStore
 from mcp_sessions.stores.urls import open_store
+from mcp_sessions_transports.credentials import CredentialWatch
 from mcp_sessions_transports.http_handshake import HandshakeHttp, Served
+from mcp_sessions_transports.http_modern import ModernHttp
 from mcp_sessions_transports.origin import OriginGuard, SecuritySettings
 from mcp_sessions_transports.streamable_http import StreamableHttp
 
@@ -59,6 +70,7 @@ class SessionLayer:
         *,
         store: SessionStore | str = "memory://",
         policy: SessionPolicy | None = None,
+        security: SessionSecurity | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Take what it works with.
@@ -67,6 +79,8 @@ class SessionLayer:
             server: An ``MCPServer`` or lowlevel ``Server`` of the SDK, or a ``FastMCP``.
             store: Where sessions are remembered, or its URL.
             policy: Every limit; the defaults if None.
+            security: The keys that seal ``state``. None: those of ``MCP_SESSIONS_KEYS`` if
+                it is set, else keys that end with this process.
             clock: Seconds since 1970.
 
         Raises:
@@ -75,7 +89,8 @@ class SessionLayer:
         self.policy = policy if policy is not None else SessionPolicy()
         self.store = open_store(store) if isinstance(store, str) else store
         self._clock = clock
-        self._upstream = sdk.SdkUpstream(server)
+        self._upstream = SdkUpstream(server)
+        self.security = (security or SessionSecurity.default()).bound_to(self._upstream.name)
         self._hub = Hub(self.store, self.policy, clock)
         self._host = Host(
             self.store,
@@ -85,7 +100,11 @@ class SessionLayer:
             process=mint_connection_id("process"),
             stamp=lambda result, record: self._methods.stamp(result, record),
         )
-        self._methods = SessionMethods(self.store, self._hub, self._host, clock)
+        self._methods = SessionMethods(self.store, self._hub, self._host, clock, self.security)
+        self._gates = Gates()
+        self.sessions = Sessions(self.store, clock, self._methods.finish)
+        """Lists and ends sessions."""
+
         self._reaper = Reaper(self.store, self._host, self.policy, clock, self._forget)
         self._methods.make_room = self._make_room
         self._router = Router(
@@ -94,6 +113,7 @@ class SessionLayer:
             host=self._host,
             upstream=self._upstream,
             methods=self._methods,
+            gates=self._gates,
             advertise=self._advertise,
             clock=clock,
         )
@@ -230,6 +250,15 @@ class SessionLayer:
         for connection in self._hub.connections():
             connection.close()
 
+    def require_session(self, *, tools: Iterable[str] = (), methods: Iterable[str] = ()) -> None:
+        """Serve these only inside a session; outside of one they answer -31044.
+
+        Args:
+            tools: Names of tools.
+            methods: JSON-RPC methods, such as ``resources/read``.
+        """
+        self._gates.add(tools=tools, methods=methods)
+
     # --- changes ---------------------------------------------------------------------------
 
     async def notify_resource_updated(self, uri: str) -> None:
@@ -268,6 +297,11 @@ class SessionLayer:
             raise ConfigurationError("a SessionLayer runs once; make another one")
         self._state = "running"
         await self.store.open(self.policy)
+        if self.security.is_ephemeral and self.store.survives_process:
+            logger.warning(
+                "sessions outlive this process, but the keys that seal their state do not: "
+                "set MCP_SESSIONS_KEYS"
+            )
         try:
             async with self._upstream.lifespan():
                 stop = self._upstream.on_change(self._hub.announce)
@@ -295,34 +329,44 @@ class SessionLayer:
 
     def _endpoint(
         self, path: str, host: str, security: SecuritySettings | None, max_body: int
-    ) -> tuple[StreamableHttp, sdk.HttpShell]:
-        settings = sdk.security_settings(host, security)
-        binding = HandshakeHttp(
-            Served(
-                router=self._router,
-                hub=self._hub,
-                host=self._host,
-                methods=self._methods,
-                upstream=self._upstream,
-                store=self.store,
-                policy=self.policy,
-                clock=self._clock,
-                primes=sdk.primes_streams,
-                max_body=max_body,
-            )
+    ) -> tuple[StreamableHttp, HttpShell]:
+        settings = security_settings(self._upstream, host, security)
+        endpoint: StreamableHttp | None = None
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            if endpoint is None:
+                raise AssertionError("the endpoint is made before anything is served")
+            await endpoint(scope, receive, send)
+
+        shell = http_shell(self._upstream, serve, path=path, host=host, security=settings)
+        served = Served(
+            router=self._router,
+            hub=self._hub,
+            host=self._host,
+            methods=self._methods,
+            upstream=self._upstream,
+            store=self.store,
+            policy=self.policy,
+            clock=self._clock,
+            primes=primes_streams,
+            max_body=max_body,
+            credentials=CredentialWatch(
+                shell.still_valid, self.policy.credential_check, self._clock
+            ),
         )
-        self._hub.revive = binding.revive
+        guard = OriginGuard(settings)
+        handshake = HandshakeHttp(served)
+        self._hub.revive = handshake.revive
         endpoint = StreamableHttp(
-            handshake=binding,
-            modern=sdk.modern_endpoint(self._upstream, settings, max_body),
-            handshake_versions=sdk.HANDSHAKE_VERSIONS,
-            guard=OriginGuard(settings),
-            principal_of=sdk.principal_of,
+            handshake=handshake,
+            modern=ModernHttp(served, SdkModernRules(self._upstream), guard),
+            handshake_versions=HANDSHAKE_VERSIONS,
+            guard=guard,
+            principal_of=principal_of,
             ready=self._check_running,
         )
         self._endpoints.append(endpoint)
-        self._bindings.append(binding)
-        shell = sdk.http_shell(self._upstream, endpoint, path=path, host=host, security=settings)
+        self._bindings.append(handshake)
         return endpoint, shell
 
     def _check_running(self) -> None:
@@ -352,7 +396,7 @@ class SessionLayer:
                 "maxBytes": policy.request_key_bytes,
             },
             "transports": ["streamable-http"],
-            "features": ["start", "resume", "end", "requestKey"],
+            "features": ["start", "resume", "end", "create", "delete", "state", "requestKey"],
         }
 
 

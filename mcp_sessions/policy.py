@@ -75,6 +75,9 @@ class SessionPolicy:
     slow_timeout: float = 10
     """A peer that takes nothing for this long while its buffer is full is detached."""
 
+    credential_check: float = 60
+    """How often an open stream's credential is checked again."""
+
     reconnect_spread: float = 10
     """At shutdown clients are told to come back within this long (``retryAfter``)."""
 

@@ -18,6 +18,8 @@ class Principal:
     issuer: str | None = None
     subject: str | None = None
     scopes: frozenset[str] = field(default=frozenset(), compare=False)
+    expires_at: float | None = field(default=None, compare=False)
+    """When the credential of this request ends, in seconds since 1970; None: never."""
 
 
 ANONYMOUS = Principal()

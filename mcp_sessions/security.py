@@ -1,14 +1,54 @@
-"""What needs randomness: ids that cannot be guessed.
+"""What rests on randomness and keys: ids that cannot be guessed, tokens that cannot be made.
 
-The one place where ids are minted. A caller's id is never adopted (pitfall F5).
+Rules, owned by ``tests/core/test_security.py`` and ``tests/security/``:
+
+1. This is the one place where ids are minted. A caller's id is never adopted (pitfall F5).
+2. A token is good for the session, principal and audience that it was made for, until it
+   expires, and for nothing else (pitfall F7).
+3. Why a token is refused is for the log. Whoever sent it gets one answer for every cause.
+4. No key, token or session id is in a log, an exception or a ``repr``.
+
+How tokens are protected is the business of ``sealing.py``, below. It is imported when the
+first ``SessionSecurity`` is made: who only mints ids does not wait for ``cryptography``.
 """
 
 from __future__ import annotations
 
+import copy
+import logging
+import os
 import secrets
 import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from mcp_sessions.ids import ConnectionId, LogEpoch, SessionId, log_epoch
+from mcp_sessions.errors import ConfigurationError, InvalidState, StateTooLarge
+from mcp_sessions.ids import (
+    ConnectionId,
+    LogEpoch,
+    SessionId,
+    digest,
+    log_epoch,
+    parse_session_id,
+)
+from mcp_sessions.principal import Principal
+
+if TYPE_CHECKING:
+    from mcp_sessions.sealing import Binding, Codec
+
+logger = logging.getLogger(__name__)
+
+KEYS_VARIABLE = "MCP_SESSIONS_KEYS"
+"""The environment variable for keys: comma-separated, newest first."""
+
+MIN_KEY_CHARACTERS = 32
+"""What a key must have. ``mint_key`` makes 43, of 256 random bits."""
+
+MAX_TOKEN = 4_096
+"""Characters of a state token, by default."""
+
+_LEAST_MAX_TOKEN = 256
+"""Room for the token of an empty state, which ``sessions/create`` always issues."""
 
 
 def mint_session_id() -> SessionId:
@@ -34,3 +74,254 @@ def mint_log_epoch() -> LogEpoch:
 def mint_key() -> str:
     """A new secret for ``SessionSecurity``: 43 characters of base64url, 256 random bits."""
     return secrets.token_urlsafe(32)
+
+
+class SessionSecurity:
+    """A server's keys, and the tokens under them: ``state``, and stateless session ids.
+
+    The first key seals, all open. To rotate without refusing anybody, let each step reach
+    every replica before the next: ``[old, new]``, then ``[new, old]``, then, when what
+    ``old`` sealed has expired, ``[new]``.
+
+    Tokens are sealed, so that clients cannot read them; with ``sign_only`` they can.
+    """
+
+    is_ephemeral: bool
+    """The keys were made for this process and end with it."""
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        *,
+        sign_only: bool = False,
+        audience: str | None = None,
+        max_token: int = MAX_TOKEN,
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            keys: Newest first, each any string of at least 32 characters. It is used as it
+                is, not stretched like a password: take ``mcp-sessions keygen``.
+            sign_only: Tokens are protected against changes only; clients can read them.
+            audience: Names the service. A token of another service with the same keys is
+                refused. None: the server's name, see :meth:`bound_to`.
+            max_token: Characters that a state token may have, in either direction. Lower
+                it, and larger tokens that clients hold are refused.
+
+        Raises:
+            ConfigurationError: There is no key, one is too short, or there twice; or
+                ``max_token`` is below 256.
+        """
+        from mcp_sessions.sealing import Purpose, SealedTokens, SignedTokens
+
+        _check_keys(keys)
+        if max_token < _LEAST_MAX_TOKEN:
+            raise ConfigurationError(
+                f"max_token must be at least {_LEAST_MAX_TOKEN} characters, not {max_token!r}"
+            )
+        self.is_ephemeral = False
+        self.audience = audience
+        self.max_token = max_token
+        self._description = f"{len(keys)} {'key' if len(keys) == 1 else 'keys'}, " + (
+            "signing" if sign_only else "sealing"
+        )
+        # The keys themselves are not kept, only what is derived from them.
+        self._states: Codec
+        self._session_ids: Codec
+        if sign_only:
+            self._states = SignedTokens(keys, Purpose.STATE)
+            self._session_ids = SignedTokens(keys, Purpose.SESSION_ID)
+        else:
+            # The same state has the same token on every replica, without storing it.
+            self._states = SealedTokens(keys, Purpose.STATE, random_nonce=False)
+            self._session_ids = SealedTokens(keys, Purpose.SESSION_ID, random_nonce=True)
+
+    @classmethod
+    def ephemeral(
+        cls, *, sign_only: bool = False, audience: str | None = None, max_token: int = MAX_TOKEN
+    ) -> SessionSecurity:
+        """With a key of its own that nobody else has: no token outlives this process, and
+        no other replica opens one.
+        """
+        security = cls([mint_key()], sign_only=sign_only, audience=audience, max_token=max_token)
+        security.is_ephemeral = True
+        return security
+
+    @classmethod
+    def from_env(
+        cls,
+        variable: str = KEYS_VARIABLE,
+        *,
+        sign_only: bool = False,
+        audience: str | None = None,
+        max_token: int = MAX_TOKEN,
+    ) -> SessionSecurity:
+        """With the keys of an environment variable: comma-separated, newest first.
+
+        White space around a key does not belong to it.
+
+        Raises:
+            ConfigurationError: The variable is not set, or its keys cannot be used.
+        """
+        value = os.environ.get(variable)
+        if value is None:
+            raise ConfigurationError(
+                f"the environment variable {variable} is not set: give it one or more keys, "
+                "comma-separated, newest first (mcp-sessions keygen prints one)"
+            )
+        keys = [key.strip() for key in value.split(",")]
+        try:
+            return cls(keys, sign_only=sign_only, audience=audience, max_token=max_token)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"the environment variable {variable}: {error}") from None
+
+    @classmethod
+    def default(
+        cls, *, sign_only: bool = False, audience: str | None = None, max_token: int = MAX_TOKEN
+    ) -> SessionSecurity:
+        """With the keys of ``MCP_SESSIONS_KEYS`` if it is set, else ephemeral.
+
+        Raises:
+            ConfigurationError: It is set, and its keys cannot be used. That goes for an
+                empty one too: who sets it does not mean "forget every token at restart".
+        """
+        make = cls.from_env if KEYS_VARIABLE in os.environ else cls.ephemeral
+        return make(sign_only=sign_only, audience=audience, max_token=max_token)
+
+    def __repr__(self) -> str:
+        ephemeral = ", ephemeral" if self.is_ephemeral else ""
+        return f"<SessionSecurity {self._description}, audience={self.audience!r}{ephemeral}>"
+
+    def bound_to(self, audience: str) -> SessionSecurity:
+        """The same keys with this audience; itself if it was given one."""
+        if self.audience is not None:
+            return self
+        bound = copy.copy(self)
+        bound.audience = audience
+        return bound
+
+    def seal_state(
+        self,
+        state: Mapping[str, Any],
+        *,
+        session_id: str,
+        principal: Principal,
+        version: int,
+        expires_at: float,
+    ) -> str:
+        """The token of a session's state, the same for equal arguments on every replica.
+
+        Args:
+            state: JSON values.
+            session_id: Whose state it is.
+            principal: Who alone may send the token.
+            version: Comes back when the token is opened.
+            expires_at: Until when it can be opened, in seconds since 1970.
+
+        Raises:
+            StateTooLarge: The token would be larger than ``max_token``.
+            TypeError: A value, or ``expires_at``, would not come back from JSON as it is.
+        """
+        claims = {"expires_at": expires_at, "state": dict(state), "version": version}
+        token = self._states.seal(claims, binding=self._binding(principal, session_id))
+        if len(token) > self.max_token:
+            raise StateTooLarge(len(token), self.max_token)
+        return token
+
+    def open_state(
+        self, token: str, *, session_id: str, principal: Principal, now: float
+    ) -> tuple[dict[str, Any], int]:
+        """The state and version that ``token`` was made of.
+
+        Args:
+            token: What the client sent.
+            session_id: The session that it sent it with.
+            principal: Who sent it.
+            now: Seconds since 1970.
+
+        Raises:
+            InvalidState: It was not made for that session, principal and audience with a
+                key of the ring, or was changed since, or is too large, or expired. The
+                cause is logged here and is the error's ``cause``; all else of the error is
+                always the same.
+        """
+        try:
+            if len(token) > self.max_token:
+                raise InvalidState("larger than max_token")
+            claims = self._states.open(token, binding=self._binding(principal, session_id))
+            _check_time(claims, now)
+        except InvalidState as refused:
+            logger.warning("state of session %s refused: %s", digest(session_id), refused.cause)
+            raise
+        return claims["state"], claims["version"]
+
+    def seal_session_id(
+        self, *, principal: Principal, created_at: float, expires_at: float
+    ) -> SessionId:
+        """A new session id that needs no store: it says itself until when it is good.
+
+        Two are never alike: there are 256 random bits inside.
+
+        Args:
+            principal: Who alone may use it.
+            created_at: When the session was made, in seconds since 1970.
+            expires_at: When it expires, in seconds since 1970.
+
+        Raises:
+            TypeError: One of the moments is not finite.
+        """
+        claims = {"created_at": created_at, "expires_at": expires_at, "random": mint_session_id()}
+        return SessionId(self._session_ids.seal(claims, binding=self._binding(principal)))
+
+    def open_session_id(
+        self, session_id: str, *, principal: Principal, now: float
+    ) -> tuple[float, float] | None:
+        """When that session was made and when it expires, in seconds since 1970.
+
+        None: no such session, somebody else's, or expired. Which of them is logged.
+
+        Args:
+            session_id: What the client sent.
+            principal: Who sent it.
+            now: Seconds since 1970.
+        """
+        try:
+            if parse_session_id(session_id) is None:
+                raise InvalidState("not a session id")
+            claims = self._session_ids.open(session_id, binding=self._binding(principal))
+            _check_time(claims, now)
+        except InvalidState as refused:
+            logger.info("session id %s refused: %s", digest(session_id), refused.cause)
+            return None
+        return claims["created_at"], claims["expires_at"]
+
+    def _binding(self, principal: Principal, session_id: str | None = None) -> Binding:
+        """Whom and what a token is good for. Scopes are not the principal's identity."""
+        owner = (principal.client_id, principal.issuer, principal.subject)
+        return (self.audience, session_id, *owner)
+
+
+def _check_keys(keys: Sequence[str]) -> None:
+    # A string is a sequence of strings, to a type checker too.
+    if isinstance(keys, str):
+        raise ConfigurationError("keys is a list of strings, not one string")
+    if not keys:
+        raise ConfigurationError("there is no key (mcp-sessions keygen prints one)")
+    for place, key in enumerate(keys, start=1):
+        name = f"key {place} of {len(keys)}"
+        if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"{name} is a {type(key).__name__}, not a string")
+        if len(key) < MIN_KEY_CHARACTERS:
+            raise ConfigurationError(
+                f"{name} has {len(key)} characters, and needs at least {MIN_KEY_CHARACTERS} "
+                "(mcp-sessions keygen prints one)"
+            )
+        if key in keys[: place - 1]:
+            raise ConfigurationError(f"{name} is there already")
+
+
+def _check_time(claims: Mapping[str, Any], now: float) -> None:
+    """Raise ``InvalidState`` if the claims are no longer good."""
+    # What is good is stated, so that a clock that says NaN finds nothing good.
+    if not now < claims["expires_at"]:
+        raise InvalidState("expired")

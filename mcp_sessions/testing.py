@@ -105,8 +105,10 @@ async def a_new_session_is_remembered_as_it_was_made(make: MakeStore) -> None:
                 assert parse_session_id(record.session_id) == session.id
                 assert (record.mode, record.principal, record.peer) == (mode, ALICE, peer)
                 assert (record.created_at, record.expires_at) == (NOW, NOW + IDLE)
+                assert record.ends_at == NOW + LIFETIME
                 assert (record.fencing_epoch, record.attachment, record.current) == (0, None, None)
-                assert not record.stream_opened and not record.subscriptions
+                assert not record.stream_opened and not record.subscriptions and not record.state
+                assert (record.lists, record.waits_from) == (None, None)
             assert await session.position(0) == await session.head()
     async with _opened(make, idle_timeout=2 * LIFETIME) as store:
         made = await store.create(Mode.PROTOCOL, ALICE, peer=None, now=NOW)
@@ -574,6 +576,61 @@ async def subscriptions_belong_to_the_session(make: MakeStore) -> None:
         assert await store.subscribe(first.id, "note://3")
 
 
+async def a_listen_filter_replaces_the_subscriptions(make: MakeStore) -> None:
+    """protocol.md: it becomes the session's subscriptions and outlives the stream."""
+    async with _opened(make, max_subscriptions=2) as store:
+        session = await _new(store)
+        await store.subscribe(session.id, "note://1")
+        lists = frozenset({"tools"})
+        for uris in (
+            frozenset({"note://2", "note://3"}),
+            frozenset({"note://3"}),
+            frozenset[str](),
+        ):
+            assert await store.set_filter(session.id, uris, lists)
+            record = await session.record()
+            assert (record.subscriptions, record.lists) == (uris, lists)
+            for uri in ("note://1", "note://2", "note://3"):
+                assert (session.id in await store.subscribers(uri)) == (uri in uris)
+        many = frozenset({"note://4", "note://5", "note://6"})
+        over = await _limit_of(lambda: store.set_filter(session.id, many, frozenset()))
+        assert over == "max_subscriptions"
+        record = await session.record()
+        assert (record.subscriptions, record.lists) == (frozenset(), lists)
+        assert not await store.subscribers("note://4")
+
+
+async def where_the_next_listen_stream_starts_is_remembered(make: MakeStore) -> None:
+    """protocol.md: a replay waits for the next listen."""
+    async with _opened(make) as store:
+        session = await _new(store)
+        for event_id in (await session.position(3), None):
+            await store.set_waits_from(session.id, event_id)
+            assert (await session.record()).waits_from == event_id
+
+
+async def state_is_changed_key_by_key(make: MakeStore) -> None:
+    """protocol.md: what a request changed is applied to the newest state; none is lost."""
+    async with _opened(make) as store:
+        session = await _new(store)
+        value: dict[str, Any] = {"list": [1], "gone": 1}
+        changed = await store.change_state(session.id, value, ())
+        assert changed is not None and changed.session_id == session.id
+        value["list"].append(2)
+        assert (await session.record()).state == {"list": [1], "gone": 1}
+        versions: list[int] = []
+
+        async def change(number: int) -> None:
+            record = await store.change_state(session.id, {f"key-{number}": number}, ["gone"])
+            assert record is not None
+            versions.append(record.state_version)
+
+        await _at_once(change)
+        record = await session.record()
+        assert record.state == {"list": [1], **{f"key-{number}": number for number in range(20)}}
+        assert len(set(versions)) == 20 and record.state_version == max(versions)
+
+
 async def data_is_replaced_only_by_who_saw_its_newest_version(make: MakeStore) -> None:
     """``session.data``: of many edits at once one is stored; a reader has its own copy."""
     async with _opened(make) as store:
@@ -652,6 +709,9 @@ STORE_CHECKS: Sequence[Check] = (
     many_attaches_at_once_leave_one_owner,
     what_is_stored_during_a_takeover_arrives_once_and_in_order,
     subscriptions_belong_to_the_session,
+    a_listen_filter_replaces_the_subscriptions,
+    where_the_next_listen_stream_starts_is_remembered,
+    state_is_changed_key_by_key,
     data_is_replaced_only_by_who_saw_its_newest_version,
     a_connections_own_state_is_kept_with_its_session,
     sessions_can_be_listed_by_their_owner,
@@ -767,7 +827,10 @@ class _Session:
         assert not await store.mark_stream_opened(self.id)
         assert not await store.subscribe(self.id, "note://1")
         assert not await store.unsubscribe(self.id, "note://1")
+        assert not await store.set_filter(self.id, frozenset({"note://1"}), frozenset())
         assert self.id not in await store.subscribers("note://1")
+        await store.set_waits_from(self.id, None)
+        assert await store.change_state(self.id, {"n": 1}, ()) is None
         assert not await store.finish_request(self.id, KEY.key, RESULT, now=NOW)
         assert await store.load_data(self.id) is None
         assert not await store.replace_data(self.id, {}, expected_version=0)

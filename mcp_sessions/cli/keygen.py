@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 
 from mcp_sessions.cli.arguments import OneLineParser
-
-KEY_BYTES = 32
-"""256 bits, what AES-256 and the key derivation take; 43 characters when printed."""
+from mcp_sessions.security import KEYS_VARIABLE, mint_key
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -16,8 +13,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = OneLineParser(
         prog="mcp-sessions keygen",
         description="Print a new random key: 43 characters of A-Z a-z 0-9 - _ (256 bits).",
-        epilog="Keep it secret: keep it out of the repository and of process listings.",
+        epilog=f"It goes into the environment variable {KEYS_VARIABLE}: one key, or several, "
+        "comma-separated, newest first. Keep it secret: keep it out of the repository and of "
+        "process listings.",
     )
     parser.parse_args(arguments)
-    print(secrets.token_urlsafe(KEY_BYTES))
+    print(mint_key())
     return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -69,21 +70,23 @@ def listening_socket(host: str, port: int) -> socket.socket:
     Raises:
         ConfigurationError: The port is in use, or host and port may not be used.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Not `socket.create_server`: it puts texts of its own in the place of the errors.
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
-    except socket.gaierror as error:
-        raise ConfigurationError(f"--host {host}: no such address") from error
+        if os.name == "posix":
+            # Else a port is taken for minutes after its last connection. (On Windows the
+            # same option would let two servers share a port.)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(LISTEN_BACKLOG)
     except OSError as error:
+        sock.close()
         if error.errno == errno.EADDRINUSE:
-            raise ConfigurationError(
-                f"port {port} on {host} is in use; choose another with --port (0: any free one)"
-            ) from error
-        # `strerror` alone would repeat the address in a form of its own.
-        reason = errno.errorcode.get(error.errno or 0, "error")
-        raise ConfigurationError(
-            f"cannot listen on {host}, port {port}: {reason} ({error.strerror or error})"
-        ) from error
+            reason = "the port is in use; choose another with --port (0: any free one)"
+        else:
+            reason = error.strerror or str(error)
+        raise ConfigurationError(f"cannot listen on {host}, port {port}: {reason}") from error
+    return sock
 
 
 def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:

@@ -7,12 +7,12 @@ cannot be pushed to. A *request channel* is the way back for one request.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mcp_sessions.core.log import Draft, LoggedEvent
-from mcp_sessions.core.messages import RequestId
+from mcp_sessions.core.messages import RequestId, encode
 from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.base import CurrentSession, Peer
@@ -45,8 +45,12 @@ class RequestChannel(Protocol):
         """
         ...
 
-    async def answer(self, message: bytes) -> None:
-        """Send the answer. Called once; nothing follows it."""
+    async def answer(self, message: bytes, *, code: int | None = None) -> None:
+        """Send the answer. Called once; nothing follows it.
+
+        Args:
+            code: The error's code; None: it is a result.
+        """
         ...
 
     def after_answer(self, callback: Callable[[], None]) -> None:
@@ -108,6 +112,10 @@ class TransportConnection(Protocol):
         """
         ...
 
+    async def session_over(self, session_id: SessionId) -> None:
+        """A session that was attached here is over: nothing of it is handed over any more."""
+        ...
+
     def close(self) -> None:
         """End its streams, in order: the session behind it is over, or the server stops."""
         ...
@@ -136,5 +144,20 @@ class Inbound:
     resumes_stream: bool = False
     """The POST carried ``Last-Event-ID``."""
 
-    transport_header: SessionId | None = None
-    """The ``Mcp-Session-Id`` that came along and names a protocol-mode session."""
+    modern: bool = False
+    """Of the modern era over HTTP: every request names its session, a broken response
+    stream cancels a request without a key, results carry ``resultType``."""
+
+    route: Any = None
+    """Modern era: what the upstream's rules made of the request's envelope."""
+
+    encode: Callable[[Any], bytes] = encode
+    """Writes a message as this peer's entry does."""
+
+    def result(self, request_id: RequestId, result: Mapping[str, Any]) -> bytes:
+        """The successful answer to a request."""
+        return self.encode({"jsonrpc": "2.0", "id": request_id, "result": result})
+
+    def error(self, request_id: RequestId, error: Mapping[str, Any]) -> bytes:
+        """The failed answer to a request."""
+        return self.encode({"jsonrpc": "2.0", "id": request_id, "error": error})

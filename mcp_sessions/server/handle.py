@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import weakref
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar, overload
 
+from mcp_sessions.core.messages import encode
 from mcp_sessions.errors import DataConflict, SessionNotFound, SessionRequired
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
@@ -62,10 +64,84 @@ class SessionData:
                 raise DataConflict
 
 
+class SessionState(MutableMapping[str, Any]):
+    """What ``session.state`` is: a mapping of JSON values, this request's view of it.
+
+    What the request changed, in values too, is applied to the newest state key by key when
+    its handler returned a result; a handler that raises changes nothing.
+    """
+
+    def __init__(
+        self, stored: Mapping[str, Any], check: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        self._stored = {key: encode(value) for key, value in stored.items()}
+        self._values = copy.deepcopy(dict(stored))
+        self._check = check
+        self._closed = False
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Set a value.
+
+        Raises:
+            TypeError: The key is no string, or the value cannot be JSON.
+            StateTooLarge: The token that the client keeps would be too large.
+            RuntimeError: The request is over; nothing would be stored.
+        """
+        if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError("a key of session.state is a string")
+        self._open()
+        encode(value)
+        self._check({**self._values, key: value})
+        self._values[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        self._open()
+        del self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def close(self) -> tuple[dict[str, Any], frozenset[str]]:
+        """The request is over: what it changed, and what it removed."""
+        self._closed = True
+        changed = {
+            key: value
+            for key, value in self._values.items()
+            if self._stored.get(key) != encode(value)
+        }
+        if changed:
+            self._check(self._values)
+        return changed, frozenset(self._stored.keys() - self._values.keys())
+
+    def _open(self) -> None:
+        if self._closed:
+            raise RuntimeError("session.state can be changed while its request is handled")
+
+
 class SessionHandle:
     """A protocol-mode session, from inside the server."""
 
-    def __init__(self, record: SessionRecord, store: SessionStore, hub: Hub, locks: Locks) -> None:
+    def __init__(
+        self,
+        record: SessionRecord,
+        store: SessionStore,
+        hub: Hub,
+        locks: Locks,
+        check_state: Callable[[SessionRecord, Mapping[str, Any]], None],
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            check_state: Raises if that state could not be sent.
+        """
+        self._check_state = check_state
+        self._state: SessionState | None = None
         self._record = record
         self._store = store
         self._hub = hub
@@ -95,6 +171,30 @@ class SessionHandle:
     def data(self) -> SessionData:
         """What the session remembers."""
         return SessionData(self.id, self._store, self._locks.of(self.id))
+
+    @property
+    def state(self) -> SessionState:
+        """What the client keeps and echoes, sealed: small values, as a mapping."""
+        if self._state is None:
+            record = self._record
+            self._state = SessionState(record.state, lambda state: self._check_state(record, state))
+        return self._state
+
+    async def store_state(self) -> SessionRecord | None:
+        """Apply what the request changed; the session as it is then, None if unchanged.
+
+        Called once, by who runs the request, before its answer.
+
+        Raises:
+            StateTooLarge: The token would be too large; nothing was stored.
+            TypeError: A value was changed in place to what cannot be JSON.
+        """
+        if self._state is None:
+            return None
+        changed, removed = self._state.close()
+        if not changed and not removed:
+            return None
+        return await self._store.change_state(self.id, changed, removed)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Send the session's client a notification: a session event, replayed if missed.

@@ -33,6 +33,7 @@ DETACHED = "notifications/sessions/detached"
 _YIELD_EVERY = 128
 """Sessions that one server-wide change visits before others may run."""
 
+OnAttached = Callable[[SessionId, TransportConnection], Awaitable[None]]
 Revive = Callable[[ConnectionId], Awaitable[TransportConnection | None]]
 
 
@@ -52,7 +53,7 @@ class Hub:
         self.revive: Revive = _nobody
         """Finds a connection that lives in the store but not in this process yet."""
 
-        self.on_attached: Callable[[SessionId], Awaitable[None]] = _nothing
+        self.on_attached: OnAttached = _nothing
         """Called when a session was attached: what waits for an answer is asked again."""
 
     # --- connections ---------------------------------------------------------------------
@@ -183,9 +184,9 @@ class Hub:
             for event in attached.replay:
                 await connection.deliver(session_id, event)
         if previous is not None and not stays:
-            await self._displace(session_id, previous, Detached.TAKEN_OVER)
+            await self._displace(session_id, previous, Detached.TAKEN_OVER, connection)
         if connection is not None:
-            await self.on_attached(session_id)
+            await self.on_attached(session_id, connection)
         return attached
 
     async def detach(self, session_id: SessionId, connection: TransportConnection) -> None:
@@ -215,7 +216,7 @@ class Hub:
             connection = self.local(record.attachment.connection_id)
             if connection is not None:
                 connection.attached.pop(record.session_id, None)
-                await connection.withdraw(record.session_id)
+                await connection.session_over(record.session_id)
         for connection in self._used_on.pop(record.session_id, ()):
             upstream_peer = connection.upstream_peers.pop(record.session_id, None)
             if upstream_peer is not None:
@@ -246,7 +247,11 @@ class Hub:
         await connection.send(plain_draft(notification_message(DETACHED, params)))
 
     async def _displace(
-        self, session_id: SessionId, previous: Attachment, reason: Detached
+        self,
+        session_id: SessionId,
+        previous: Attachment,
+        reason: Detached,
+        newer: TransportConnection | None = None,
     ) -> None:
         connection = await self.find(previous.connection_id)
         if connection is None:
@@ -254,8 +259,10 @@ class Hub:
         # Only if the old connection did not attach it anew meanwhile.
         if connection.attached.get(session_id) == previous.fencing_epoch:
             del connection.attached[session_id]
+        # A listen stream after a listen stream is the same client going on.
+        if newer is None or not newer.kind == connection.kind == "listen":
+            await self.tell_detached(connection, session_id, reason)
         await connection.withdraw(session_id)
-        await self.tell_detached(connection, session_id, reason)
         logger.info("session %s left its connection: %s", digest(session_id), reason.value)
 
     # --- server-wide changes ---------------------------------------------------------------
@@ -302,7 +309,8 @@ class Hub:
             if record is None:
                 continue
             if record.mode is Mode.PROTOCOL:
-                await self._publish(session_id, template)
+                if is_update or record.lists is None or _list_of(method) in record.lists:
+                    await self._publish(session_id, template)
             else:
                 connection = await self.find(ConnectionId(session_id))
                 # A list change is told once: by a session that is attached here, or bare.
@@ -324,9 +332,14 @@ def declares_extension(connection: TransportConnection) -> bool:
     )
 
 
+def _list_of(method: str) -> str:
+    """``tools`` of ``notifications/tools/list_changed``."""
+    return method.split("/")[1]
+
+
 async def _nobody(_: ConnectionId) -> TransportConnection | None:
     return None
 
 
-async def _nothing(_: SessionId) -> None:
+async def _nothing(_: SessionId, __: TransportConnection) -> None:
     return None

@@ -56,7 +56,7 @@ class SessionOutbound:
             raise PeerError(INVALID_REQUEST, "the session is over")
         connection = await self._attached(record)
         peer = connection.peer if connection is not None else record.peer
-        check_may_ask(peer.initialize_params if peer is not None else None, method)
+        check_may_ask(peer, method)
         call = PendingCall(record.principal, session_id, method, params, on_progress)
         return await self._host.calls.ask(call, self._send, timeout=timeout)
 
@@ -94,7 +94,7 @@ class ConnectionOutbound:
     ) -> dict[str, Any]:
         """See :class:`Outbound`."""
         connection = self._connection
-        check_may_ask(connection.peer.initialize_params, method)
+        check_may_ask(connection.peer, method)
         call = PendingCall(connection.principal, None, method, params, on_progress)
         return await self._host.calls.ask(call, self._send, timeout=timeout)
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import anyio
-
+from mcp_sessions.core.log import Draft
 from mcp_sessions.core.messages import (
     Answer,
     Request,
     RequestId,
-    answer_with,
     error_body,
     error_outcome,
     meta_of,
@@ -33,17 +31,18 @@ from mcp_sessions.errors import (
     INVALID_REQUEST,
     OutcomeUnknown,
     SessionNotFound,
+    SessionsError,
     StoreUnavailable,
 )
 from mcp_sessions.ids import RequestKey, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_request_id
-from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.connection import Inbound, TransportConnection
 from mcp_sessions.server.handle import SessionHandle, enter_session
 from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.upstream import OnProgress, PeerError, UpstreamError, UpstreamPeer
-from mcp_sessions.stores.base import SessionRecord, SessionStore
+from mcp_sessions.stores.base import Peer, SessionRecord, SessionStore
 
 logger = logging.getLogger(__name__)
 
@@ -179,11 +178,11 @@ class RunningRequest:
         self.request = carrier.request
         self.request_id: RequestId | None = carrier.request.id
         self.record = record
+        self.handle: SessionHandle | None = None
         self.key = key
         self.carriers = [carrier]
         self.done = False
         self.started_at = host.clock()
-        self.scope = anyio.CancelScope()
         self.task: asyncio.Task[None] | None = None
         self.context: Any = carrier.inbound.context
         self._host = host
@@ -214,7 +213,8 @@ class RunningRequest:
     @property
     def can_send_request(self) -> bool:
         """Whether the client can be asked something while this runs."""
-        return not self.done and self.carriers[-1].inbound.connection is not None
+        inbound = self.carriers[-1].inbound
+        return not self.done and inbound.connection is not None and not inbound.modern
 
     @property
     def is_heard(self) -> bool:
@@ -252,7 +252,7 @@ class RunningRequest:
     ) -> dict[str, Any]:
         """Ask the client on the request's own way back; see :class:`Outbound`."""
         inbound = self.carriers[-1].inbound
-        check_may_ask(inbound.peer.initialize_params if inbound.connection else None, method)
+        check_may_ask(inbound.peer if inbound.connection is not None else None, method)
         call = PendingCall(inbound.principal, None, method, params, on_progress)
         self._asked.append(call)
         try:
@@ -279,20 +279,21 @@ class RunningRequest:
         await self.carriers[-1].inbound.channel.emit(message)
 
 
-def check_may_ask(initialize_params: Mapping[str, Any] | None, method: str) -> None:
+def check_may_ask(peer: Peer | None, method: str) -> None:
     """Server-to-client requests go only to a handshake-era peer that declared it answers.
 
     Raises:
         PeerError: It did not, or there was no handshake.
     """
-    if initialize_params is None:
+    params = peer.initialize_params if peer is not None and not peer.modern else None
+    if params is None:
         raise PeerError(
             INVALID_REQUEST,
             f"Cannot send {method!r}: this transport context has no back-channel for "
             "server-initiated requests.",
         )
     capability = _NEEDS_CAPABILITY.get(method)
-    if capability is not None and capability not in (initialize_params.get("capabilities") or {}):
+    if capability is not None and capability not in (params.get("capabilities") or {}):
         raise PeerError(INVALID_REQUEST, f"the client did not declare {capability!r}")
 
 
@@ -327,7 +328,10 @@ class Host:
         self._by_key: dict[tuple[SessionId, RequestKey], RunningRequest] = {}
         self._unheard: dict[RunningRequest, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        # Kept: asking for the running loop costs a system call per question.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.standalone: Callable[[RunningRequest], Any] = _no_standalone
+        hub.on_attached = self._ask_again
 
     @property
     def held(self) -> Mapping[SessionId, Any]:
@@ -368,7 +372,9 @@ class Host:
         if connection is not None:
             connection.requests[carrier.request.id] = running
         self._listen(running, carrier)
-        task = asyncio.create_task(self._run(running, peer, handle, close_peer))
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        task = self._loop.create_task(self._run(running, peer, handle, close_peer))
         running.task = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -387,7 +393,8 @@ class Host:
         if running.done:
             return
         await self._finish(running, None, error)
-        running.scope.cancel()
+        if running.task is not None:
+            running.task.cancel()
 
     async def abort_session(self, session_id: SessionId) -> None:
         """A session is over: its requests and its questions to the client fail."""
@@ -399,6 +406,19 @@ class Host:
             # carried it, as it outlives any connection.
             if running.session_id is None or running.session_id == session_id:
                 await self.abort(running, error)
+
+    async def _ask_again(self, session_id: SessionId, connection: TransportConnection) -> None:
+        """A session has a new connection: what is open goes there too (pitfall C4)."""
+        if not connection.peer.modern:
+            for call in self.calls.of_session(session_id):
+                await connection.send(Draft(call.message, None, None, session_id))
+
+    def _closed(self, running: RunningRequest, carrier: Carrier) -> None:
+        if not carrier.inbound.modern or running.key is not None:
+            self.unheard(running)
+        elif not running.done:
+            # The modern era over HTTP: closing the response stream cancels the request.
+            self._spawn(self.abort(running, error_body(REQUEST_CANCELLED, "Request cancelled")))
 
     def unheard(self, running: RunningRequest) -> None:
         """A carrier of the request is gone; if it was the last, its time is bounded."""
@@ -435,12 +455,15 @@ class Host:
 
     def _listen(self, running: RunningRequest, carrier: Carrier) -> None:
         channel = carrier.inbound.channel
-        channel.on_closed = lambda: self.unheard(running)
+        channel.on_closed = lambda: self._closed(running, carrier)
         channel.on_reopened = lambda: self.heard(running)
 
     def _give_up(self, running: RunningRequest) -> None:
         logger.warning("%s ran on unheard for too long; it is cancelled", running.request.method)
-        task = asyncio.create_task(self.abort(running, wire_error(OutcomeUnknown())))
+        self._spawn(self.abort(running, wire_error(OutcomeUnknown())))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -464,19 +487,24 @@ class Host:
         result: dict[str, Any] | None = None
         error: dict[str, Any] | None = None
         try:
-            with running.scope:
-                result = await peer.request(running, request.method, request.params)
+            result = await peer.request(running, request.method, request.params)
         except UpstreamError as failed:
             error = failed.error
         except asyncio.CancelledError:
+            if running.done:
+                # Answered and cancelled by ``abort``: this is the end of it.
+                return
             await self._finish(running, None, wire_error(OutcomeUnknown()))
             raise
         finally:
             if close_peer:
                 await peer.close()
-        if result is None and error is None:
-            # The scope was cancelled from within the handler's own cancel scopes.
-            error = error_body(REQUEST_CANCELLED, "Request cancelled")
+        if result is not None and handle is not None:
+            try:
+                running.record = await handle.store_state() or running.record
+            except (SessionsError, TypeError) as failed:
+                logger.error("session.state could not be stored: %s", failed)
+                result, error = None, error_body(INTERNAL_ERROR, "Internal error")
         await self._hub.settle()
         await self._finish(running, result, error)
 
@@ -491,26 +519,35 @@ class Host:
         running.done = True
         self._forget(running)
         running.fail_open_calls(INTERNAL_ERROR, "the request that asked is over")
-        outcome = result_outcome(result) if result is not None else error_outcome(error or {})
         try:
-            await self._remember(running, outcome)
+            await self._remember(running, result, error)
         except StoreUnavailable:
             # The handler ran. Whoever still listens gets the answer; who asks again later
             # hears that the outcome is unknown.
             logger.exception("the outcome of %s could not be stored", running.request.method)
         record = running.record
         for carrier in running.carriers:
-            request_id = carrier.request.id
-            if result is not None and carrier.named and record is not None:
-                stamped = result_outcome(self._stamp(result, record))
-                await carrier.inbound.channel.answer(answer_with(stamped, request_id))
-            else:
-                await carrier.inbound.channel.answer(answer_with(outcome, request_id))
+            inbound, request_id = carrier.inbound, carrier.request.id
+            if result is None:
+                failed = error or {}
+                message = inbound.error(request_id, failed)
+                await inbound.channel.answer(message, code=failed.get("code"))
+                continue
+            stamped = result
+            if carrier.named and record is not None:
+                stamped = self._stamp(result, record)
+            await inbound.channel.answer(inbound.result(request_id, stamped))
 
-    async def _remember(self, running: RunningRequest, outcome: bytes) -> None:
+    async def _remember(
+        self,
+        running: RunningRequest,
+        result: dict[str, Any] | None,
+        error: dict[str, Any] | None,
+    ) -> None:
         now = self.clock()
         session_id = running.session_id
         if session_id is not None and running.key is not None:
+            outcome = result_outcome(result) if result is not None else error_outcome(error or {})
             await self._store.finish_request(session_id, running.key, outcome, now=now)
         # Idle time counts from the end of the last request (pitfall D2). Admission moved
         # the deadline already; a store is written again only if that was a while ago.

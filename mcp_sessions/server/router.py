@@ -26,8 +26,6 @@ from mcp_sessions.core.messages import (
 )
 from mcp_sessions.core.request_keys import Begun, content_digest
 from mcp_sessions.errors import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
     InvalidParams,
     InvalidReason,
     InvalidRequest,
@@ -35,11 +33,11 @@ from mcp_sessions.errors import (
     OutcomeUnknown,
     SessionDetached,
     SessionNotFound,
-    StoreUnavailable,
     WireError,
 )
 from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.server.connection import Inbound, TransportConnection
+from mcp_sessions.server.gates import Gates
 from mcp_sessions.server.handle import Locks, SessionHandle
 from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.outbound import ConnectionOutbound, LateOutbound, SessionOutbound
@@ -48,6 +46,12 @@ from mcp_sessions.server.requests import (
     Carrier,
     Host,
     RunningRequest,
+)
+from mcp_sessions.server.served_here import (
+    DISCOVER,
+    SUBSCRIPTION_METHODS,
+    Discovery,
+    Subscriptions,
 )
 from mcp_sessions.server.session_methods import SESSION_METHODS, SessionMethods
 from mcp_sessions.server.upstream import Upstream, UpstreamError, UpstreamPeer
@@ -62,9 +66,6 @@ from mcp_sessions.stores.base import (
 )
 
 logger = logging.getLogger(__name__)
-
-_SUBSCRIBE = "resources/subscribe"
-_UNSUBSCRIBE = "resources/unsubscribe"
 
 Register = Callable[[Peer], Awaitable[TransportConnection]]
 
@@ -93,6 +94,7 @@ class Router:
         host: Host,
         upstream: Upstream,
         methods: SessionMethods,
+        gates: Gates,
         advertise: Callable[[dict[str, Any]], None],
         clock: Callable[[], float],
     ) -> None:
@@ -106,6 +108,7 @@ class Router:
         self._host = host
         self._upstream = upstream
         self._methods = methods
+        self._gates = gates
         self._advertise = advertise
         self._clock = clock
         self._locks = Locks()
@@ -149,13 +152,15 @@ class Router:
             if request.method in SESSION_METHODS:
                 self._check_id(request, inbound)
                 result = await self._methods.serve(request, inbound)
-                await inbound.channel.answer(result_message(request.id, result))
+                if inbound.modern:
+                    result["resultType"] = "complete"
+                await inbound.channel.answer(inbound.result(request.id, result))
             else:
                 await self._serve(request, inbound)
         except WireError as refused:
-            await inbound.channel.answer(error_message(request.id, wire_error(refused)))
+            await _refuse(request, inbound, wire_error(refused))
         except UpstreamError as failed:
-            await inbound.channel.answer(error_message(request.id, failed.error))
+            await _refuse(request, inbound, failed.error)
 
     async def notification(self, notification: Notification, inbound: Inbound) -> None:
         """Take a notification. What is wrong with it is logged: it is owed no answer."""
@@ -178,13 +183,25 @@ class Router:
         if inbound.connection is None:
             await peer.close()
 
-    def upstream_serves(self, method: str) -> bool:
-        """Whether the wrapped server has a handler of its own for ``method``."""
-        return self._upstream.serves(method)
-
     def answer(self, answer: Answer, inbound: Inbound) -> bool:
         """Take the answer to a request of ours; False if it is to none that is open."""
         return self._host.calls.resolve(answer, inbound.principal)
+
+    async def cancel_keyed(self, notification: Notification, inbound: Inbound) -> None:
+        """Take a modern-era notification: a cancellation that names session and key, or
+        nothing that concerns us.
+        """
+        if notification.method == "notifications/cancelled":
+            await self._cancel(notification.params, inbound)
+
+    async def admitted(self, request: Request, inbound: Inbound) -> SessionRecord | None:
+        """The session that a request names, admitted; None: it names none (rule 1 only).
+
+        Raises:
+            WireError: As for any request.
+        """
+        association = await self._associate(request.params, inbound, request)
+        return association.admitted.record if association.admitted is not None else None
 
     # --- requests ----------------------------------------------------------------------------
 
@@ -199,12 +216,18 @@ class Router:
         record = admitted.record if admitted is not None else None
         if record is not None:
             await self._attach_if_free(record, inbound)
+        self._gates.check(request, record)
         peer = self._upstream_peer(inbound, record)
-        if request.method in (_SUBSCRIBE, _UNSUBSCRIBE):
-            peer = _Subscriptions(self, peer, record, inbound)
+        if inbound.modern:
+            if request.method == DISCOVER:
+                peer = Discovery(peer, self._advertise)
+        elif request.method in SUBSCRIPTION_METHODS:
+            peer = Subscriptions(peer, self._upstream, self._store, _subscriber(inbound, record))
         handle = None
         if record is not None:
-            handle = SessionHandle(record, self._store, self._hub, self._locks)
+            handle = SessionHandle(
+                record, self._store, self._hub, self._locks, self._methods.check_state
+            )
         key = association.key if record is not None else None
         self._host.start(
             carrier,
@@ -230,6 +253,7 @@ class Router:
         named = named_session(params)
         connection = inbound.connection
         if not isinstance(named, NotNamed):
+            await self._methods.check_token(params, named, inbound)
             admitted = await self._admit(named, inbound, request, key)
             if admitted.record.mode is not Mode.PROTOCOL:
                 raise InvalidRequest(
@@ -305,9 +329,8 @@ class Router:
                 raise LimitReached("request_key_bytes")
             case Begun.ANSWERED:
                 outcome = admitted.outcome or b""
-                await carrier.inbound.channel.answer(
-                    self._methods.kept_answer(outcome, request.id, carrier, record)
-                )
+                message, code = self._methods.kept_answer(outcome, request.id, carrier, record)
+                await carrier.inbound.channel.answer(message, code=code)
                 return
             case Begun.RUNNING:
                 running = self._host.by_key(record.session_id, key) if key is not None else None
@@ -334,6 +357,10 @@ class Router:
     async def _attach_if_free(self, record: SessionRecord, inbound: Inbound) -> None:
         connection = inbound.connection
         if connection is None or record.attachment is not None:
+            return
+        if not inbound.principal.scopes >= record.principal.scopes:
+            # A weaker credential may use the session, but not hear what a stronger one may
+            # have caused (pitfall F3).
             return
         attached = await self._hub.attach(record.session_id, connection, only_if_free=True)
         if attached is None:
@@ -370,13 +397,13 @@ class Router:
     def _upstream_peer(self, inbound: Inbound, record: SessionRecord | None) -> UpstreamPeer:
         connection = inbound.connection
         if connection is None:
-            outbound = (
-                SessionOutbound(self._hub, self._host, self._store, record, self._clock)
-                if record is not None
-                else LateOutbound()
-            )
+            outbound = None
+            if record is not None:
+                outbound = SessionOutbound(self._hub, self._host, self._store, record, self._clock)
             session_id = record.session_id if record is not None else None
-            return self._upstream.peer(inbound.peer, outbound, session_id)
+            if inbound.modern:
+                return self._upstream.modern_peer(inbound.route, outbound, session_id)
+            return self._upstream.peer(inbound.peer, outbound or LateOutbound(), session_id)
         session_id = record.session_id if record is not None else None
         known = connection.upstream_peers.get(session_id)
         if known is not None:
@@ -399,58 +426,14 @@ class Router:
             return ConnectionOutbound(self._hub, self._host, inbound.connection)
         return LateOutbound()
 
-    # --- subscriptions -------------------------------------------------------------------------
 
-    async def subscribe(
-        self, uri: str, record: SessionRecord | None, inbound: Inbound, *, on: bool
-    ) -> None:
-        """Subscriptions belong to the session; without one, to the connection."""
-        session_id = record.session_id if record is not None else None
-        if session_id is None and inbound.connection is not None:
-            session_id = inbound.connection.transport_session
-        if session_id is None:
-            raise UpstreamError(
-                error_body(INTERNAL_ERROR, "nothing here that a subscription could belong to")
-            )
-        change = self._store.subscribe if on else self._store.unsubscribe
-        if not await change(session_id, uri):
-            raise SessionNotFound(session_id)
+def _subscriber(inbound: Inbound, record: SessionRecord | None) -> SessionId | None:
+    """Subscriptions belong to the session; without one, to the connection."""
+    if record is not None:
+        return record.session_id
+    return inbound.connection.transport_session if inbound.connection is not None else None
 
 
-class _Subscriptions:
-    """Serves ``resources/subscribe`` and ``unsubscribe`` for every wrapped server.
-
-    A server with handlers of its own is asked first; what it refuses is not subscribed.
-    """
-
-    def __init__(
-        self, router: Router, peer: UpstreamPeer, record: SessionRecord | None, inbound: Inbound
-    ) -> None:
-        self._router = router
-        self._peer = peer
-        self._record = record
-        self._inbound = inbound
-
-    async def request(
-        self, call: Any, method: str, params: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        uri = (params or {}).get("uri")
-        if not isinstance(uri, str):
-            raise UpstreamError(error_body(INVALID_PARAMS, "Invalid request parameters", ""))
-        result: dict[str, Any] = {}
-        if self._router.upstream_serves(method):
-            result = await self._peer.request(call, method, params)
-        try:
-            await self._router.subscribe(uri, self._record, self._inbound, on=method == _SUBSCRIBE)
-        except WireError as refused:
-            raise UpstreamError(wire_error(refused)) from refused
-        except StoreUnavailable as failed:
-            logger.exception("a subscription could not be stored")
-            raise UpstreamError(error_body(INTERNAL_ERROR, "Internal error")) from failed
-        return result
-
-    async def notify(self, call: Any, method: str, params: dict[str, Any] | None) -> None:
-        await self._peer.notify(call, method, params)
-
-    async def close(self) -> None:
-        await self._peer.close()
+async def _refuse(request: Request, inbound: Inbound, error: dict[str, Any]) -> None:
+    message = inbound.error(request.id, error)
+    await inbound.channel.answer(message, code=error.get("code"))

@@ -1,32 +1,40 @@
-"""``session/start``, ``session/resume`` and ``session/end`` (document 002)."""
+"""The methods of both documents that make, resume and end sessions.
+
+``session/start``, ``session/resume`` and ``session/end`` (document 002), ``sessions/create``
+and ``sessions/delete`` (document 004). One kind of session, one id namespace.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from mcp_sessions.core.messages import (
+    EVENT_ID_META,
     SESSION_META,
+    NotNamed,
     Request,
     RequestId,
-    answer_with,
     decode,
     meta_of,
-    result_outcome,
+    named_session,
     session_id_member,
 )
 from mcp_sessions.errors import (
     InvalidParams,
     InvalidReason,
     InvalidRequest,
+    InvalidState,
     LimitReached,
     Refusal,
     SessionNotFound,
 )
-from mcp_sessions.ids import SessionId, digest
+from mcp_sessions.ids import SessionEventId, SessionId, digest
 from mcp_sessions.principal import Principal
+from mcp_sessions.security import SessionSecurity
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.requests import Carrier, Host
@@ -40,19 +48,31 @@ from mcp_sessions.stores.base import (
 
 logger = logging.getLogger(__name__)
 
-SESSION_METHODS = frozenset({"session/start", "session/resume", "session/end"})
+SESSION_METHODS = frozenset(
+    {"session/start", "session/resume", "session/end", "sessions/create", "sessions/delete"}
+)
+
+_TOKENS_KEPT = 10_000
+"""Tokens that need not be sealed anew, since their session's state did not change."""
 
 
 class SessionMethods:
     """The methods that make, resume and end sessions."""
 
     def __init__(
-        self, store: SessionStore, hub: Hub, host: Host, clock: Callable[[], float]
+        self,
+        store: SessionStore,
+        hub: Hub,
+        host: Host,
+        clock: Callable[[], float],
+        security: SessionSecurity,
     ) -> None:
         self._store = store
         self._hub = hub
         self._host = host
         self._clock = clock
+        self._security = security
+        self._tokens: OrderedDict[SessionId, tuple[int, str]] = OrderedDict()
         self.make_room: Callable[[], Awaitable[None]] = _no_room
         """Ends what has expired; called when a limit is reached, before it is refused."""
 
@@ -69,6 +89,10 @@ class SessionMethods:
                 return await self._resume(request.params, inbound)
             case "session/end":
                 return await self._end(request.params, inbound)
+            case "sessions/create":
+                return await self._create(request.params, inbound)
+            case "sessions/delete":
+                return await self._delete(request.params, inbound)
             case _:
                 raise AssertionError(f"{request.method} is no session method")
 
@@ -98,28 +122,91 @@ class SessionMethods:
 
     async def forget(self, record: SessionRecord) -> None:
         """A session is over in the store: end what is at work for it here."""
+        self._tokens.pop(record.session_id, None)
         await self._hub.forget(record)
         await self._host.abort_session(record.session_id)
 
     def stamp(self, result: dict[str, Any], record: SessionRecord) -> dict[str, Any]:
         """``result`` with the session's ``_meta`` (document 004: "Using Sessions")."""
-        meta = {
-            **(meta_of(result) or {}),
-            SESSION_META: {
-                "sessionId": record.session_id,
-                "expiresAt": timestamp(record.expires_at),
-            },
-        }
+        meta = {**(meta_of(result) or {}), SESSION_META: self._metadata(record)}
         return {**result, "_meta": meta}
+
+    def check_state(self, record: SessionRecord, state: Mapping[str, Any]) -> None:
+        """Whether a session's state could be sent.
+
+        Raises:
+            StateTooLarge: Its token would be larger than a client is asked to keep.
+        """
+        self._seal(record, state, record.state_version + 1)
+
+    async def check_token(
+        self, params: Mapping[str, Any] | None, session_id: SessionId, inbound: Inbound
+    ) -> None:
+        """Look at the ``state`` that came with a session, if it came.
+
+        The stored state is the state: a genuine token is accepted and not read back, so
+        that replaying an old one rolls nothing back.
+
+        Raises:
+            SessionNotFound: The session is not the caller's, whatever the token is.
+            InvalidState: The token is not one of ours for this session and principal.
+        """
+        named = (meta_of(params) or {}).get(SESSION_META)
+        token = cast("dict[str, Any]", named).get("state") if isinstance(named, dict) else None
+        if token is None:
+            return
+        now = self._clock()
+        try:
+            if not isinstance(token, str):
+                raise InvalidState("not a string")
+            self._security.open_state(
+                token, session_id=session_id, principal=inbound.principal, now=now
+            )
+        except InvalidState as invalid:
+            record = await self._store.load(session_id, now=now)
+            if record is None or record.principal != inbound.principal:
+                raise SessionNotFound(session_id) from None
+            logger.warning("session %s: state refused: %s", digest(session_id), invalid.cause)
+            raise
+
+    def _metadata(self, record: SessionRecord) -> dict[str, Any]:
+        """A session as document 004's ``SessionMetadata``: strings only."""
+        return {
+            "sessionId": record.session_id,
+            "expiresAt": timestamp(record.expires_at),
+            "state": self._token(record),
+        }
+
+    def _token(self, record: SessionRecord) -> str:
+        known = self._tokens.get(record.session_id)
+        if known is not None and known[0] == record.state_version:
+            return known[1]
+        token = self._seal(record, record.state, record.state_version)
+        self._tokens[record.session_id] = (record.state_version, token)
+        if len(self._tokens) > _TOKENS_KEPT:
+            self._tokens.popitem(last=False)
+        return token
+
+    def _seal(self, record: SessionRecord, state: Mapping[str, Any], version: int) -> str:
+        return self._security.seal_state(
+            state,
+            session_id=record.session_id,
+            principal=record.principal,
+            version=version,
+            expires_at=record.ends_at,
+        )
 
     def kept_answer(
         self, outcome: bytes, request_id: RequestId, carrier: Carrier, record: SessionRecord
-    ) -> bytes:
-        """A kept outcome as the answer to a request that was sent again."""
-        if carrier.named and outcome.startswith(b'"result":'):
-            result = decode(outcome.removeprefix(b'"result":'))
-            outcome = result_outcome(self.stamp(result, record))
-        return answer_with(outcome, request_id)
+    ) -> tuple[bytes, int | None]:
+        """A kept outcome as the answer to a request that was sent again; its error code."""
+        kept = decode(b"{" + outcome + b"}")
+        if "error" in kept:
+            return carrier.inbound.error(request_id, kept["error"]), kept["error"]["code"]
+        result = kept["result"]
+        if carrier.named:
+            result = self.stamp(result, record)
+        return carrier.inbound.result(request_id, result), None
 
     async def _start(self, inbound: Inbound) -> dict[str, Any]:
         record = await self.create(Mode.PROTOCOL, inbound.principal, inbound.peer)
@@ -128,15 +215,31 @@ class SessionMethods:
             attached = await self._hub.attach(session_id, connection)
             if attached is not None:
                 await connection.set_current(CurrentSession(session_id, attached.fencing_epoch))
-        head = await self._store.head(session_id)
-        if head is None:
-            raise SessionNotFound(session_id)
-        logger.info("session %s started", digest(session_id))
         return {
             "sessionId": session_id,
-            "sessionEventId": head.event_id(),
+            "sessionEventId": await self._begin(record, inbound),
             "expiresAt": timestamp(record.expires_at),
         }
+
+    async def _create(self, params: dict[str, Any] | None, inbound: Inbound) -> dict[str, Any]:
+        if not isinstance(named_session(params), NotNamed):
+            raise InvalidParams("sessions/create takes no session in _meta")
+        record = await self.create(Mode.PROTOCOL, inbound.principal, inbound.peer)
+        if inbound.connection is not None:
+            # It hears its events here, but does not become the current session.
+            await self._hub.attach(record.session_id, inbound.connection)
+        head = await self._begin(record, inbound)
+        return {"session": self._metadata(record), "_meta": {EVENT_ID_META: head}}
+
+    async def _begin(self, record: SessionRecord, inbound: Inbound) -> SessionEventId:
+        """The head of a new session: a valid position before its first event."""
+        head = await self._store.head(record.session_id)
+        if head is None:
+            raise SessionNotFound(record.session_id)
+        if inbound.modern:
+            await self._store.set_waits_from(record.session_id, head.event_id())
+        logger.info("session %s started", digest(record.session_id))
+        return head.event_id()
 
     async def _resume(self, params: dict[str, Any] | None, inbound: Inbound) -> dict[str, Any]:
         session_id = session_id_member(params, "params.sessionId")
@@ -146,6 +249,10 @@ class SessionMethods:
             if not isinstance(position, str):
                 raise InvalidParams("params.lastSessionEventId must be a string")
         record = await self._owned(session_id, inbound)
+        if not inbound.principal.scopes >= record.principal.scopes:
+            # A weaker credential does not read what a stronger one may hear (pitfall F3).
+            logger.warning("session %s: resume with fewer scopes refused", digest(session_id))
+            raise SessionNotFound(session_id)
         if inbound.resumes_stream:
             raise InvalidRequest(
                 InvalidReason.MODE_CONFLICT, "session/resume does not go with Last-Event-ID"
@@ -160,7 +267,13 @@ class SessionMethods:
             raise SessionNotFound(session_id)
         if connection is not None:
             await connection.set_current(CurrentSession(session_id, attached.fencing_epoch))
-        refusal = attached.refusal if connection is not None else Refusal.NO_STREAM
+        refusal = attached.refusal
+        if inbound.modern:
+            # The replay waits for the session's next listen stream.
+            waits_from = attached.head if refusal is not None else position
+            await self._store.set_waits_from(session_id, cast(SessionEventId, waits_from))
+        elif connection is None:
+            refusal = Refusal.NO_STREAM
         result: dict[str, Any] = {
             "resumed": True,
             "catchup": refusal is None,
@@ -178,7 +291,16 @@ class SessionMethods:
         return result
 
     async def _end(self, params: dict[str, Any] | None, inbound: Inbound) -> dict[str, Any]:
-        session_id = session_id_member(params, "params.sessionId")
+        return await self._finish_owned(session_id_member(params, "params.sessionId"), inbound)
+
+    async def _delete(self, params: dict[str, Any] | None, inbound: Inbound) -> dict[str, Any]:
+        named = named_session(params)
+        if isinstance(named, NotNamed):
+            raise InvalidParams(f"_meta[{SESSION_META!r}] is missing")
+        await self.check_token(params, named, inbound)
+        return await self._finish_owned(named, inbound)
+
+    async def _finish_owned(self, session_id: SessionId, inbound: Inbound) -> dict[str, Any]:
         await self._owned(session_id, inbound)
         connection = inbound.connection
         current = await connection.current() if connection is not None else None

@@ -139,6 +139,26 @@ class Upstream(Protocol):
         """
         ...
 
+    def modern_peer(
+        self, route: Any, outbound: Outbound | None, session_id: SessionId | None
+    ) -> UpstreamPeer:
+        """A modern-era client, for one request.
+
+        Args:
+            route: What the upstream's rules made of the request's envelope.
+            outbound: To the session the request belongs to; None: to none.
+            session_id: That session.
+        """
+        ...
+
+    def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
+        """Check the params of a method that is served here, as the server would.
+
+        Raises:
+            UpstreamError: They are malformed.
+        """
+        ...
+
     def serves(self, method: str) -> bool:
         """Whether the server has a handler for ``method``."""
         ...

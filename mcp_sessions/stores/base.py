@@ -60,7 +60,11 @@ class Peer:
 
     protocol_version: str
     initialize_params: Mapping[str, Any] | None = None
-    """The params of ``initialize``, as they were sent; None: no handshake."""
+    """The params of ``initialize``, as they were sent; None: no handshake. Of a modern-era
+    client: what its request's envelope says, under the same names."""
+
+    modern: bool = False
+    """It speaks the modern era, where a server asks its client nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,9 @@ class SessionRecord:
     expires_at: float
     """When it expires if nothing more happens: the earlier of idle and absolute."""
 
+    ends_at: float
+    """When its absolute lifetime is over."""
+
     peer: Peer | None = None
     fencing_epoch: FencingEpoch = FencingEpoch(0)
     attachment: Attachment | None = None
@@ -97,6 +104,19 @@ class SessionRecord:
 
     subscriptions: frozenset[str] = field(default=frozenset())
     """Resource URIs."""
+
+    lists: frozenset[str] | None = None
+    """The list changes that its listen stream asked for (``tools``, ``prompts``,
+    ``resources``); None: all, as long as it never listened."""
+
+    waits_from: SessionEventId | None = None
+    """Where its next listen stream starts; None: at the head."""
+
+    state: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The application's ``session.state``. Replaced as a whole, never changed in place."""
+
+    state_version: int = 0
+    """Grows with every change of ``state``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +375,29 @@ class SessionStore(Protocol):
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
         """Every live session, or every one of a principal."""
+        ...
+
+    async def set_filter(
+        self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]
+    ) -> bool:
+        """Replace the session's subscriptions by a listen stream's filter; False if the
+        session is not there.
+
+        Raises:
+            LimitReached: They are more than ``max_subscriptions``.
+        """
+        ...
+
+    async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
+        """Remember where the session's next listen stream starts."""
+        ...
+
+    async def change_state(
+        self, session_id: SessionId, changed: Mapping[str, Any], removed: Collection[str]
+    ) -> SessionRecord | None:
+        """Apply one request's changes to the newest state, key by key, and raise its
+        version; the session as it is then, or None if it is not there.
+        """
         ...
 
     async def finish_request(

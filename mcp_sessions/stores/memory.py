@@ -23,6 +23,7 @@ from mcp_sessions.ids import (
     FencingEpoch,
     Position,
     RequestKey,
+    SessionEventId,
     SessionId,
     StreamName,
 )
@@ -48,9 +49,6 @@ class _Session:
     """Everything that is remembered of one session."""
 
     record: SessionRecord
-    ends_at: float
-    """When its absolute lifetime is over."""
-
     state: State
     events: EventLog
     streams: dict[StreamName, EventLog] | None = None
@@ -101,10 +99,16 @@ class MemoryStore:
         session_id = mint_session_id()
         ends_at = now + policy.max_lifetime
         record = SessionRecord(
-            session_id, mode, principal, now, min(now + policy.idle_timeout, ends_at), peer
+            session_id,
+            mode,
+            principal,
+            created_at=now,
+            expires_at=min(now + policy.idle_timeout, ends_at),
+            ends_at=ends_at,
+            peer=peer,
         )
         log = EventLog(mint_log_epoch(), self._window)
-        self._sessions[session_id] = _Session(record, ends_at, BEGINS, log)
+        self._sessions[session_id] = _Session(record, BEGINS, log)
         self._by_principal[principal] = owned + 1
         heapq.heappush(self._deadlines, (record.expires_at, session_id))
         return record
@@ -132,13 +136,13 @@ class MemoryStore:
         if session is None or session.record.principal != principal:
             return None
         record = session.record
-        if now >= (session.ends_at if held else record.expires_at):
+        if now >= (session.record.ends_at if held else record.expires_at):
             return None
         if record.mode is not mode:
             return Admitted(record)
         if fencing_epoch is not None and fencing_epoch != record.fencing_epoch:
             return Admitted(record, displaced=True)
-        record.expires_at = min(now + self._policy.idle_timeout, session.ends_at)
+        record.expires_at = min(now + self._policy.idle_timeout, session.record.ends_at)
         if key is None:
             return Admitted(record)
         keys = session.keys
@@ -159,8 +163,10 @@ class MemoryStore:
             session = self._sessions.get(session_id)
             # Whoever touches a session was at work on it until now, so its idle deadline
             # cannot have passed; the absolute one can.
-            if session is not None and now < session.ends_at:
-                session.record.expires_at = min(now + self._policy.idle_timeout, session.ends_at)
+            if session is not None and now < session.record.ends_at:
+                session.record.expires_at = min(
+                    now + self._policy.idle_timeout, session.record.ends_at
+                )
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         """See :meth:`SessionStore.end`."""
@@ -185,8 +191,8 @@ class MemoryStore:
             record = session.record
             if record.expires_at > now:
                 put_back.append((record.expires_at, session_id))
-            elif session_id in held and session.ends_at > now:
-                record.expires_at = min(now + self._policy.idle_timeout, session.ends_at)
+            elif session_id in held and session.record.ends_at > now:
+                record.expires_at = min(now + self._policy.idle_timeout, session.record.ends_at)
                 put_back.append((record.expires_at, session_id))
             else:
                 self._finish(session, Change.EXPIRE)
@@ -256,7 +262,7 @@ class MemoryStore:
     ) -> Attached | None:
         """See :meth:`SessionStore.attach`."""
         session = self._sessions.get(session_id)
-        if session is None or now >= session.ends_at:
+        if session is None or now >= session.record.ends_at:
             return None
         record = session.record
         previous = record.attachment
@@ -328,6 +334,43 @@ class MemoryStore:
         if principal is None:
             return records
         return [record for record in records if record.principal == principal]
+
+    async def set_filter(
+        self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]
+    ) -> bool:
+        """See :meth:`SessionStore.set_filter`."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            return False
+        if len(uris) > self._policy.max_subscriptions:
+            raise LimitReached("max_subscriptions")
+        record = session.record
+        for uri in record.subscriptions - uris:
+            self._forget_subscription(session_id, uri)
+        for uri in uris - record.subscriptions:
+            self._by_uri.setdefault(uri, {})[session_id] = None
+        record.subscriptions, record.lists = uris, lists
+        return True
+
+    async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
+        """See :meth:`SessionStore.set_waits_from`."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.record.waits_from = event_id
+
+    async def change_state(
+        self, session_id: SessionId, changed: Mapping[str, Any], removed: Collection[str]
+    ) -> SessionRecord | None:
+        """See :meth:`SessionStore.change_state`."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            return None
+        record = session.record
+        newest = {key: value for key, value in record.state.items() if key not in removed}
+        newest.update(copy.deepcopy(dict(changed)))
+        record.state = newest
+        record.state_version += 1
+        return record
 
     async def finish_request(
         self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float

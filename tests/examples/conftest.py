@@ -3,16 +3,8 @@
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 
 # As `python examples/notes_server.py` and `python scripts/demo.py` do it.
 for folder in ("examples", "scripts"):
     sys.path.insert(0, str(ROOT / folder))
-
-
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    """The plain client is written for asyncio."""
-    return "asyncio"

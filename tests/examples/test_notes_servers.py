@@ -249,21 +249,19 @@ async def test_a_session_goes_on_over_another_connection(served: Served) -> None
 
 
 async def test_the_server_also_works_unwrapped(served: Served) -> None:
-    """No layer, no session: the tools do their work and nothing is remembered."""
+    """No layer, no session: a note is opened and nothing is remembered."""
+    served.notes.write("a", "text")
     with anyio.fail_after(20):
         if served.name == "notes_server_fastmcp":
             async with fastmcp.Client[Any](served.server) as client:
-                await client.call_tool("write_note", {"name": "a", "text": "text"})
                 await client.call_tool("open_note", {"name": "a"})
                 recent = (await client.call_tool("recent_notes", {})).structured_content
         else:
             async with mcp.Client(served.server) as client:
-                await client.call_tool("write_note", {"name": "a", "text": "text"})
                 await client.call_tool("open_note", {"name": "a"})
                 recent = (await client.call_tool("recent_notes", {})).structured_content
 
     assert recent == {"result": []}
-    assert served.notes.read("a") == "text"
 
 
 @pytest.mark.parametrize("name", SERVERS)

@@ -197,9 +197,23 @@ class BringsTheEndedBack(MemoryStore):
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         session = self._sessions.get(session_id)
         record = await super().end(session_id)
-        if session is not None and session.streams is not None:
+        if session is not None:
             self._sessions[session_id] = session
         return record
+
+
+class MergesIntoAnOldState(MemoryStore):
+    """Two requests at once lose each other's changes."""
+
+    async def change_state(
+        self, session_id: SessionId, changed: Mapping[str, Any], removed: Collection[str]
+    ) -> SessionRecord | None:
+        session = self._sessions.get(session_id)
+        if session is not None:
+            read = session.record.state
+            await checkpoint()
+            session.record.state = read
+        return await super().change_state(session_id, changed, removed)
 
 
 class LastWriteWins(MemoryStore):
@@ -249,6 +263,7 @@ class SharesItsData(MemoryStore):
         (ForgetsKeys, testing.one_key_sent_many_times_at_once_is_begun_once),
         (ReapsWhatIsBusy, testing.expire_ends_what_is_overdue_and_spares_what_is_at_work),
         (BringsTheEndedBack, testing.an_ended_session_leaves_no_trace_and_never_comes_back),
+        (MergesIntoAnOldState, testing.state_is_changed_key_by_key),
         (LastWriteWins, testing.data_is_replaced_only_by_who_saw_its_newest_version),
         (SharesItsData, testing.data_is_replaced_only_by_who_saw_its_newest_version),
     ],

@@ -238,6 +238,11 @@ class TcpProxy:
     ) -> None:
         assert self._server is not None
         self._server.close()
+        self._is_refusing = True
+        # What the event loop has already accepted reaches `_accept` a few cycles later; a
+        # connection that came after us would be nobody's to close.
+        for _ in range(5):
+            await asyncio.sleep(0)
         self.cut_all()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5)
@@ -348,22 +353,21 @@ class TcpProxy:
             within=within,
         )
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not a coroutine: its task would be known only once it has begun to run.
+        task = asyncio.create_task(self._join(reader, writer))
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if self._is_refusing:
-                _reset_on_close(writer)
-                writer.transport.abort()
                 return
             try:
                 with anyio.fail_after(5):
                     target = await asyncio.open_connection(*self._target)
             except (OSError, TimeoutError):
                 # The client sees what it would see without a proxy: no connection.
-                _reset_on_close(writer)
-                writer.transport.abort()
                 return
             connection = ProxiedConnection(
                 len(self._connections) + 1,
@@ -382,7 +386,9 @@ class TcpProxy:
                 connection.cut()
             await connection.run()
         finally:
-            self._tasks.discard(task)
+            if not writer.is_closing():
+                _reset_on_close(writer)
+                writer.transport.abort()
 
 
 def _reset_on_close(writer: asyncio.StreamWriter) -> None:

@@ -59,6 +59,7 @@ class PostChannel:
         store: SessionStore,
         policy: SessionPolicy,
         clock: Callable[[], float],
+        loop: asyncio.AbstractEventLoop,
         *,
         primes: bool,
     ) -> None:
@@ -86,7 +87,8 @@ class PostChannel:
         self._name: StreamName | None = None
         self._final: SessionEventId | None = None
         self._committed = False
-        self._turn = asyncio.Event()
+        self._loop = loop
+        self._turn: asyncio.Future[None] = loop.create_future()
         self._callbacks: list[Callable[[], None]] = []
 
     # --- the way back --------------------------------------------------------------------
@@ -98,11 +100,11 @@ class PostChannel:
         if self._stream is not None:
             await self._stream.room()
 
-    async def answer(self, message: bytes) -> None:
-        """See :class:`RequestChannel`."""
+    async def answer(self, message: bytes, *, code: int | None = None) -> None:
+        """See :class:`RequestChannel`. The code changes nothing here: the status is 200."""
         if not self._committed:
             self._json = message
-            self._turn.set()
+            self._decided()
             return
         await self._store_and_push(message, final=True)
         if self._name is not None and self._connection is not None:
@@ -140,12 +142,12 @@ class PostChannel:
     async def respond(self, receive: Receive, send: Send) -> None:
         """Send the response: called once, by the task that took the POST."""
         try:
-            if not self._turn.is_set():
-                try:
-                    async with asyncio.timeout(JSON_DEADLINE):
-                        await self._turn.wait()
-                except TimeoutError:
-                    await self._commit()
+            if not self._turn.done():
+                timer = self._loop.call_later(JSON_DEADLINE, self._decided)
+                await self._turn
+                timer.cancel()
+                # Neither answered nor streaming: the deadline it was.
+                await self._commit()
             session_id = self._connection.session_id if self._connection is not None else None
             if self._json is not None:
                 self.is_open = False
@@ -210,14 +212,22 @@ class PostChannel:
                 stream = self._open_stream(connection.session_id, self._name, position)
                 if self._primes:
                     stream.push(priming_event(self._sse_id(position)))
-        self._turn.set()
+        self._decided()
+
+    def _decided(self) -> None:
+        if not self._turn.done():
+            self._turn.set_result(None)
 
     def _open_stream(self, session_id: SessionId, name: StreamName, after: str) -> SseStream:
         async def read(position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
             return await self._store.read(session_id, position, now=self._clock(), stream=name)
 
         stream = self._new_stream()
-        feed = LogFeed(stream, read, after, prefix=f"{name}/", suffix=self._suffix())
+
+        def frame(event: LoggedEvent) -> bytes:
+            return sse_event(event.payload, self._sse_id(event.event_id))
+
+        feed = LogFeed(stream, read, after, frame)
         if self._final is not None:
             feed.end_at(self._final)
         self._stream, self._feed = stream, feed
@@ -227,12 +237,14 @@ class PostChannel:
         policy = self._policy
         return SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
 
-    def _suffix(self) -> str:
-        encoded = base64.urlsafe_b64encode(encode(self._request_id)).rstrip(b"=")
-        return "." + encoded.decode()
-
     def _sse_id(self, position: str) -> str:
-        return f"{self._name}/{position}{self._suffix()}"
+        encoded = base64.urlsafe_b64encode(encode(self._request_id)).rstrip(b"=")
+        return f"{self._name}/{position}.{encoded.decode()}"
+
+    def cut(self) -> None:
+        """End the stream now: its credential is good no more."""
+        if self._stream is not None:
+            self._stream.cut()
 
     def close(self) -> None:
         """End the stream, if one is open: the session is over, or the server stops."""

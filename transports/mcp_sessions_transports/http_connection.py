@@ -28,7 +28,13 @@ from mcp_sessions.server.requests import RunningRequest
 from mcp_sessions.server.upstream import UpstreamPeer
 from mcp_sessions.stores.base import CurrentSession, Peer, SessionRecord, SessionStore
 from mcp_sessions_transports.http_channel import PostChannel
-from mcp_sessions_transports.sse import SSE_HEADERS, LogFeed, SseStream, priming_event
+from mcp_sessions_transports.sse import (
+    SSE_HEADERS,
+    LogFeed,
+    SseStream,
+    plain_frame,
+    priming_event,
+)
 
 
 class HttpConnection:
@@ -123,6 +129,10 @@ class HttpConnection:
         if self._get is not None:
             self._get.stream.purge(session_id)
 
+    async def session_over(self, session_id: SessionId) -> None:
+        """See :class:`TransportConnection`."""
+        await self.withdraw(session_id)
+
     async def room(self) -> None:
         """See :class:`TransportConnection`."""
         if self._get is not None:
@@ -183,7 +193,7 @@ class HttpConnection:
             self._get.stream.cut()
         policy = self._policy
         stream = SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
-        feed = LogFeed(stream, self._read, after.event_id())
+        feed = LogFeed(stream, self._read, after.event_id(), plain_frame)
         self._get = feed
         if self._primes:
             stream.push(priming_event(after.event_id()))
@@ -196,6 +206,11 @@ class HttpConnection:
             if self._get is feed:
                 self._get = None
                 self._sent = feed.last
+
+    def cut_get(self) -> None:
+        """End the GET stream now: its credential is good no more."""
+        if self._get is not None:
+            self._get.stream.cut()
 
     @property
     def is_streaming(self) -> bool:

@@ -50,6 +50,7 @@ from mcp_sessions.server.router import Router
 from mcp_sessions.server.session_methods import SESSION_METHODS, SessionMethods
 from mcp_sessions.server.upstream import Upstream
 from mcp_sessions.stores.base import Mode, Peer, SessionRecord, SessionStore
+from mcp_sessions_transports.credentials import CredentialWatch
 from mcp_sessions_transports.http_channel import PostChannel, post_stream_of
 from mcp_sessions_transports.http_connection import HttpConnection
 from mcp_sessions_transports.http_io import (
@@ -96,6 +97,8 @@ class Served:
     max_body: int
     """Bytes."""
 
+    credentials: CredentialWatch
+
 
 class HandshakeHttp:
     """Serves POST, GET and DELETE of the handshake era."""
@@ -103,6 +106,14 @@ class HandshakeHttp:
     def __init__(self, served: Served) -> None:
         self._served = served
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop_or_none: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        # Kept: asking for the running loop costs a system call per question.
+        if self._loop_or_none is None:
+            self._loop_or_none = asyncio.get_running_loop()
+        return self._loop_or_none
 
     async def serve(
         self, scope: Scope, receive: Receive, send: Send, headers: Headers, principal: Principal
@@ -112,7 +123,7 @@ class HandshakeHttp:
             case "POST":
                 await self._post(scope, receive, send, headers, principal)
             case "GET":
-                await self._get(receive, send, headers, principal)
+                await self._get(scope, receive, send, headers, principal)
             case "DELETE":
                 await self._delete(send, headers, principal)
             case _:
@@ -173,7 +184,7 @@ class HandshakeHttp:
             peer,
             connection,
             channel,
-            context=HttpRequest(scope, _replay(body)),
+            context=HttpRequest(scope, replay_body(body)),
             has_stream=connection is not None,
             resumes_stream=b"last-event-id" in headers,
         )
@@ -217,7 +228,7 @@ class HandshakeHttp:
     # --- GET -----------------------------------------------------------------------------------
 
     async def _get(
-        self, receive: Receive, send: Send, headers: Headers, principal: Principal
+        self, scope: Scope, receive: Receive, send: Send, headers: Headers, principal: Principal
     ) -> None:
         if not accepts(headers)[1]:
             text = "Not Acceptable: Client must accept text/event-stream"
@@ -225,6 +236,10 @@ class HandshakeHttp:
             return
         connection = await self._of_required_header(headers, principal, send)
         if connection is None:
+            return
+        if not principal.scopes >= connection.principal.scopes:
+            # A weaker credential does not hear what a stronger one may (pitfall F3).
+            await send_json(send, refusal(_NOT_FOUND), status=Status.NOT_FOUND)
             return
         last_event_id = headers.get(b"last-event-id", b"").decode("latin-1") or None
         post_stream = post_stream_of(last_event_id) if last_event_id is not None else None
@@ -235,7 +250,8 @@ class HandshakeHttp:
             if channel is None or refused:
                 await _answer_unknown(send, connection.session_id, request_id)
                 return
-            await channel.resume(position, receive, send)
+            async with self._served.credentials.over(scope, principal, channel.cut):
+                await channel.resume(position, receive, send)
             return
         after, lost, continues = await connection.position(last_event_id)
         if lost is not None:
@@ -244,7 +260,8 @@ class HandshakeHttp:
             # A later GET without a position: its sessions wait for session/resume.
             for session_id in list(connection.attached):
                 await self._served.hub.detach(session_id, connection)
-        await connection.serve_get(after, receive, send)
+        async with self._served.credentials.over(scope, principal, connection.cut_get):
+            await connection.serve_get(after, receive, send)
 
     async def _is_gone(self, connection: HttpConnection, name: Any, position: str) -> bool:
         served = self._served
@@ -347,6 +364,7 @@ class HandshakeHttp:
             served.store,
             served.policy,
             served.clock,
+            self._loop,
             primes=served.primes(version),
         )
 
@@ -420,7 +438,9 @@ def _may_be_alone(request: Request) -> bool:
         return True
 
 
-def _replay(body: bytes) -> Receive:
+def replay_body(body: bytes) -> Receive:
+    """A body that was read, for a handler that wants to read it too."""
+
     async def receive() -> AsgiMessage:
         return {"type": "http.request", "body": body, "more_body": False}
 

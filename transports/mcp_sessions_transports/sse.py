@@ -44,6 +44,11 @@ def sse_event(payload: bytes, event_id: str | None = None) -> bytes:
     return b"id: " + event_id.encode() + b"\nevent: message\ndata: " + payload + b"\n\n"
 
 
+def plain_frame(event: LoggedEvent) -> bytes:
+    """An event under its own id."""
+    return sse_event(event.payload, event.event_id)
+
+
 def priming_event(event_id: str) -> bytes:
     """An event without data: a client that is cut before the first one can resume."""
     return b"id: " + event_id.encode() + b"\nretry: " + str(RETRY).encode() + b"\ndata: \n\n"
@@ -52,15 +57,19 @@ def priming_event(event_id: str) -> bytes:
 class SseStream:
     """One open response stream."""
 
-    def __init__(self, *, limit: int, slow_timeout: float) -> None:
+    def __init__(
+        self, *, limit: int, slow_timeout: float, comment: bytes = b": keep-alive\n\n"
+    ) -> None:
         """Take what it works with.
 
         Args:
+            comment: Sent when there was nothing else for a while.
             limit: Bytes that wait for the peer; see ``SessionPolicy.send_buffer``.
             slow_timeout: Seconds; see ``SessionPolicy.slow_timeout``.
         """
         self._limit = limit
         self._slow_timeout = slow_timeout
+        self._comment = comment
         self._buffer: deque[tuple[bytes, SessionId | None]] = deque()
         self._size = 0
         self._holds = 0
@@ -184,11 +193,12 @@ class SseStream:
                 async with asyncio.timeout(KEEP_ALIVE):
                     await self._wake.wait()
             except TimeoutError:
-                comment = {"type": "http.response.body", "body": b": keep-alive\n\n"}
+                comment = {"type": "http.response.body", "body": self._comment}
                 await send({**comment, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+Frame = Callable[[LoggedEvent], bytes | None]
 Read = Callable[[str], Awaitable[tuple[Sequence[LoggedEvent], Refusal | None]]]
 
 
@@ -199,22 +209,19 @@ class LogFeed:
     buffer is full the log is the buffer: the stream is behind, and reads on from there.
     """
 
-    def __init__(
-        self, stream: SseStream, read: Read, after: str, *, prefix: str = "", suffix: str = ""
-    ) -> None:
+    def __init__(self, stream: SseStream, read: Read, after: str, frame: Frame) -> None:
         """Take what it works with.
 
         Args:
+            stream: Where the events go.
             read: Reads the log after a position.
             after: The last event that the client has.
-            prefix: What stands before the event id in the SSE id.
-            suffix: What follows it.
+            frame: Makes what is sent of an event; None: the event is not for this stream.
         """
         self.stream = stream
         self.last = after
         self._read = read
-        self._prefix = prefix
-        self._suffix = suffix
+        self._frame = frame
         self._behind = True
         self._final: SessionEventId | None = None
         stream.refill = self._refill
@@ -240,8 +247,9 @@ class LogFeed:
 
     def _push(self, event: LoggedEvent) -> None:
         self.last = event.event_id
-        sse_id = f"{self._prefix}{event.event_id}{self._suffix}"
-        self.stream.push(sse_event(event.payload, sse_id), event.origin)
+        chunk = self._frame(event)
+        if chunk is not None:
+            self.stream.push(chunk, event.origin)
         if event.event_id == self._final:
             self.stream.finish()
 

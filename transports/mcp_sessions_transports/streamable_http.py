@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from mcp_sessions.core.messages import encode, error_body
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
 from mcp_sessions.principal import Principal
 from mcp_sessions_transports.http_handshake import HandshakeHttp
 from mcp_sessions_transports.http_io import Headers, send_json, send_text
+from mcp_sessions_transports.http_modern import ModernHttp
 from mcp_sessions_transports.origin import OriginGuard
 
 logger = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ class StreamableHttp:
         self,
         *,
         handshake: HandshakeHttp,
-        modern: ASGIApp,
+        modern: ModernHttp,
         handshake_versions: frozenset[str],
         guard: OriginGuard,
         principal_of: Callable[[Scope], Principal],
@@ -59,22 +61,21 @@ class StreamableHttp:
             return
         version = headers.get(b"mcp-protocol-version")
         if version is not None and version not in self._handshake_versions:
-            await self._modern(scope, receive, send)
+            modern = self._modern.serve(scope, receive, send, headers, self._principal_of(scope))
+            await _guarded(modern, send)
             return
         refused = self._guard.check(headers)
         if refused is not None:
             status, text = refused
             await send_text(send, status, text)
             return
-        await _guarded(
-            lambda: self._handshake.serve(scope, receive, send, headers, self._principal_of(scope)),
-            send,
-        )
+        handshake = self._handshake.serve(scope, receive, send, headers, self._principal_of(scope))
+        await _guarded(handshake, send)
 
 
-async def _guarded(serve: Callable[[], Awaitable[None]], send: Send) -> None:
+async def _guarded(serving: Coroutine[Any, Any, None], send: Send) -> None:
     try:
-        await serve()
+        await serving
     except StoreUnavailable:
         logger.exception("the session store is away")
         await _unavailable(send, "the session store is away", RETRY_AFTER_STORE)

@@ -1,10 +1,8 @@
-"""The wrapped server: the one server-side file that knows the MCP SDK and FastMCP.
+"""The SDK's handler kernel, called directly.
 
-The SDK's handler kernel (``ServerRunner``) is called directly, with a ``Connection`` that
-can be rebuilt from a stored handshake and a ``DispatchContext`` of ours, which is where
-notifications and server-to-client requests come out. No server loop runs and none of the
-SDK's own transports stands in between, but for modern-era requests, which its HTTP entry
-serves as it does without us.
+``ServerRunner`` gets a ``Connection`` that can be rebuilt from a stored handshake and a
+``DispatchContext`` of ours, which is where notifications and server-to-client requests come
+out. No server loop runs and none of the SDK's own transports stands in between.
 """
 
 from __future__ import annotations
@@ -12,35 +10,27 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, cast
 
 import anyio
 from mcp.server import MCPServer
-from mcp.server._streamable_http_modern import handle_modern_request
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.auth.provider import principal_components
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
-from mcp.server.runner import ServerRunner, aclose_shielded
+from mcp.server.runner import ServerRunner, aclose_shielded, modern_error_data
 from mcp.server.subscriptions import ListenHandler, SubscriptionBus
-from mcp.server.transport_security import RequestBodyLimitMiddleware, TransportSecuritySettings
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError, NoBackChannelError
+from mcp.shared.inbound import InboundModernRoute
 from mcp.shared.jsonrpc_dispatcher import handler_exception_to_error_data
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.subscriptions import ServerEvent, event_from_wire, event_to_notification
 from mcp.shared.transport_context import TransportContext
-from mcp_types import InitializeRequestParams
+from mcp_types import InitializeRequestParams, methods
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, is_version_at_least
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from pydantic import ValidationError
 
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId
-from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream import Call, Outbound, PeerError, UpstreamError
 from mcp_sessions.stores.base import Peer
 
@@ -94,6 +84,9 @@ class SdkUpstream:
                 f"a {type(server).__name__} cannot be wrapped: "
                 "an MCPServer, a lowlevel Server or a FastMCP is wanted"
             )
+        self.kind = "fastmcp" if _is_fastmcp(cast(object, server)) else "mcp"
+        """``fastmcp`` or ``mcp``."""
+
         self._bus = _bus_of(cast(object, server), self.lowlevel)
         self._lifespan_state: Any = None
 
@@ -115,6 +108,36 @@ class SdkUpstream:
             )
         connection.initialized.set()
         return SdkPeer(self._runner(connection))
+
+    def modern_peer(
+        self, route: InboundModernRoute, outbound: Outbound | None, session_id: SessionId | None
+    ) -> SdkPeer:
+        """A modern-era client, for one request: everything about it came with that.
+
+        Args:
+            route: What the SDK's rules made of the request's envelope.
+            outbound: To the session that the request belongs to; None: it belongs to none,
+                and nothing can be sent outside of its response.
+            session_id: That session.
+        """
+        connection = Connection.from_envelope(
+            route.protocol_version, route.client_info, route.client_capabilities
+        )
+        if outbound is not None:
+            connection.outbound = _SdkOutbound(outbound)
+            connection.session_id = session_id
+        return SdkPeer(self._runner(connection), modern=True)
+
+    def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
+        """Check a spec method's params as the kernel would.
+
+        Raises:
+            UpstreamError: They are malformed.
+        """
+        try:
+            methods.validate_client_request(method, version, params)
+        except ValidationError as failed:
+            raise UpstreamError(_error_of(failed, modern=True)) from failed
 
     async def initialize(
         self, call: Call, params: dict[str, Any] | None, outbound: Outbound
@@ -165,6 +188,11 @@ class SdkUpstream:
         return True
 
     @property
+    def name(self) -> str:
+        """The server's name."""
+        return self.lowlevel.name
+
+    @property
     def lifespan_state(self) -> Any:
         """What the server's lifespan yielded."""
         return self._lifespan_state
@@ -176,10 +204,11 @@ class SdkUpstream:
 class SdkPeer:
     """One client as the SDK's kernel sees it."""
 
-    __slots__ = ("_runner",)
+    __slots__ = ("_modern", "_runner")
 
-    def __init__(self, runner: ServerRunner[Any]) -> None:
+    def __init__(self, runner: ServerRunner[Any], *, modern: bool = False) -> None:
         self._runner = runner
+        self._modern = modern
 
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None
@@ -188,15 +217,8 @@ class SdkPeer:
         try:
             return await self._runner.on_request(_CallContext(call), method, params)
         except Exception as failed:
-            # The boundary to handler code: whatever it raises is an answer on the wire, as
-            # the SDK's own dispatcher makes it (code 0 for what it does not know).
-            error = handler_exception_to_error_data(failed)
-            if error is None:
-                logger.exception("handler for %r raised", method)
-                raise UpstreamError({"code": 0, "message": str(failed)}) from failed
-            raise UpstreamError(
-                error.model_dump(by_alias=True, mode="json", exclude_unset=True)
-            ) from failed
+            # The boundary to handler code: whatever it raises is an answer on the wire.
+            raise UpstreamError(_error_of(failed, modern=self._modern)) from failed
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
         """See :class:`UpstreamPeer`."""
@@ -205,6 +227,15 @@ class SdkPeer:
     async def close(self) -> None:
         """See :class:`UpstreamPeer`."""
         await aclose_shielded(self._runner.connection)
+
+
+def _error_of(failed: Exception, *, modern: bool) -> dict[str, Any]:
+    """What a handler raised, as the SDK's own entries for either era put it on the wire."""
+    error = modern_error_data(failed) if modern else handler_exception_to_error_data(failed)
+    if error is None:
+        logger.exception("a request handler raised")
+        return {"code": 0, "message": str(failed)}
+    return error.model_dump(by_alias=True, mode="json", exclude_none=True)
 
 
 class _CallContext:
@@ -311,122 +342,4 @@ def _bus_of(server: object, lowlevel: Server[Any]) -> SubscriptionBus | None:
     entry = lowlevel.get_request_handler("subscriptions/listen")
     if entry is not None and isinstance(entry.handler, ListenHandler):
         return entry.handler._bus  # pyright: ignore[reportPrivateUsage]
-    return None
-
-
-# --- the HTTP application that the server would have made ------------------------------------
-
-
-def security_settings(host: str, security: Any) -> TransportSecuritySettings | None:
-    """Which Hosts and Origins may come in: the SDK's own defaults for a loopback host.
-
-    Args:
-        security: The application's; None: by ``host``.
-    """
-    if security is not None or host not in ("127.0.0.1", "localhost", "::1"):
-        return cast("TransportSecuritySettings | None", security)
-    return TransportSecuritySettings(
-        enable_dns_rebinding_protection=True,
-        allowed_hosts=["127.0.0.1:*", "localhost:*", "[::1]:*"],
-        allowed_origins=["http://127.0.0.1:*", "http://localhost:*", "http://[::1]:*"],
-    )
-
-
-def modern_endpoint(
-    upstream: SdkUpstream, security: TransportSecuritySettings | None, max_body: int
-) -> ASGIApp:
-    """Modern-era requests, as the SDK serves them."""
-
-    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        await handle_modern_request(
-            upstream.lowlevel, security, False, upstream.lifespan_state, scope, receive, send
-        )
-
-    return RequestBodyLimitMiddleware(serve, max_body)
-
-
-def principal_of(scope: Scope) -> Principal:
-    """Who sent a request, by what the SDK's authentication left in the scope."""
-    user = scope.get("user")
-    if not isinstance(user, AuthenticatedUser):
-        return ANONYMOUS
-    client_id, issuer, subject = principal_components(user.access_token)
-    return Principal(client_id, issuer, subject, frozenset(user.scopes))
-
-
-@dataclass(frozen=True, slots=True)
-class HttpShell:
-    """What the server's own HTTP application puts around its MCP endpoint."""
-
-    routes: list[BaseRoute]
-    """The MCP endpoint's route, now leading to ours, and every other route."""
-
-    middleware: list[Middleware]
-    is_bare: bool
-    """Nothing stands before the endpoint: no authentication, no middleware."""
-
-    state: dict[str, Any]
-    """What the server's application keeps in ``app.state``."""
-
-
-class _Endpoint:
-    """Stands where the SDK's session manager stood."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.asgi_app = app
-        self.handle_request = app
-
-
-def http_shell(
-    upstream: SdkUpstream,
-    endpoint: ASGIApp,
-    *,
-    path: str,
-    host: str,
-    security: TransportSecuritySettings | None,
-) -> HttpShell:
-    """The server's own HTTP application with its MCP endpoint replaced by ours.
-
-    Authentication, scopes, OAuth and metadata routes, custom routes and middleware stay as
-    the server set them up, because they are its own.
-
-    Raises:
-        ConfigurationError: The endpoint cannot be found in it, so that nothing of what
-            stands before it could be kept.
-    """
-    server = upstream.server
-    if isinstance(server, MCPServer):
-        app: Starlette = cast("MCPServer[Any]", server).streamable_http_app(
-            streamable_http_path=path, host=host, transport_security=security
-        )
-    elif isinstance(server, Server):
-        app = upstream.lowlevel.streamable_http_app(
-            streamable_http_path=path, host=host, transport_security=security
-        )
-    else:
-        app = cast("Any", server).http_app(path=path)
-    slot = _find_slot(app.routes, path)
-    if slot is None:
-        raise ConfigurationError(
-            "the server's HTTP application has no MCP endpoint that could be taken over; "
-            "it is not served, because its authentication could be lost"
-        )
-    route, holder = slot
-    holder.session_manager = _Endpoint(endpoint)
-    # FastMCP restricts the methods by a table; all of them reach our endpoint.
-    route.methods = None
-    bare = route.endpoint is holder and not app.user_middleware
-    state: dict[str, Any] = dict(app.state._state)  # pyright: ignore[reportPrivateUsage]
-    return HttpShell(list(app.routes), list(app.user_middleware), bare, state)
-
-
-def _find_slot(routes: list[BaseRoute], path: str) -> tuple[Route, Any] | None:
-    for route in routes:
-        if isinstance(route, Route) and route.path == path:
-            app: Any = route.endpoint
-            # RequireAuthMiddleware and its like keep what they guard in ``app``.
-            while app is not None and not hasattr(app, "session_manager"):
-                app = getattr(app, "app", None)
-            if app is not None:
-                return route, app
     return None

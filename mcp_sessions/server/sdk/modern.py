@@ -1,0 +1,119 @@
+"""The SDK's rules for a 2026-07-28 request over HTTP, asked before anything is served.
+
+The ladder of checks is the SDK's own, in its order, with its texts and statuses; the tests
+compare the two over a corpus of requests. What passes it is served by us.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, cast
+
+from mcp.server._streamable_http_modern import (
+    _mcp_param_rejection as mcp_param_rejection,  # pyright: ignore[reportPrivateUsage]
+)
+from mcp.shared.inbound import (
+    ERROR_CODE_HTTP_STATUS,
+    InboundLadderRejection,
+    InboundModernRoute,
+    classify_inbound_request,
+    find_duplicated_routing_header,
+    unsupported_protocol_version_rejection,
+)
+from mcp_types import HEADER_MISMATCH, JSONRPCNotification, JSONRPCRequest
+from pydantic import ValidationError
+from starlette.requests import Request as HttpRequest
+
+from mcp_sessions.core.messages import Notification, Request, error_body
+from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR
+from mcp_sessions.server.modern import Refused
+from mcp_sessions.server.sdk.kernel import SdkUpstream
+
+_VERSION_HEADER: Final = "mcp-protocol-version"
+_INVALID_BODY: Final = "Body must be a single JSON-RPC request or notification object"
+
+
+def dumps(message: Any) -> bytes:
+    """JSON as the SDK's modern entry writes it, to the byte."""
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def status_of(code: int | None) -> int:
+    """The HTTP status of an answer with that error code; None: a result."""
+    return 200 if code is None else ERROR_CODE_HTTP_STATUS.get(code, 200)
+
+
+class SdkModernRules:
+    """:class:`~mcp_sessions.server.modern.ModernRules`, as the SDK has them."""
+
+    def __init__(self, upstream: SdkUpstream) -> None:
+        self._upstream = upstream
+
+    async def check(
+        self, http_request: HttpRequest, body: bytes
+    ) -> tuple[Request, InboundModernRoute] | Notification | Refused:
+        """See :class:`ModernRules`. A notification at a served version is returned for us
+        to look at; the SDK acknowledges and drops it.
+        """
+        try:
+            decoded: Any = json.loads(body)
+        except (ValueError, RecursionError):
+            return _refused(None, error_body(PARSE_ERROR, "Parse error"))
+        if isinstance(decoded, dict) and "id" not in cast(dict[str, Any], decoded):
+            return _notification(cast(dict[str, Any], decoded), http_request)
+        try:
+            request = JSONRPCRequest.model_validate(decoded)
+        except ValidationError:
+            return _refused(None, error_body(INVALID_REQUEST, _INVALID_BODY))
+        duplicated = find_duplicated_routing_header(http_request.headers.items())
+        if duplicated is not None:
+            text = f"{duplicated} header appears more than once"
+            return _refused(request.id, error_body(HEADER_MISMATCH, text))
+        route = classify_inbound_request(cast(Any, decoded), headers=dict(http_request.headers))
+        if isinstance(route, InboundLadderRejection):
+            return _rejected(request.id, route)
+        upstream = self._upstream
+        rejection = await mcp_param_rejection(
+            upstream.lowlevel, http_request, request, route, upstream.lifespan_state
+        )
+        if rejection is not None:
+            return _rejected(request.id, rejection)
+        return Request(request.id, request.method, request.params), route
+
+    def header_mismatch(self, request_id: str | int) -> Refused:
+        """See :class:`ModernRules`."""
+        text = "Mcp-Session-Id does not match the session in _meta"
+        return _refused(request_id, error_body(HEADER_MISMATCH, text))
+
+    def status_of(self, code: int | None) -> int:
+        """See :class:`ModernRules`."""
+        return status_of(code)
+
+    def dumps(self, message: Any) -> bytes:
+        """See :class:`ModernRules`."""
+        return dumps(message)
+
+
+def _notification(decoded: dict[str, Any], http_request: HttpRequest) -> Notification | Refused:
+    try:
+        notification = JSONRPCNotification.model_validate(decoded)
+    except ValidationError:
+        return _refused(None, error_body(INVALID_REQUEST, _INVALID_BODY))
+    requested = http_request.headers.get(_VERSION_HEADER, "")
+    unsupported = unsupported_protocol_version_rejection(requested)
+    if unsupported is not None:
+        return _rejected(None, unsupported)
+    return Notification(notification.method, notification.params)
+
+
+def _rejected(request_id: str | int | None, rejection: InboundLadderRejection) -> Refused:
+    error = error_body(rejection.code, rejection.message, rejection.data)
+    return _refused(request_id, error)
+
+
+def _refused(request_id: str | int | None, error: dict[str, Any]) -> Refused:
+    """An error as the SDK's modern entry writes it: an unknown id comes last, as null."""
+    message: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id, "error": error}
+    if request_id is None:
+        message = {"jsonrpc": "2.0", "error": error, "id": None}
+    return Refused(status_of(error["code"]), dumps(message))

@@ -1,0 +1,108 @@
+"""What the layer adds to what the wrapped server serves, around its own handlers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from mcp_sessions.core.messages import error_body, wire_error
+from mcp_sessions.errors import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    SessionNotFound,
+    StoreUnavailable,
+    WireError,
+)
+from mcp_sessions.ids import SessionId
+from mcp_sessions.server.upstream import Call, Upstream, UpstreamError, UpstreamPeer
+from mcp_sessions.stores.base import SessionStore
+
+logger = logging.getLogger(__name__)
+
+DISCOVER = "server/discover"
+SUBSCRIBE = "resources/subscribe"
+SUBSCRIPTION_METHODS = frozenset({SUBSCRIBE, "resources/unsubscribe"})
+
+
+class Subscriptions:
+    """``resources/subscribe`` and ``unsubscribe``, served for every wrapped server.
+
+    A server with handlers of its own is asked first; what it refuses is not subscribed.
+    """
+
+    def __init__(
+        self,
+        peer: UpstreamPeer,
+        upstream: Upstream,
+        store: SessionStore,
+        subscriber: SessionId | None,
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            subscriber: The session that subscribes, of either mode; None: there is none
+                that a subscription could belong to.
+        """
+        self._peer = peer
+        self._upstream = upstream
+        self._store = store
+        self._subscriber = subscriber
+
+    async def request(
+        self, call: Call, method: str, params: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """See :class:`UpstreamPeer`."""
+        uri = (params or {}).get("uri")
+        if not isinstance(uri, str):
+            raise UpstreamError(error_body(INVALID_PARAMS, "Invalid request parameters", ""))
+        result: dict[str, Any] = {}
+        if self._upstream.serves(method):
+            result = await self._peer.request(call, method, params)
+        try:
+            await self._remember(uri, on=method == SUBSCRIBE)
+        except WireError as refused:
+            raise UpstreamError(wire_error(refused)) from refused
+        except StoreUnavailable as failed:
+            logger.exception("a subscription could not be stored")
+            raise UpstreamError(error_body(INTERNAL_ERROR, "Internal error")) from failed
+        return result
+
+    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
+        """See :class:`UpstreamPeer`."""
+        await self._peer.notify(call, method, params)
+
+    async def close(self) -> None:
+        """See :class:`UpstreamPeer`."""
+        await self._peer.close()
+
+    async def _remember(self, uri: str, *, on: bool) -> None:
+        if self._subscriber is None:
+            raise UpstreamError(error_body(INTERNAL_ERROR, "no session that could subscribe"))
+        change = self._store.subscribe if on else self._store.unsubscribe
+        if not await change(self._subscriber, uri):
+            raise SessionNotFound(self._subscriber)
+
+
+class Discovery:
+    """``server/discover``: the server's own answer, with our capabilities."""
+
+    def __init__(self, peer: UpstreamPeer, advertise: Callable[[dict[str, Any]], None]) -> None:
+        self._peer = peer
+        self._advertise = advertise
+
+    async def request(
+        self, call: Call, method: str, params: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """See :class:`UpstreamPeer`."""
+        result = await self._peer.request(call, method, params)
+        self._advertise(result)
+        return result
+
+    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
+        """See :class:`UpstreamPeer`."""
+        await self._peer.notify(call, method, params)
+
+    async def close(self) -> None:
+        """See :class:`UpstreamPeer`."""
+        await self._peer.close()

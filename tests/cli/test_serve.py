@@ -1,0 +1,219 @@
+"""``mcp-sessions serve``: what it says, what it refuses, and that a client can connect."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from mcp_sessions.cli import logs
+from mcp_sessions.cli.main import main
+from mcp_sessions.cli.serve import listening_socket, redacted
+
+APP = """
+    from mcp.server import MCPServer
+
+    mcp = MCPServer("notes")
+"""
+
+LAYER = f"""
+    {APP}
+    from mcp_sessions import SessionLayer
+
+    layer = SessionLayer(mcp)
+"""
+
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+
+STARTED_WITHIN = 40.0  # seconds; importing the SDK takes one or two
+
+
+def nothing(**_: object) -> None:
+    """Instead of ``logs.configure``."""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
+    """A directory with a server and a layer; what a command imports is forgotten."""
+    (tmp_path / "bare_app.py").write_text(dedent(APP))
+    (tmp_path / "layer_app.py").write_text(dedent(LAYER))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    # The command configures the logs of its process; this process is pytest's.
+    monkeypatch.setattr(logs, "configure", nothing)
+    yield tmp_path
+    for name in ("bare_app", "layer_app"):
+        sys.modules.pop(name, None)
+
+
+@contextmanager
+def serving(here: Path, *arguments: str) -> Generator[subprocess.Popen[str]]:
+    """A process that serves on a free port; it is gone afterwards."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mcp_sessions.cli", "serve", *arguments, "--port", "0"],
+        cwd=here,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # Bounds every read from it: killed, it has no more to say.
+    watch = threading.Timer(STARTED_WITHIN, process.kill)
+    watch.start()
+    try:
+        with process:
+            yield process
+            process.kill()
+    finally:
+        watch.cancel()
+
+
+def read_lines(process: subprocess.Popen[str], count: int) -> str:
+    """The next ``count`` lines of its stderr, or fewer if it ended."""
+    assert process.stderr is not None
+    return "".join(process.stderr.readline() for _ in range(count))
+
+
+def initialize(url: str) -> dict[str, object]:
+    """The result of ``initialize``."""
+    request = urllib.request.Request(
+        url,
+        data=json.dumps(INITIALIZE).encode(),
+        headers={
+            "Content-Type": "application/json",
+            "Accept": "application/json, text/event-stream",
+        },
+    )
+    # Not by way of a proxy that the environment may name.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=10) as answer:
+        return json.load(answer)["result"]
+
+
+def test_a_server_is_served_with_sessions_and_said_where_and_how(here: Path) -> None:
+    with serving(here, "bare_app.py:mcp") as process:
+        said = read_lines(process, 5)
+        found = re.search(r"^  at +(http://127\.0\.0\.1:\d+/mcp)$", said, re.M)
+        assert found is not None, said
+        assert said.startswith("mcp-sessions ")
+        assert "serves bare_app.py:mcp\n" in said
+        assert "handshake (2025-03-26, 2025-06-18, 2025-11-25), modern (2026-07-28)" in said
+        assert "Streamable HTTP" in said
+        assert "memory://" in said
+
+        capabilities = initialize(found.group(1))["capabilities"]
+        assert isinstance(capabilities, dict) and capabilities["sessions"] == {}
+
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read() == "", "stdout is the command's result, and serve has none"
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_a_layer_is_served_as_it_is_and_in_json_every_line_is_an_object(here: Path) -> None:
+    with serving(here, "layer_app.py", "--log-format", "json", "--path", "/a/b") as process:
+        said = json.loads(read_lines(process, 1))
+        assert said["target"] == "layer_app.py"
+        assert said["url"].endswith("/a/b")
+        assert said["eras"]["modern"] == ["2026-07-28"]
+        assert said["store"].startswith("MemoryStore")
+
+        assert "capabilities" in initialize(said["url"])
+
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+        assert process.stderr is not None
+        for line in process.stderr:
+            json.loads(line)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line on stderr with which the command ended, status 2."""
+    assert main(["serve", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.fullmatch(r"mcp-sessions serve: [^\n]+\n", captured.err)
+    return captured.err
+
+
+def test_an_unknown_store_is_refused_before_the_target_is_looked_at(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = refusal(capsys, "nowhere.py", "--store", "floppy://user:secret@a/b")
+
+    assert "unknown store" in line and "floppy" in line
+    assert "secret" not in line
+
+
+def test_a_wrong_target_is_refused(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    (here / "empty_app.py").write_text("")
+
+    assert "no such file: nowhere.py" in refusal(capsys, "nowhere.py")
+    assert "has no attribute 'app'" in refusal(capsys, "bare_app.py:app")
+    assert "has nothing to serve" in refusal(capsys, "empty_app.py")
+    assert "is a type, not an MCP server" in refusal(capsys, "bare_app.py:MCPServer")
+
+
+def test_a_layer_has_its_own_store_and_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = ("--store", "memory://", "--idle-timeout", "60", "--max-events", "5")
+
+    line = refusal(capsys, "layer_app.py:layer", *wrong)
+
+    assert line.endswith(
+        "layer_app.py:layer is a SessionLayer and has its own store and policy: "
+        "set them there, not with --store --idle-timeout --max-events\n"
+    )
+
+
+def test_a_port_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        line = refusal(capsys, "bare_app.py", "--port", str(port))
+
+    assert f"cannot listen on 127.0.0.1, port {port}: the port is in use; choose another" in line
+
+
+def test_a_host_that_is_not_this_machine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    # 192.0.2.0/24 is for documentation: nobody has it.
+    line = refusal(capsys, "bare_app.py", "--host", "192.0.2.1", "--port", "0")
+
+    assert "cannot listen on 192.0.2.1, port 0: " in line
+
+
+def test_the_socket_listens_at_once_so_that_an_early_client_waits() -> None:
+    with listening_socket("127.0.0.1", 0) as sock:
+        with socket.create_connection(sock.getsockname(), timeout=5):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("memory://", "memory://"),
+        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
+        ("redis://:secret@localhost/0", "redis://:***@localhost/0"),
+        ("redis://user:se%40cret@localhost/0?a=b", "redis://user:***@localhost/0?a=b"),
+    ],
+)
+def test_a_store_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert redacted(url) == shown

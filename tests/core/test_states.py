@@ -1,0 +1,63 @@
+"""``mcp_sessions.core.states``: a session's life is the table, and the table is closed."""
+
+import itertools
+
+import pytest
+
+from mcp_sessions.core.states import BEGINS, LIVE, TRANSITIONS, Change, State, after
+
+OVER = frozenset(State) - LIVE
+
+
+@pytest.mark.parametrize(("state", "change"), list(itertools.product(State, Change)))
+def test_every_change_in_every_state_is_in_the_table_or_cannot_happen(
+    state: State, change: Change
+) -> None:
+    """Every state × every change."""
+    follows = after(state, change)
+
+    assert follows is TRANSITIONS.get((state, change))
+    assert (follows is None) == (state in OVER)
+
+
+@pytest.mark.parametrize("state", [state for state in State if state in LIVE])
+@pytest.mark.parametrize(
+    ("change", "follows"),
+    [
+        (Change.ATTACH, State.ATTACHED),
+        (Change.DISPLACE, State.DETACHED),
+        (Change.DETACH, State.DETACHED),
+        (Change.END, State.ENDED),
+        (Change.EXPIRE, State.EXPIRED),
+    ],
+)
+def test_what_follows_a_change_depends_on_the_change_alone_while_a_session_lives(
+    state: State, change: Change, follows: State
+) -> None:
+    """B4: an attach works at once, whether or not somebody is attached."""
+    assert after(state, change) is follows
+
+
+def test_a_session_that_is_over_has_no_way_out() -> None:
+    """D5, D7: ended and expired are two words, and both are for ever."""
+    assert OVER == {State.ENDED, State.EXPIRED}
+    assert not any(state in OVER for state, _ in TRANSITIONS)
+
+
+def test_every_state_is_reached_from_the_first() -> None:
+    """No state of the table is decoration."""
+    reached, unseen = {BEGINS}, [BEGINS]
+    while unseen:
+        state = unseen.pop()
+        for change in Change:
+            follows = after(state, change)
+            if follows is not None and follows not in reached:
+                reached.add(follows)
+                unseen.append(follows)
+
+    assert reached == set(State)
+
+
+def test_a_session_begins_with_nobody_listening() -> None:
+    """``sessions/create`` and a lone POST make sessions that are attached nowhere."""
+    assert BEGINS is State.DETACHED and BEGINS in LIVE

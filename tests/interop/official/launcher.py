@@ -1,0 +1,69 @@
+"""Serves the SDK's everything-server, bare or in our layer: ``launcher.py FOLDER KIND STACK``.
+
+It writes the port it listens on to stdout, once it serves, and runs until SIGTERM.
+"""
+
+import importlib
+import socket
+import sys
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+RETRY_MILLISECONDS = 100
+"""What the everything-server's own ``main`` gives its SSE streams."""
+
+
+def bare(module: Any) -> ASGIApp:
+    """Its own application, as its ``main`` serves it: with its event store."""
+    return module.mcp.streamable_http_app(
+        event_store=module.event_store, retry_interval=RETRY_MILLISECONDS
+    )
+
+
+def wrapped(module: Any) -> ASGIApp:
+    """Ours around the same server. Its event store is not taken: we have our own."""
+    # Here, not above: the bare server runs without anything of ours.
+    from mcp_sessions import SessionLayer
+
+    return SessionLayer(module.mcp).asgi_app()
+
+
+class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if not self.should_exit:
+            assert sockets is not None
+            sys.stdout.write(f"{sockets[0].getsockname()[1]}\n")
+            sys.stdout.flush()
+
+
+def main(folder: str, kind: str, stack: str) -> None:
+    """Serve.
+
+    Args:
+        folder: The one with the package ``mcp_everything_server``.
+        kind: ``bare`` or ``wrapped``.
+        stack: ``h11``: what uvicorn is without extras, and what the SDK alone installs.
+            ``httptools``: with uvloop, what our dependencies bring along.
+    """
+    sys.path.insert(0, folder)
+    sys.dont_write_bytecode = True
+    module = importlib.import_module("mcp_everything_server.server")
+    app = {"bare": bare, "wrapped": wrapped}[kind](module)
+    loop, http = {"h11": ("asyncio", "h11"), "httptools": ("uvloop", "httptools")}[stack]
+    config = uvicorn.Config(
+        app,
+        loop=loop,
+        http=http,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=2,
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        _Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

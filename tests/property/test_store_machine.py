@@ -1,0 +1,471 @@
+"""Every store against the model: whatever is called in whatever order, they agree.
+
+``How to test it``, 1, of the pitfalls. Time moves only where the machine says so. A session
+whose deadline has passed is left alone until ``expire`` comes for it (but for what the
+contract says of that time: it is not found, and admits nothing).
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar, cast
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,  # pyright: ignore[reportUnknownVariableType]
+)
+
+from mcp_sessions.core.log import Draft, Window
+from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.core.states import BEGINS, LIVE, Change, State, after
+from mcp_sessions.errors import LimitReached, Refusal
+from mcp_sessions.ids import (
+    ConnectionId,
+    FencingEpoch,
+    LogEpoch,
+    Position,
+    RequestKey,
+    SessionId,
+)
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import Principal
+from mcp_sessions.stores.base import Attachment, KeyUse, Mode
+from mcp_sessions.testing import MakeStore
+from tests.property.model import LogModel, SessionModel
+from tests.stores.every_store import STORES
+
+T = TypeVar("T")
+
+MOST_OF_ONE = 2
+POLICY = SessionPolicy(
+    idle_timeout=90,
+    max_lifetime=400,
+    max_sessions=3,
+    max_sessions_per_principal=MOST_OF_ONE,
+    max_subscriptions=2,
+    max_events=4,
+    max_bytes=60,
+    max_age=50,
+    request_key_lifetime=100_000,
+)
+WINDOW = Window(POLICY.max_events, POLICY.max_bytes, POLICY.max_age)
+
+SESSIONS = st.integers(0, 11)
+"""A place in the list of sessions: see ``pick``."""
+
+OWNERS = st.sampled_from(["alice", "bob"])
+CONNECTIONS = st.sampled_from(["here", "there", None])
+URIS = st.sampled_from(["note://1", "note://2", "note://3"])
+KEYS = st.sampled_from(["k1", "k2"])
+EVENTS = st.lists(
+    st.tuples(st.sampled_from([None, "a", "b"]), st.sampled_from([1, 1, 20, 70])),
+    min_size=1,
+    max_size=7,
+)
+BEHIND = st.integers(-1, 9)
+"""How many events a position is behind the head; -1: ahead of it."""
+
+
+def principal(owner: str) -> Principal:
+    return Principal("client", "https://issuer.example", owner)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """One store, its model, and the time."""
+
+    def __init__(self, make: MakeStore) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.store = make()
+        self.now = 1_800_000_000.0
+        self.live: dict[SessionId, SessionModel] = {}
+        self.states: dict[SessionId, State] = {}
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(call)
+
+    def teardown(self) -> None:
+        self.run(self.store.close())
+        self.loop.close()
+
+    @initialize()
+    def open(self) -> None:
+        self.run(self.store.open(POLICY))
+        self.create("alice")
+
+    def pick(self, at: int) -> SessionId:
+        """Mostly a live session; now and then one that is over, or that never was."""
+        known = list(self.live) if at < 8 else [*self.states, SessionId("never-made")]
+        return known[at % len(known)] if known else SessionId("never-made")
+
+    def is_overdue(self, session_id: SessionId) -> bool:
+        model = self.live.get(session_id)
+        return model is not None and model.is_overdue(self.now)
+
+    def change(self, session_id: SessionId, change: Change) -> None:
+        """What happened is in the table of states."""
+        state = after(self.states[session_id], change)
+        assert state is not None
+        self.states[session_id] = state
+
+    def position(self, session_id: SessionId, behind: int) -> tuple[str, int]:
+        """A position as the wire spells it, and its number."""
+        head = self.run(self.store.head(session_id)) or Position(LogEpoch("1" * 19), 0)
+        position = Position(head.log_epoch, max(head.number - behind, 0))
+        return position.event_id(), position.number
+
+    # --- life ----------------------------------------------------------------------------
+
+    @rule(owner=OWNERS)
+    def create(self, owner: str) -> None:
+        owned = sum(model.principal == owner for model in self.live.values())
+        try:
+            call = self.store.create(Mode.PROTOCOL, principal(owner), peer=None, now=self.now)
+            record = self.run(call)
+        except LimitReached as reached:
+            full = len(self.live) == POLICY.max_sessions
+            assert full or owned == MOST_OF_ONE
+            assert full == (reached.limit == "max_sessions")
+            return
+        assert record.session_id not in self.states
+        assert len(self.live) < POLICY.max_sessions and owned < MOST_OF_ONE
+        self.live[record.session_id] = SessionModel(
+            owner, self.now + POLICY.idle_timeout, self.now + POLICY.max_lifetime, LogModel(WINDOW)
+        )
+        self.states[record.session_id] = BEGINS
+
+    @rule(seconds=st.sampled_from([1, 5, 20, 45, 90, 90]))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds
+
+    @rule(at=SESSIONS)
+    def end(self, at: int) -> None:
+        session_id = self.pick(at)
+        if self.is_overdue(session_id):
+            return
+        record = self.run(self.store.end(session_id))
+        model = self.live.pop(session_id, None)
+        assert (record is None) == (model is None)
+        if model is not None:
+            self.change(session_id, Change.END)
+
+    @rule(places=st.lists(SESSIONS, max_size=2), limit=st.integers(1, 3))
+    def expire(self, places: list[int], limit: int) -> None:
+        held = [self.pick(at) for at in places]
+        due = {
+            session_id
+            for session_id, model in self.live.items()
+            if self.now >= (model.ends_at if session_id in held else model.expires_at)
+        }
+        records = self.run(self.store.expire(now=self.now, held=held, limit=limit))
+        gone = {record.session_id for record in records}
+        assert gone <= due
+        assert len(gone) == len(records) == min(limit, len(due))
+        for session_id in gone:
+            del self.live[session_id]
+            self.change(session_id, Change.EXPIRE)
+        # Whoever holds a session touches it when the work is done.
+        self.touch(held)
+
+    @rule(places=st.lists(SESSIONS, max_size=2))
+    def touch_those_at_work(self, places: list[int]) -> None:
+        at_work = [self.pick(at) for at in places]
+        self.touch([each for each in at_work if not self.is_overdue(each)])
+
+    def touch(self, session_ids: list[SessionId]) -> None:
+        self.run(self.store.touch(session_ids, now=self.now))
+        for session_id in session_ids:
+            model = self.live.get(session_id)
+            if model is not None and self.now < model.ends_at:
+                model.move_deadline(self.now, POLICY.idle_timeout)
+
+    # --- requests --------------------------------------------------------------------------
+
+    @rule(at=SESSIONS, key=KEYS, content=st.sampled_from([b"this", b"this", b"that"]))
+    def send_with_key(self, at: int, key: str, content: bytes) -> None:
+        session_id = self.pick(at)
+        model = self.live.get(session_id)
+        self.admit(session_id, model.principal if model is not None else "alice", key, content)
+
+    @rule(
+        at=SESSIONS,
+        owner=OWNERS,
+        key=st.none() | KEYS,
+        mode=st.sampled_from([Mode.PROTOCOL] * 4 + [Mode.TRANSPORT]),
+        held=st.booleans(),
+        behind=st.sampled_from([None, None, 0, 1]),
+    )
+    def send(
+        self,
+        at: int,
+        owner: str,
+        key: str | None,
+        mode: Mode,
+        held: bool,
+        behind: int | None,
+    ) -> None:
+        self.admit(self.pick(at), owner, key, b"this", mode=mode, held=held, behind=behind)
+
+    def admit(
+        self,
+        session_id: SessionId,
+        owner: str,
+        key: str | None,
+        content: bytes,
+        *,
+        mode: Mode = Mode.PROTOCOL,
+        held: bool = False,
+        behind: int | None = None,
+    ) -> None:
+        model = self.live.get(session_id)
+        epoch = None
+        if behind is not None:
+            epoch = FencingEpoch(model.fencing_epoch - behind if model is not None else 0)
+        use = KeyUse(RequestKey(key), content, "process-1") if key is not None else None
+        admitted = self.run(
+            self.store.admit(
+                session_id,
+                principal(owner),
+                mode=mode,
+                now=self.now,
+                held=held,
+                fencing_epoch=epoch,
+                key=use,
+            )
+        )
+        refused = model is None or model.principal != owner
+        if model is None or refused or self.now >= (model.ends_at if held else model.expires_at):
+            assert admitted is None
+            return
+        assert admitted is not None and admitted.record.session_id == session_id
+        if mode is not Mode.PROTOCOL:
+            assert (admitted.key, admitted.outcome) == (None, None)
+            return
+        assert admitted.displaced == (behind == 1)
+        if admitted.displaced:
+            assert admitted.key is None
+            return
+        model.move_deadline(self.now, POLICY.idle_timeout)
+        if key is None:
+            assert admitted.key is None
+            return
+        digest, state = model.keys.setdefault(key, (content, "first"))
+        if digest != content:
+            assert admitted.key is Begun.OTHER_CONTENT
+            return
+        assert admitted.key is Begun(state)
+        assert (admitted.outcome is not None) == (state == "answered")
+        if state == "first":
+            model.keys[key] = (content, "running")
+
+    @rule(at=SESSIONS, key=KEYS, outcome=st.sampled_from([b'"result":{}', None]))
+    def finish(self, at: int, key: str, outcome: bytes | None) -> None:
+        session_id = self.pick(at)
+        if self.is_overdue(session_id):
+            return
+        call = self.store.finish_request(session_id, RequestKey(key), outcome, now=self.now)
+        was_kept = self.run(call)
+        model = self.live.get(session_id)
+        digest, state = model.keys.get(key, (b"", "")) if model is not None else (b"", "")
+        assert was_kept == (state == "running" and outcome is not None)
+        if model is not None and state == "running":
+            model.keys[key] = (digest, "answered" if outcome is not None else "dropped")
+
+    # --- events ----------------------------------------------------------------------------
+
+    @rule(at=SESSIONS, events=EVENTS)
+    def append(self, at: int, events: list[tuple[str | None, int]]) -> None:
+        session_id = self.pick(at)
+        if self.is_overdue(session_id):
+            return
+        model = self.live.get(session_id)
+        for key, size in events:
+            call = self.store.append(session_id, Draft(b"x" * size, key=key), now=self.now)
+            appended = self.run(call)
+            assert (appended is None) == (model is None)
+            if model is not None and appended is not None:
+                model.log.append(size, self.now, key)
+                assert appended.event.number == model.log.head
+                assert appended.attachment == attachment_of(model)
+
+    @rule(at=SESSIONS, epoch=st.sampled_from(["0" * 19, "9" * 19]), behind=BEHIND)
+    def read_after_a_position_of_another_log(self, at: int, epoch: str, behind: int) -> None:
+        session_id = self.pick(at)
+        _, number = self.position(session_id, behind)
+        foreign = Position(LogEpoch(epoch), number).event_id()
+        events, refusal = self.run(self.store.read(session_id, foreign, now=self.now))
+        assert not events and refusal in {Refusal.LOG_REPLACED, Refusal.UNKNOWN_POSITION}
+
+    @rule(at=SESSIONS, behind=BEHIND)
+    def read(self, at: int, behind: int) -> None:
+        session_id = self.pick(at)
+        if self.is_overdue(session_id):
+            return
+        position, number = self.position(session_id, behind)
+        events, refusal = self.run(self.store.read(session_id, position, now=self.now))
+        numbers = [event.number for event in events]
+        model = self.live.get(session_id)
+        if model is None:
+            assert (numbers, refusal) == ([], Refusal.UNKNOWN_POSITION)
+        else:
+            assert_replay(model.log.replay(number, self.now), numbers, refusal)
+
+    # --- attachment ------------------------------------------------------------------------
+
+    @rule(
+        at=SESSIONS,
+        connection=CONNECTIONS,
+        behind=st.none() | BEHIND,
+        only_if_free=st.booleans(),
+    )
+    def attach(
+        self, at: int, connection: str | None, behind: int | None, only_if_free: bool
+    ) -> None:
+        session_id = self.pick(at)
+        if self.is_overdue(session_id):
+            return
+        model = self.live.get(session_id)
+        own = model.attachment if model is not None else None
+        if only_if_free and own is not None and own[0] == connection:
+            # Whether one's own attachment leaves a session free, the contract does not say.
+            return
+        position, number = None, 0
+        if behind is not None:
+            position, number = self.position(session_id, behind)
+        attached = self.run(
+            self.store.attach(
+                session_id,
+                ConnectionId(connection) if connection is not None else None,
+                now=self.now,
+                position=position,
+                only_if_free=only_if_free,
+            )
+        )
+        if model is None or (only_if_free and model.attachment is not None):
+            assert attached is None
+            return
+        assert attached is not None and attached.previous == attachment_of(model)
+        model.attach(connection)
+        self.change(session_id, Change.ATTACH if connection is not None else Change.DISPLACE)
+        assert attached.fencing_epoch == model.fencing_epoch
+        assert attached.head == self.position(session_id, 0)[0]
+        numbers = [event.number for event in attached.replay]
+        known = Refusal.NO_POSITION if behind is None else model.log.replay(number, self.now)
+        assert_replay(known, numbers, attached.refusal)
+
+    @rule(at=SESSIONS, behind=st.sampled_from([0, 0, 1, 2]))
+    def detach(self, at: int, behind: int) -> None:
+        session_id = self.pick(at)
+        if self.is_overdue(session_id):
+            return
+        model = self.live.get(session_id)
+        epoch = model.fencing_epoch - behind if model is not None else 1
+        let_go = self.run(self.store.detach(session_id, FencingEpoch(epoch)))
+        assert let_go == (model is not None and model.detach(epoch))
+        if let_go:
+            self.change(session_id, Change.DETACH)
+
+    # --- subscriptions and data ---------------------------------------------------------------
+
+    @rule(at=SESSIONS, uri=URIS, on=st.sampled_from([True, True, False]))
+    def subscribe(self, at: int, uri: str, on: bool) -> None:
+        session_id = self.pick(at)
+        if self.is_overdue(session_id):
+            return
+        model = self.live.get(session_id)
+        known = model.subscriptions if model is not None else set[str]()
+        change = self.store.subscribe if on else self.store.unsubscribe
+        try:
+            is_there = self.run(change(session_id, uri))
+        except LimitReached:
+            assert on and uri not in known and len(known) == POLICY.max_subscriptions
+            return
+        assert is_there == (model is not None)
+        (known.add if on else known.discard)(uri)
+        assert len(known) <= POLICY.max_subscriptions
+
+    @rule(at=SESSIONS, value=st.integers(0, 99), behind=st.sampled_from([0, 0, 1]))
+    def replace_data(self, at: int, value: int, behind: int) -> None:
+        session_id = self.pick(at)
+        if self.is_overdue(session_id):
+            return
+        model = self.live.get(session_id)
+        data = self.run(self.store.load_data(session_id))
+        assert (data is None) == (model is None)
+        if data is None or model is None:
+            return
+        assert data.value == ({"n": model.data} if model.data is not None else {})
+        version = data.version - behind
+        call = self.store.replace_data(session_id, {"n": value}, expected_version=version)
+        was_replaced = self.run(call)
+        assert was_replaced == (behind == 0)
+        if was_replaced:
+            model.data = value
+
+    # --- what holds after every step ------------------------------------------------------------
+
+    @invariant()
+    def every_session_is_remembered_as_the_model_says(self) -> None:
+        for session_id, state in self.states.items():
+            model = self.live.get(session_id)
+            assert (state in LIVE) == (model is not None)
+            record = self.run(self.store.load(session_id, now=self.now))
+            assert (record is None) == (model is None or model.is_overdue(self.now))
+            if record is None or model is None:
+                continue
+            assert state is (State.ATTACHED if record.attachment is not None else State.DETACHED)
+            assert record.principal.subject == model.principal
+            assert record.attachment == attachment_of(model)
+            assert record.fencing_epoch == model.fencing_epoch
+            assert record.subscriptions == model.subscriptions
+            # The policy allows a store to write a hundredth of the idle time less.
+            earliest = min(model.expires_at - POLICY.idle_timeout / 100, model.ends_at)
+            assert earliest <= record.expires_at <= model.expires_at
+            head = self.run(self.store.head(session_id))
+            assert head is not None and head.number == model.log.head
+
+    @invariant()
+    def indexes_hold_the_live_sessions_and_no_others(self) -> None:
+        overdue = {each for each, model in self.live.items() if model.is_overdue(self.now)}
+        for uri in ("note://1", "note://2", "note://3"):
+            expected = {each for each, model in self.live.items() if uri in model.subscriptions}
+            subscribers = self.run(self.store.subscribers(uri))
+            assert len(set(subscribers)) == len(subscribers)
+            assert set(subscribers) | overdue == expected | overdue
+        for owner in ("alice", "bob"):
+            expected = {each for each, model in self.live.items() if model.principal == owner}
+            listed = self.run(self.store.all_sessions(principal(owner)))
+            assert {record.session_id for record in listed} | overdue == expected | overdue
+
+
+def attachment_of(model: SessionModel) -> Attachment | None:
+    if model.attachment is None:
+        return None
+    connection, fencing_epoch = model.attachment
+    return Attachment(ConnectionId(connection), FencingEpoch(fencing_epoch))
+
+
+def assert_replay(
+    expected: list[int] | Refusal, numbers: list[int], refusal: Refusal | None
+) -> None:
+    if isinstance(expected, Refusal):
+        assert (numbers, refusal) == ([], expected)
+    else:
+        assert (numbers, refusal) == (expected, None)
+
+
+@pytest.mark.parametrize("make", STORES.values(), ids=STORES.keys())
+def test_a_store_does_what_its_model_does(make: MakeStore) -> None:
+    """A2, A3, A10, A12, A13, B1 to B3, C2, D3, D5, D7, F5 in every order of calls."""
+
+    def machine() -> StoreMachine:
+        return StoreMachine(make)
+
+    # Twice as many examples as elsewhere: there are many ways through a store.
+    more = settings(max_examples=2 * settings().max_examples)
+    run_state_machine_as_test(cast(Any, machine), settings=more)

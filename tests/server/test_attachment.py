@@ -1,0 +1,746 @@
+"""Attachment and delivery: who hears a session's events, and what a takeover moves."""
+
+import asyncio
+
+import pytest
+
+from tests.support.raw import (
+    EXTENSION,
+    UPDATED,
+    Json,
+    RawClient,
+    Reply,
+    call_params,
+    event_ids,
+    in_session,
+    uris,
+)
+from tests.support.virtual_time import cycles
+from tests.support.world import World, world
+
+pytestmark = pytest.mark.anyio
+
+KNOWS_US: Json = {"extensions": {EXTENSION: {}}}
+DETACHED = "notifications/sessions/detached"
+
+
+async def with_stream(w: World, **options: object) -> tuple[RawClient, Reply]:
+    """A client after its handshake, whose GET stream is open."""
+    client = await w.connected(**options)
+    return client, await client.get().started()
+
+
+async def update(w: World, session: str, *changed: str) -> None:
+    """Events of one session, one per URI, from a request that attaches nothing."""
+    for uri in changed:
+        await w.client().text("update", uri=uri, meta=in_session(session))
+
+
+# --- events -----------------------------------------------------------------------------------
+
+
+async def test_a_session_event_names_itself_and_its_session() -> None:
+    """"``params.sessionEventId`` and ``params._meta[…] = {"sessionId": …}`` (never
+    ``state``)", beside what the sender put there.
+    """
+    async with world() as w:
+        client, stream = await with_stream(w)
+        session = (await client.start())["sessionId"]
+        await client.text(
+            "tell",
+            method="notifications/x",
+            params={"a": 1, "sessionEventId": "forged", "_meta": {"b": 2, **in_session("forged")}},
+        )
+
+        message = (await stream.has(1))[0]
+
+        assert message == {
+            "jsonrpc": "2.0",
+            "method": "notifications/x",
+            "params": {
+                "a": 1,
+                "_meta": {"b": 2, **in_session(session)},
+                "sessionEventId": message["params"]["sessionEventId"],
+            },
+        }
+        assert message["params"]["sessionEventId"] != "forged"
+
+
+async def test_ids_of_events_grow_as_text() -> None:
+    """A14: "byte order, numeric order and order of issue agree", past 9 and 99."""
+    async with world() as w:
+        client, stream = await with_stream(w)
+        started = await client.start()
+        for number in range(120):
+            await client.text("update", uri=f"a:{number}")
+
+        ids = [started["sessionEventId"], *event_ids(await stream.has(120))]
+
+        assert ids == sorted(set(ids))
+        assert {len(event_id) for event_id in ids} == {32}
+
+
+async def test_what_a_handler_sends_on_the_standalone_channel_is_an_event_of_its_session() -> None:
+    """"an event of that one session, subscribed or not"."""
+    async with world() as w:
+        client, stream = await with_stream(w)
+        other = (await client.start())["sessionId"]
+        session = (await client.start())["sessionId"]
+        await client.result("resources/subscribe", {"uri": "a:1", "_meta": in_session(other)})
+
+        await client.text("update", uri="a:1")
+        messages = await stream.has(1)
+        await cycles()
+
+        assert [m["params"]["_meta"] for m in messages] == [in_session(session)]
+
+
+async def test_without_a_session_it_is_a_bare_message() -> None:
+    """"messages of a bare transport-mode session carry an SSE ``id`` and nothing of ours"."""
+    async with world() as w:
+        client, stream = await with_stream(w)
+        await client.text("update", uri="a:1")
+
+        event = await stream.event(1)  # 0 is the priming event
+
+        assert event.message == {"jsonrpc": "2.0", "method": UPDATED, "params": {"uri": "a:1"}}
+        assert event.id
+
+
+async def test_a_server_wide_change_is_one_event_in_each_entitled_session() -> None:
+    """"``resources/updated`` where the session subscribed, list changes in all"; on a
+    connection with several sessions once per session, and no bare copy of list changes.
+    """
+    async with world() as w:
+        client, stream = await with_stream(w)
+        first = (await client.start())["sessionId"]
+        second = (await client.start())["sessionId"]
+        for session in (first, second):
+            await client.result("resources/subscribe", {"uri": "a:1", "_meta": in_session(session)})
+        await client.result("resources/subscribe", {"uri": "a:2", "_meta": in_session(second)})
+
+        await w.layer.notify_resource_updated("a:1")
+        await w.layer.notify_resource_updated("a:2")
+        await w.layer.notify_resource_updated("a:3")
+        await w.layer.notify_tools_changed()
+        messages = await stream.has(5)
+        await cycles()
+
+        named = [(uri, m["params"].get("_meta")) for uri, m in zip(uris(messages), messages)]
+        assert len(stream.messages) == 5
+        assert sorted(named, key=str) == sorted(
+            [
+                ("a:1", in_session(first)),
+                ("a:1", in_session(second)),
+                ("a:2", in_session(second)),
+                ("notifications/tools/list_changed", in_session(first)),
+                ("notifications/tools/list_changed", in_session(second)),
+            ],
+            key=str,
+        )
+
+
+async def test_bare_copies_only_for_the_connections_own_subscriptions() -> None:
+    """"bare copies only for its own session-less subscriptions"."""
+    async with world() as w:
+        client, stream = await with_stream(w)
+        session = (await client.start())["sessionId"]
+        await client.result("resources/subscribe", {"uri": "a:1"})  # rule 2: the session's
+        await client.result("resources/subscribe", {"uri": "a:1", "_meta": in_session(None)})
+
+        await w.layer.notify_resource_updated("a:1")
+        messages = await stream.has(2)
+
+        metas = [m["params"].get("_meta") for m in messages]
+        assert sorted(metas, key=str) == sorted([None, in_session(session)], key=str)
+
+
+@pytest.mark.parametrize(
+    ("notify", "method"),
+    [
+        ("notify_tools_changed", "notifications/tools/list_changed"),
+        ("notify_prompts_changed", "notifications/prompts/list_changed"),
+        ("notify_resources_changed", "notifications/resources/list_changed"),
+    ],
+)
+async def test_list_changes_reach_clients_without_a_session(notify: str, method: str) -> None:
+    """Handshake-era clients that know nothing of us; once."""
+    async with world() as w:
+        _, stream = await with_stream(w)
+
+        await getattr(w.layer, notify)()
+        messages = await stream.has(1)
+        await cycles()
+
+        assert messages == [{"jsonrpc": "2.0", "method": method}]
+
+
+async def test_what_a_handler_emits_on_its_requests_channel_is_no_session_event() -> None:
+    """"progress, log messages … goes to the response stream that carries the request,
+    unnumbered".
+    """
+    async with world() as w:
+        client, stream = await with_stream(w)
+        await client.start()
+
+        progress = client.call("progress", steps=2, meta={"progressToken": "t"})
+        logged = client.call("log", text="hello")
+
+        assert [m["params"] for m in (await progress.reply.has(3))[:2]] == [
+            {"progressToken": "t", "progress": 1, "total": 2},
+            {"progressToken": "t", "progress": 2, "total": 2},
+        ]
+        assert (await logged.reply.has(2))[0]["params"] == {"level": "info", "data": "hello"}
+        assert stream.messages == []
+
+
+# --- who is attached ------------------------------------------------------------------------
+
+
+async def test_start_attaches_where_it_is_sent() -> None:
+    """"``session/start`` … attach where they are sent, if that connection can be pushed to"."""
+    async with world() as w:
+        client, stream = await with_stream(w)
+        session = (await client.start())["sessionId"]
+
+        await update(w, session, "a:1")
+
+        assert uris(await stream.has(1)) == ["a:1"]
+
+
+async def test_a_request_that_names_a_free_session_attaches_it() -> None:
+    """"a rule-1 request on such a connection attaches its session if it is attached nowhere
+    (nothing is replayed)".
+    """
+    async with world() as w:
+        session = (await w.client().start())["sessionId"]
+        await update(w, session, "a:1")
+        client, stream = await with_stream(w)
+
+        await client.text("session_id", meta=in_session(session))
+        await update(w, session, "a:2")
+
+        assert uris(await stream.has(1)) == ["a:2"]
+
+
+async def test_a_request_that_names_an_attached_session_takes_nothing_over() -> None:
+    """Only ``session/resume`` takes over."""
+    async with world() as w:
+        holder, stream = await with_stream(w)
+        session = (await holder.start())["sessionId"]
+        other, other_stream = await with_stream(w)
+
+        await other.text("session_id", meta=in_session(session))
+        await update(w, session, "a:1")
+
+        assert uris(await stream.has(1)) == ["a:1"]
+        assert other_stream.messages == []
+        assert await holder.text("session_id") == session
+
+
+async def test_a_lone_post_attaches_nothing() -> None:
+    """It "cannot be pushed to"."""
+    async with world() as w:
+        session = (await w.client().start())["sessionId"]
+        await w.client().text("session_id", meta=in_session(session))
+        client, stream = await with_stream(w)
+
+        await client.text("session_id", meta=in_session(session))
+        await update(w, session, "a:1")
+
+        assert uris(await stream.has(1)) == ["a:1"]
+
+
+async def test_a_request_by_rule_2_does_not_attach() -> None:
+    """Sessions that a later GET detached "wait for ``session/resume``": a plain request must
+    not attach them again, for the client would advance past what it missed and never get it.
+    """
+    async with world() as w:
+        client, first = await with_stream(w)
+        started = await client.start()
+        first.leave()
+        stream = await client.get().started()  # no Last-Event-ID: detaches
+        await update(w, started["sessionId"], "a:1")
+
+        assert await client.text("session_id") == started["sessionId"]
+        await update(w, started["sessionId"], "a:2")
+        await cycles()
+        assert stream.messages == []
+
+        resumed = await client.resume(started["sessionId"], started["sessionEventId"])
+        assert resumed["replayed"] == 2
+        assert uris(await stream.has(2)) == ["a:1", "a:2"]
+
+
+async def test_delete_detaches() -> None:
+    """A connection ends "with DELETE or expiry"; its sessions wait, attached nowhere."""
+    async with world() as w:
+        client = await w.connected()
+        started = await client.start()
+        await client.delete().done()
+        await update(w, started["sessionId"], "a:1")
+
+        other, stream = await with_stream(w)
+        resumed = await other.resume(started["sessionId"], started["sessionEventId"])
+
+        assert resumed["catchup"]
+        assert uris(await stream.has(1)) == ["a:1"]
+
+
+async def test_an_expired_connection_detaches() -> None:
+    """The session was used from elsewhere and lives on."""
+    async with world(idle_timeout=100) as w:
+        client = await w.connected()
+        started = await client.start()
+        for _ in range(3):
+            w.clock.advance(60)
+            await update(w, started["sessionId"], "a:1")
+        assert await w.expire() == 1
+
+        other, stream = await with_stream(w)
+        await other.text("session_id", meta=in_session(started["sessionId"]))
+        await update(w, started["sessionId"], "a:2")
+
+        assert uris(await stream.has(1)) == ["a:2"]
+
+
+# --- takeover --------------------------------------------------------------------------------
+
+
+async def test_a_takeover_moves_events() -> None:
+    """B1: "the displaced connection gets nothing more of that session"."""
+    async with world() as w:
+        old, old_stream = await with_stream(w)
+        started = await old.start()
+        await update(w, started["sessionId"], "a:1")
+        position = event_ids(await old_stream.has(1))[0]
+        new, new_stream = await with_stream(w)
+
+        await new.resume(started["sessionId"], position)
+        await update(w, started["sessionId"], "a:2")
+
+        assert uris(await new_stream.has(1)) == ["a:2"]
+        await cycles()
+        assert len(old_stream.messages) == 1
+        assert await new.text("session_id") == started["sessionId"]
+
+
+async def test_what_waited_on_the_old_connection_goes_to_the_new_one() -> None:
+    """B2: "Events enqueued during takeover are not lost", and not sent by the old stream,
+    whether they wait for its GET or in its buffer.
+    """
+    async with world() as w:
+        old, old_stream = await with_stream(w)
+        started = await old.start()
+        old_stream.stall()
+        await update(w, started["sessionId"], "a:1", "a:2", "a:3")
+        new, new_stream = await with_stream(w)
+
+        resumed = await new.resume(started["sessionId"], started["sessionEventId"])
+        old_stream.unstall()
+
+        assert resumed["replayed"] == 3
+        assert uris(await new_stream.has(3)) == ["a:1", "a:2", "a:3"]
+        await cycles()
+        # The first was in the network already when it stalled.
+        assert len(old_stream.messages) <= 1
+        again = await old.get(old_stream.events[-1].id).started()
+        await cycles()
+        assert again.messages == []
+
+
+@pytest.mark.parametrize(
+    "capabilities",
+    [KNOWS_US, {"experimental": {"experimental/sessions": {}}}],
+    ids=["extension", "experimental"],
+)
+async def test_the_displaced_connection_is_told_once(capabilities: Json) -> None:
+    """B6: "one ``notifications/sessions/detached {sessionId, reason}`` with reason
+    ``taken_over``"; "It is not a session event".
+    """
+    async with world() as w:
+        old, old_stream = await with_stream(w, capabilities=capabilities)
+        session = (await old.start())["sessionId"]
+        new = await w.connected(capabilities=capabilities)
+
+        await new.resume(session)
+        await new.resume(session)
+        messages = await old_stream.has(1)
+        await cycles()
+
+        assert messages == [
+            {
+                "jsonrpc": "2.0",
+                "method": DETACHED,
+                "params": {"sessionId": session, "reason": "taken_over"},
+            }
+        ]
+
+
+async def test_a_client_that_knows_nothing_of_us_is_told_nothing() -> None:
+    """"If its client declared our extension it gets one"."""
+    async with world() as w:
+        old, old_stream = await with_stream(w, capabilities={"extensions": {"other/one": {}}})
+        session = (await old.start())["sessionId"]
+
+        await (await w.connected()).resume(session)
+        await cycles()
+
+        assert old_stream.messages == []
+
+
+async def test_the_displaced_connection_is_refused_by_rule_2() -> None:
+    """"rule-2 requests on it get ``-31010``; ``ping``, ``initialize``, ``session/*`` and
+    rule-1 requests are served".
+    """
+    async with world() as w:
+        old = await w.connected()
+        session = (await old.start())["sessionId"]
+        await (await w.connected()).resume(session)
+
+        for method in ("tools/list", "tools/call", "resources/subscribe", "x/unknown"):
+            error = await old.error(method, call_params("echo", {"text": "x"}))
+            assert (error["code"], error["message"]) == (-31010, "Session detached")
+        assert w.box.calls == []
+        assert await old.result("ping") == {}
+        assert await old.text("session_id", meta=in_session(session)) == session
+        assert (await old.error("session/end", {"sessionId": "x"}))["code"] == -32043
+        initialized = w.client()
+        initialized.session_id = old.session_id
+        await initialized.initialize()
+
+
+@pytest.mark.parametrize("way", ["null", "start", "resume that session", "resume another"])
+async def test_the_displaced_connection_can_go_on(way: str) -> None:
+    """"Until the displaced connection starts or resumes a session there (or sends session
+    ``null``)".
+    """
+    async with world() as w:
+        old, old_stream = await with_stream(w)
+        started = await old.start()
+        session = expected = started["sessionId"]
+        new = await w.connected()
+        await new.resume(session)
+
+        if way == "null":
+            expected = "none"
+            assert await old.text("session_id", meta=in_session(None)) == "none"
+        elif way == "start":
+            expected = (await old.start())["sessionId"]
+        elif way == "resume another":
+            expected = (await w.client().start())["sessionId"]
+            await old.resume(expected)
+        else:
+            await old.resume(session, started["sessionEventId"])
+            await update(w, session, "a:1")
+            assert uris(await old_stream.has(1)) == ["a:1"]
+            assert (await new.error("tools/list"))["code"] == -31010
+
+        assert await old.text("session_id") == expected
+
+
+async def test_takeover_moves_events_not_answers() -> None:
+    """"the displaced connection gets … the responses of requests it sent"; nothing runs twice
+    and nothing is cancelled.
+    """
+    async with world() as w:
+        old = await w.connected()
+        session = (await old.start())["sessionId"]
+        running = old.call("wait", gate="g")
+        await w.box.gate("g").started.wait()
+
+        await (await w.connected()).resume(session)
+        w.box.gate("g").go.set()
+
+        assert (await running.result())["content"][0]["text"] == "through g"
+        assert w.box.calls == ["wait"]
+
+
+async def test_a_request_of_the_displaced_connection_emits_to_the_new_one() -> None:
+    """What its handler sends on the standalone channel is the session's, wherever that is
+    attached by now.
+    """
+    async with world() as w:
+        old, old_stream = await with_stream(w)
+        session = (await old.start())["sessionId"]
+
+        async def later(ctx: object, arguments: Json) -> str:
+            await w.box.gate("g").arrive()
+            return await w.box.tools["update"](ctx, arguments)  # type: ignore[arg-type]
+
+        w.box.tools["later"] = later  # type: ignore[assignment]
+        running = old.call("later", uri="a:1")
+        await w.box.gate("g").started.wait()
+        new, new_stream = await with_stream(w)
+        await new.resume(session)
+        w.box.gate("g").go.set()
+
+        await running.result()
+        assert uris(await new_stream.has(1)) == ["a:1"]
+        assert old_stream.messages == []
+
+
+async def test_a_late_end_of_the_displaced_connection_changes_nothing() -> None:
+    """B3: neither its GET's end, nor a new GET, nor its DELETE."""
+    async with world() as w:
+        old, old_stream = await with_stream(w)
+        started = await old.start()
+        new, new_stream = await with_stream(w)
+        await new.resume(started["sessionId"], started["sessionEventId"])
+
+        old_stream.leave()
+        await old_stream.done()
+        await old.get().started()
+        await update(w, started["sessionId"], "a:1")
+        await old.delete().done()
+        await update(w, started["sessionId"], "a:2")
+
+        assert uris(await new_stream.has(2)) == ["a:1", "a:2"]
+        assert await new.text("session_id") == started["sessionId"]
+
+
+async def test_of_many_resumes_at_once_one_wins_and_the_others_know() -> None:
+    """B5, in one process: "never two owners, never none"; every loser hears it."""
+    async with world() as w:
+        started = await w.client().start()
+        session = started["sessionId"]
+        rivals = [await with_stream(w, capabilities=KNOWS_US) for _ in range(8)]
+
+        answers = await asyncio.gather(
+            *(client.resume(session, started["sessionEventId"]) for client, _ in rivals)
+        )
+        await update(w, session, "a:1")
+        await cycles(50)
+
+        assert all(answer["resumed"] for answer in answers)
+        heard = [[m["method"] for m in stream.messages] for _, stream in rivals]
+        assert sorted(heard) == sorted([[UPDATED], *([[DETACHED]] * 7)])
+        codes = [(await client.answer("tools/list")).get("error") for client, _ in rivals]
+        assert [code["code"] for code in codes if code is not None] == [-31010] * 7
+
+
+async def test_sessions_that_take_turns_never_lose_an_event() -> None:
+    """B2, A7: twenty takeovers, an event between any two; each is seen once, in order."""
+    async with world() as w:
+        started = await w.client().start()
+        session, position = started["sessionId"], started["sessionEventId"]
+        clients = [await with_stream(w) for _ in range(2)]
+        seen: list[str] = []
+
+        for turn in range(20):
+            client, stream = clients[turn % 2]
+            before = len(stream.messages)
+            await update(w, session, f"a:{turn}-missed")
+            await client.resume(session, position)
+            await update(w, session, f"a:{turn}-live")
+            messages = (await stream.has(before + 2))[before:]
+            seen += uris(messages)
+            position = event_ids(messages)[-1]
+
+        assert seen == [f"a:{turn}-{how}" for turn in range(20) for how in ("missed", "live")]
+
+
+# --- store first ----------------------------------------------------------------------------
+
+
+async def test_an_event_is_replayable_though_nobody_took_it() -> None:
+    """A6: "Store first, then send. A send failure leaves the event replayable"."""
+    async with world() as w:
+        client, stream = await with_stream(w)
+        started = await client.start()
+        stream.stall()
+        await update(w, started["sessionId"], "a:1")
+        stream.leave()  # with the event on its way
+        await stream.done()
+        other, other_stream = await with_stream(w)
+
+        resumed = await other.resume(started["sessionId"], started["sessionEventId"])
+
+        assert resumed["replayed"] == 1
+        assert uris(await other_stream.has(1)) == ["a:1"]
+
+
+async def test_two_writers_repeat_no_id_and_leave_no_hole() -> None:
+    """A10: "Two writers, 10,000 events, no repeat and no hole"."""
+    async with world(max_events=20_000, max_bytes=100_000_000) as w:
+        started = await w.client().start()
+        hub = w.layer._hub  # pyright: ignore[reportPrivateUsage]
+
+        async def write(writer: int) -> None:
+            for number in range(5_000):
+                await hub.publish(started["sessionId"], "notifications/x", {"n": [writer, number]})
+                if number % 50 == writer:
+                    await asyncio.sleep(0)
+
+        await asyncio.gather(write(0), write(1))
+        client, stream = await with_stream(w)
+        resumed = await client.resume(started["sessionId"], started["sessionEventId"])
+        messages = await stream.has(10_000)
+
+        assert resumed["replayed"] == 10_000
+        assert [int(event_id[20:]) for event_id in event_ids(messages)] == [*range(1, 10_001)]
+        for writer in (0, 1):
+            numbers = [m["params"]["n"][1] for m in messages if m["params"]["n"][0] == writer]
+            assert numbers == [*range(5_000)]
+
+
+# --- coalescing ------------------------------------------------------------------------------
+
+
+async def test_a_million_updates_of_ten_resources_are_ten_events() -> None:
+    """"the window is bounded by what there is to know, not by traffic" (here: 5,000)."""
+    async with world(max_events=20) as w:
+        started = await w.client().start()
+        for number in range(10):
+            await w.client().result(
+                "resources/subscribe",
+                {"uri": f"a:{number}", "_meta": in_session(started["sessionId"])},
+            )
+        for number in range(5_000):
+            await w.layer.notify_resource_updated(f"a:{number * 7 % 10}")
+        client, stream = await with_stream(w)
+
+        resumed = await client.resume(started["sessionId"], started["sessionEventId"])
+        messages = await stream.has(10)
+
+        assert (resumed["catchup"], resumed["replayed"]) == (True, 10)
+        assert sorted(uris(messages)) == [f"a:{number}" for number in range(10)]
+        assert event_ids(messages)[-1] == resumed["sessionEventId"]
+
+
+async def test_only_listed_notifications_are_coalesced() -> None:
+    """A12: "Nothing else by default"; a list change is one per method, a malformed update
+    hides nothing, and two sessions do not meet.
+    """
+    async with world() as w:
+        started = await w.client().start()
+        other = (await w.client().start())["sessionId"]
+        named = in_session(started["sessionId"])
+        for _ in range(2):
+            for method, params in [
+                ("notifications/x", {"uri": "a:1"}),
+                (UPDATED, {"uri": "a:1"}),
+                (UPDATED, {"uri": 7}),
+                ("notifications/tools/list_changed", {}),
+                ("notifications/prompts/list_changed", {}),
+            ]:
+                await w.client().text("tell", method=method, params=params, meta=named)
+                await w.client().text("tell", method=method, params=params, meta=in_session(other))
+        client, stream = await with_stream(w)
+
+        resumed = await client.resume(started["sessionId"], started["sessionEventId"])
+        methods = [m["method"].removeprefix("notifications/") for m in await stream.has(7)]
+
+        assert resumed["replayed"] == 7
+        assert methods == [
+            "x",
+            "resources/updated",  # uri 7, the first
+            "x",
+            "resources/updated",
+            "resources/updated",  # uri 7, again
+            "tools/list_changed",
+            "prompts/list_changed",
+        ]
+
+
+async def test_the_policy_says_what_is_coalesced() -> None:
+    """"configurable"."""
+    async with world(coalescing={"notifications/x": "topic", "notifications/y": None}) as w:
+        started = await w.client().start()
+        for method, params in [
+            ("notifications/x", {"topic": "a", "n": 1}),
+            ("notifications/x", {"topic": "b", "n": 2}),
+            ("notifications/y", {"n": 3}),
+            ("notifications/x", {"topic": "a", "n": 4}),
+            ("notifications/y", {"n": 5}),
+            (UPDATED, {"uri": "a:1", "n": 6}),
+            (UPDATED, {"uri": "a:1", "n": 7}),
+        ]:
+            await w.client().text(
+                "tell", method=method, params=params, meta=in_session(started["sessionId"])
+            )
+        client, stream = await with_stream(w)
+
+        await client.resume(started["sessionId"], started["sessionEventId"])
+
+        assert [m["params"]["n"] for m in await stream.has(5)] == [2, 4, 5, 6, 7]
+
+
+async def test_live_events_are_not_coalesced() -> None:
+    """"An event stored while its session is attached and the stream is open is handed over in
+    the same step: live events are sent one by one".
+    """
+    async with world() as w:
+        client, stream = await with_stream(w)
+        session = (await client.start())["sessionId"]
+
+        for _ in range(5):
+            await update(w, session, "a:1")
+
+        assert uris(await stream.has(5)) == ["a:1"] * 5
+
+
+async def test_the_id_of_a_replaced_event_stays_a_position() -> None:
+    """"a replaced event's id stays a valid position"."""
+    async with world() as w:
+        client, stream = await with_stream(w)
+        session = (await client.start())["sessionId"]
+        await update(w, session, "a:1", "a:2", "a:1", "a:2")
+        replaced = event_ids(await stream.has(4))[0]
+        other, other_stream = await with_stream(w)
+
+        resumed = await other.resume(session, replaced)
+
+        assert (resumed["catchup"], resumed["replayed"]) == (True, 2)
+        assert uris(await other_stream.has(2)) == ["a:1", "a:2"]
+
+
+# --- after the call ---------------------------------------------------------------------------
+
+
+async def test_a_kept_session_still_reaches_its_client_after_the_call() -> None:
+    """Issue A, 5: "a notification sent through a kept ``ctx.session`` after its call has
+    returned still reaches the session", on whatever connection it is by then.
+    """
+    async with world() as w:
+        old = await w.connected()
+        session = (await old.start())["sessionId"]
+        await old.text("keep")
+        new, stream = await with_stream(w)
+        await new.resume(session)
+
+        await w.box.kept[0].send_resource_updated("a:1")
+        message = (await stream.has(1))[0]
+
+        assert message["params"]["_meta"] == in_session(session)
+
+
+async def test_a_kept_session_of_no_session_reaches_its_connection() -> None:
+    """The same without a session: bare, on the GET stream."""
+    async with world() as w:
+        client, stream = await with_stream(w)
+        await client.text("keep")
+
+        await w.box.kept[0].send_resource_updated("a:1")
+
+        assert (await stream.has(1))[0]["params"] == {"uri": "a:1"}
+
+
+async def test_what_belonged_to_the_request_alone_ends_with_it() -> None:
+    """Late progress is no session event; a late log message was meant for the client."""
+    async with world() as w:
+        client, stream = await with_stream(w)
+
+        async def keep_channel(ctx: object, arguments: Json) -> str:
+            w.box.kept.append(ctx.session)  # type: ignore[attr-defined]
+            return "kept"
+
+        w.box.tools["keep"] = keep_channel  # type: ignore[assignment]
+        await client.call("keep", meta={"progressToken": 1}).result()
+
+        await w.box.kept[0].report_progress(1)
+        await w.box.kept[0].send_log_message(  # pyright: ignore[reportDeprecated]
+            "info", "late", related_request_id=1
+        )
+
+        assert [m["method"] for m in await stream.has(1)] == ["notifications/message"]

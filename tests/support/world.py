@@ -1,0 +1,249 @@
+"""One wrapped server in the test's own event loop: its tools, its layer, its clock, clients.
+
+    async with world() as w:
+        client = await w.connected()
+        assert await client.text("echo", text="hello") == "hello"
+
+All tools are async functions, so that this also runs where time is virtual.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import mcp_types as types
+from mcp.server import Server
+from mcp.server.context import ServerRequestContext
+from mcp.server.session import ServerSession
+
+from mcp_sessions import SessionLayer, SessionPolicy, current_session
+from mcp_sessions.stores.base import SessionStore
+from tests.support.raw import AsgiCarrier, Json, RawClient, in_process
+
+Ctx = ServerRequestContext[Any, Any]
+Tool = Callable[[Ctx, Json], Awaitable[str]]
+
+_SCHEMA: types.ElicitRequestedSchema = {
+    "type": "object",
+    "properties": {"answer": {"type": "string"}},
+    "required": ["answer"],
+}
+
+
+class Clock:
+    """The layer's clock: it moves when the test moves it."""
+
+    def __init__(self, now: float = 1_800_000_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        """Seconds since 1970."""
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Time passes."""
+        self.now += seconds
+
+
+class Gate:
+    """Where a tool waits until the test lets it through."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.go = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.arrivals = 0
+
+    async def arrive(self) -> None:
+        """A tool is here, and waits."""
+        self.arrivals += 1
+        self.started.set()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
+class Toolbox:
+    """A lowlevel ``Server`` with the tools below, and what the test adds."""
+
+    def __init__(self, name: str = "tools") -> None:
+        self.calls: list[str] = []
+        """The tools that were called, in order."""
+        self.kept: list[ServerSession] = []
+        """The ``ctx.session`` that ``keep`` kept."""
+        self.tools: dict[str, Tool] = {
+            "ask": self._ask,
+            "ask_standalone": self._ask_standalone,
+            "close_stream": self._close_stream,
+            "echo": self._echo,
+            "keep": self._keep,
+            "log": self._log,
+            "progress": self._progress,
+            "session_id": self._session_id,
+            "tell": self._tell,
+            "update": self._update,
+            "wait": self._wait,
+        }
+        self._gates: dict[str, Gate] = {}
+        self.server = Server[dict[str, Any]](
+            name,
+            version="1.0",
+            on_call_tool=self._on_call_tool,
+            on_list_tools=self._on_list_tools,
+            on_list_resources=self._on_list_resources,
+            on_list_prompts=self._on_list_prompts,
+        )
+
+    def gate(self, name: str) -> Gate:
+        """The gate of that name."""
+        return self._gates.setdefault(name, Gate())
+
+    async def _echo(self, ctx: Ctx, arguments: Json) -> str:
+        return str(arguments["text"])
+
+    async def _wait(self, ctx: Ctx, arguments: Json) -> str:
+        await self.gate(arguments["gate"]).arrive()
+        return f"through {arguments['gate']}"
+
+    async def _progress(self, ctx: Ctx, arguments: Json) -> str:
+        """Reports 1, waits at the gate, if any, and reports the rest."""
+        for step in range(1, int(arguments["steps"]) + 1):
+            await ctx.session.report_progress(step, arguments["steps"])
+            if step == 1 and "gate" in arguments:
+                await self.gate(arguments["gate"]).arrive()
+        return "reported"
+
+    async def _ask(self, ctx: Ctx, arguments: Json) -> str:
+        """On the request's own channel."""
+        result = await ctx.session.elicit_form(
+            arguments["question"], _SCHEMA, related_request_id=ctx.request_id
+        )
+        return f"{result.action}: {(result.content or {}).get('answer')}"
+
+    async def _ask_standalone(self, ctx: Ctx, arguments: Json) -> str:
+        """On the connection's, or the session's, standalone channel."""
+        result = await ctx.session.elicit_form(arguments["question"], _SCHEMA)
+        return f"{result.action}: {(result.content or {}).get('answer')}"
+
+    async def _log(self, ctx: Ctx, arguments: Json) -> str:
+        await ctx.session.send_log_message(  # pyright: ignore[reportDeprecated]
+            "info", arguments["text"], related_request_id=ctx.request_id
+        )
+        return "logged"
+
+    async def _update(self, ctx: Ctx, arguments: Json) -> str:
+        """On the standalone channel: a session event, subscribed or not."""
+        await ctx.session.send_resource_updated(arguments["uri"])
+        return "updated"
+
+    async def _tell(self, ctx: Ctx, arguments: Json) -> str:
+        """By the session's handle."""
+        await current_session().notify(arguments["method"], arguments.get("params"))
+        return "told"
+
+    async def _keep(self, ctx: Ctx, arguments: Json) -> str:
+        self.kept.append(ctx.session)
+        return "kept"
+
+    async def _close_stream(self, ctx: Ctx, arguments: Json) -> str:
+        if ctx.close_sse_stream is None:
+            return "cannot be closed"
+        await ctx.close_sse_stream()
+        await self.gate(arguments["gate"]).arrive()
+        return "answered after its stream was closed"
+
+    async def _session_id(self, ctx: Ctx, arguments: Json) -> str:
+        session = current_session(default=None)
+        return session.id if session is not None else "none"
+
+    async def _on_call_tool(
+        self, ctx: Ctx, params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        self.calls.append(params.name)
+        text = await self.tools[params.name](ctx, params.arguments or {})
+        return types.CallToolResult(content=[types.TextContent(text=text)])
+
+    async def _on_list_tools(
+        self, ctx: Ctx, params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        return types.ListToolsResult(
+            tools=[types.Tool(name=name, input_schema={"type": "object"}) for name in self.tools]
+        )
+
+    async def _on_list_resources(
+        self, ctx: Ctx, params: types.PaginatedRequestParams | None
+    ) -> types.ListResourcesResult:
+        return types.ListResourcesResult(resources=[])
+
+    async def _on_list_prompts(
+        self, ctx: Ctx, params: types.PaginatedRequestParams | None
+    ) -> types.ListPromptsResult:
+        return types.ListPromptsResult(prompts=[])
+
+
+@dataclass
+class World:
+    """A wrapped server that runs."""
+
+    box: Toolbox
+    layer: SessionLayer
+    clock: Clock
+    carrier: AsgiCarrier
+    stack: AsyncExitStack = field(repr=False)
+
+    def client(self, **options: Any) -> RawClient:
+        """A client that has not said a word yet; options as of :class:`RawClient`."""
+        return RawClient(self.carrier, **options)
+
+    async def connected(self, **options: Any) -> RawClient:
+        """A client after its handshake."""
+        client = self.client(**options)
+        await client.initialize()
+        return client
+
+    async def carrier_of(self, user: object) -> AsgiCarrier:
+        """A carrier whose requests come with a user's credential."""
+        return await self.stack.enter_async_context(in_process(self.layer_app, user=user))
+
+    @property
+    def layer_app(self) -> Any:
+        """The ASGI app."""
+        return self.carrier._app  # pyright: ignore[reportPrivateUsage]
+
+    async def expire(self) -> int:
+        """What the reaper does in one round; how many sessions it ended."""
+        return await self.layer._reaper.round()  # pyright: ignore[reportPrivateUsage]
+
+
+@asynccontextmanager
+async def world(
+    *,
+    store: SessionStore | str = "memory://",
+    box: Toolbox | None = None,
+    server: object = None,
+    clock: Clock | None = None,
+    **limits: Any,
+) -> AsyncGenerator[World]:
+    """A wrapped server, running.
+
+    Args:
+        server: Instead of the box's.
+        limits: Of the policy.
+    """
+    box = box or Toolbox()
+    clock = clock or Clock()
+    layer = SessionLayer(
+        server if server is not None else box.server,
+        store=store,
+        policy=SessionPolicy(**limits),
+        clock=clock,
+    )
+    app = layer.asgi_app()
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(layer.lifespan())
+        carrier = await stack.enter_async_context(in_process(app))
+        yield World(box, layer, clock, carrier, stack)

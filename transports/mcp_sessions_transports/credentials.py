@@ -1,0 +1,79 @@
+"""Streams live as long as the credential that opened them, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from starlette.types import Scope
+
+from mcp_sessions.principal import Principal
+
+logger = logging.getLogger(__name__)
+
+StillValid = Callable[[Scope, Principal], Awaitable[bool]]
+
+
+class CredentialWatch:
+    """Ends a stream when its credential expires, or is not accepted any more."""
+
+    def __init__(
+        self, still_valid: StillValid | None, interval: float, clock: Callable[[], float]
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            still_valid: Asks the server's own authentication again; None: it has none.
+            interval: Seconds between two questions.
+        """
+        self._still_valid = still_valid
+        self._interval = interval
+        self._clock = clock
+
+    @asynccontextmanager
+    async def over(
+        self, scope: Scope, principal: Principal, end: Callable[[], None]
+    ) -> AsyncGenerator[None]:
+        """Watch while the block runs.
+
+        Args:
+            end: Ends the stream at once, before another event.
+        """
+        if self._still_valid is None:
+            yield
+            return
+        watching = asyncio.create_task(self._watch(self._still_valid, scope, principal, end))
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch(
+        self,
+        still_valid: StillValid,
+        scope: Scope,
+        principal: Principal,
+        end: Callable[[], None],
+    ) -> None:
+        while True:
+            wait = self._interval
+            if principal.expires_at is not None:
+                wait = min(wait, max(0.0, principal.expires_at - self._clock()))
+            await asyncio.sleep(wait)
+            expired = principal.expires_at is not None and self._clock() >= principal.expires_at
+            if expired or not await self._accepted(still_valid, scope, principal):
+                logger.info("a stream ended with its credential")
+                end()
+                return
+
+    async def _accepted(self, still_valid: StillValid, scope: Scope, principal: Principal) -> bool:
+        try:
+            return await still_valid(scope, principal)
+        except Exception:
+            # The boundary to the application's token verifier. One that fails has not said
+            # yes, and a stream must not outlive its credential because of that.
+            logger.exception("a credential could not be checked again; its stream ends")
+            return False

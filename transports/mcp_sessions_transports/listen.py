@@ -1,0 +1,201 @@
+"""A session's ``subscriptions/listen`` stream: the modern era's way to hear its events.
+
+Acknowledged first, then what waits, then live. Each event carries the listen request's id
+and its own session event id; a client that was cut resumes the session and listens again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.types import Receive, Send
+
+from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.messages import SESSION_META, RequestId, decode, encode, wire_error
+from mcp_sessions.errors import Refusal, SessionNotFound
+from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionEventId, SessionId
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import Principal
+from mcp_sessions.security import mint_connection_id
+from mcp_sessions.server.requests import RunningRequest
+from mcp_sessions.server.upstream import UpstreamPeer
+from mcp_sessions.stores.base import CurrentSession, Peer, SessionStore
+from mcp_sessions_transports.modern_channel import MODERN_SSE_HEADERS, PING, modern_event
+from mcp_sessions_transports.sse import LogFeed, SseStream
+
+SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
+"""``_meta`` key of every message on a listen stream: the listen request's id."""
+
+_FLAGS = {
+    "tools": "toolsListChanged",
+    "prompts": "promptsListChanged",
+    "resources": "resourcesListChanged",
+}
+_SESSION_KEY = b'"' + SESSION_META.encode() + b'":'
+
+
+class Filter:
+    """What a listen request asked to hear."""
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        """Take the params of a request that the SDK's rules let through."""
+        wanted: Mapping[str, Any] = params.get("notifications") or {}
+        self._uri_list: list[str] = list(wanted.get("resourceSubscriptions") or ())
+        self.uris = frozenset(self._uri_list)
+        self.lists = frozenset(name for name, flag in _FLAGS.items() if wanted.get(flag) is True)
+
+    def honored(self) -> dict[str, Any]:
+        """What is heard of it, for the acknowledgement: all of it."""
+        honored: dict[str, Any] = {
+            flag: True for name, flag in _FLAGS.items() if name in self.lists
+        }
+        if self._uri_list:
+            honored["resourceSubscriptions"] = self._uri_list
+        return honored
+
+    def admits(self, event: LoggedEvent) -> bool:
+        """Whether an event goes on the stream: a change that was not asked for does not."""
+        method: str = decode(event.payload)["method"]
+        if method.endswith("/list_changed"):
+            return method.split("/")[1] in self.lists
+        # An update of a resource was stored because the session subscribed, or because a
+        # handler sent it to this very session: it is heard, and so is all else.
+        return True
+
+
+class ListenStream:
+    """A :class:`~mcp_sessions.server.connection.TransportConnection` of one session."""
+
+    kind = "listen"
+
+    def __init__(
+        self,
+        session_id: SessionId,
+        request_id: RequestId,
+        principal: Principal,
+        peer: Peer,
+        wanted: Filter,
+        *,
+        store: SessionStore,
+        policy: SessionPolicy,
+        clock: Callable[[], float],
+        result: Callable[[dict[str, Any]], dict[str, Any]],
+        encode_answer: Callable[[Any], bytes],
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            result: Adds what the stream's last message carries beside its subscription id.
+            encode_answer: Writes that message.
+        """
+        self.id: ConnectionId = mint_connection_id("listen")
+        self.principal = principal
+        self.peer = peer
+        self.transport_session: SessionId | None = None
+        self.attached: dict[SessionId, FencingEpoch] = {}
+        self.requests: dict[RequestId, RunningRequest] = {}
+        self.upstream_peers: dict[SessionId | None, UpstreamPeer] = {}
+        self.close_stream: Callable[[], Awaitable[None]] | None = None
+        self._session_id = session_id
+        self._request_id = request_id
+        self._wanted = wanted
+        self._store = store
+        self._clock = clock
+        self._result = result
+        self._encode = encode_answer
+        self._stream = SseStream(
+            limit=policy.send_buffer, slow_timeout=policy.slow_timeout, comment=PING
+        )
+        self._feed: LogFeed | None = None
+        params = {"notifications": wanted.honored(), "_meta": {SUBSCRIPTION_ID: request_id}}
+        acknowledged = {
+            "jsonrpc": "2.0",
+            "method": "notifications/subscriptions/acknowledged",
+            "params": params,
+        }
+        self._stream.push(modern_event(encode_answer(acknowledged)))
+
+    # --- the port --------------------------------------------------------------------------
+
+    async def current(self) -> CurrentSession | None:
+        """See :class:`TransportConnection`. In the modern era every request names its own."""
+        return None
+
+    async def set_current(self, current: CurrentSession | None) -> None:
+        """See :class:`TransportConnection`."""
+        raise AssertionError("a listen stream carries one session and no requests")
+
+    async def deliver(self, session_id: SessionId, event: LoggedEvent) -> None:
+        """See :class:`TransportConnection`."""
+        if self._feed is not None:
+            self._feed.offer(event)
+
+    async def send(self, draft: Draft) -> None:
+        """See :class:`TransportConnection`."""
+        self._stream.push(modern_event(self._stamped(draft.before)), draft.origin)
+
+    async def withdraw(self, session_id: SessionId) -> None:
+        """See :class:`TransportConnection`: the session went elsewhere, its log with it."""
+        self._finish(None)
+
+    async def session_over(self, session_id: SessionId) -> None:
+        """See :class:`TransportConnection`."""
+        self._finish(wire_error(SessionNotFound(session_id)))
+
+    async def room(self) -> None:
+        """See :class:`TransportConnection`."""
+        await self._stream.room()
+
+    def hold(self) -> Callable[[], None]:
+        """See :class:`TransportConnection`."""
+        return self._stream.hold()
+
+    def close(self) -> None:
+        """See :class:`TransportConnection`: a newer listen, or the server stops."""
+        self._finish(None)
+
+    # --- the stream ------------------------------------------------------------------------
+
+    def start(self, after: SessionEventId) -> None:
+        """Send what was stored after ``after``, then what comes."""
+        self._feed = LogFeed(self._stream, self._read, after, self._frame)
+        self._stream.wake()
+
+    async def serve(self, receive: Receive, send: Send) -> None:
+        """Send until the stream ends or its peer is gone."""
+        start = {"type": "http.response.start", "status": 200, "headers": MODERN_SSE_HEADERS}
+        await send(start)
+        await self._stream.serve(receive, send)
+
+    def cut(self) -> None:
+        """End the stream now, without a result: its credential expired."""
+        self._stream.cut()
+
+    async def _read(self, position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+        return await self._store.read(self._session_id, position, now=self._clock())
+
+    def _frame(self, event: LoggedEvent) -> bytes | None:
+        if not self._wanted.admits(event):
+            return None
+        return modern_event(self._stamped(event.payload))
+
+    def _stamped(self, payload: bytes) -> bytes:
+        """The message with the subscription's id in its ``_meta``."""
+        stamp = b'"' + SUBSCRIPTION_ID.encode() + b'":' + encode(self._request_id) + b","
+        before, key, after = payload.rpartition(_SESSION_KEY)
+        if key:
+            return before + stamp + key + after
+        message = decode(payload)
+        params: dict[str, Any] = message.setdefault("params", {})
+        params["_meta"] = {**(params.get("_meta") or {}), SUBSCRIPTION_ID: self._request_id}
+        return encode(message)
+
+    def _finish(self, error: dict[str, Any] | None) -> None:
+        body: dict[str, Any] = {"jsonrpc": "2.0", "id": self._request_id}
+        if error is not None:
+            body["error"] = error
+        else:
+            body["result"] = self._result({"_meta": {SUBSCRIPTION_ID: self._request_id}})
+        self._stream.push(modern_event(self._encode(body)))
+        self._stream.finish()
