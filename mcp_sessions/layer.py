@@ -41,6 +41,7 @@ from mcp_sessions.server.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream, prim
 from mcp_sessions.server.sdk.modern import SdkModernRules
 from mcp_sessions.server.session_methods import SessionMethods
 from mcp_sessions.stores.base import SessionStore
+from mcp_sessions.stores.stateless import Stateless
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.credentials import CredentialWatch
 from mcp_sessions_transports.http_handshake import HandshakeHttp, Served
@@ -68,7 +69,7 @@ class SessionLayer:
         self,
         server: object,
         *,
-        store: SessionStore | str = "memory://",
+        store: SessionStore | str | None = "memory://",
         policy: SessionPolicy | None = None,
         security: SessionSecurity | None = None,
         clock: Callable[[], float] = time.time,
@@ -77,7 +78,8 @@ class SessionLayer:
 
         Args:
             server: An ``MCPServer`` or lowlevel ``Server`` of the SDK, or a ``FastMCP``.
-            store: Where sessions are remembered, or its URL.
+            store: Where sessions are remembered, or its URL. None: nowhere; then
+                ``sessions/create`` with ``state`` is all there is, and nothing is revoked.
             policy: Every limit; the defaults if None.
             security: The keys that seal ``state``. None: those of ``MCP_SESSIONS_KEYS`` if
                 it is set, else keys that end with this process.
@@ -87,10 +89,14 @@ class SessionLayer:
             ConfigurationError: The server cannot be wrapped, or the URL names no store.
         """
         self.policy = policy if policy is not None else SessionPolicy()
-        self.store = open_store(store) if isinstance(store, str) else store
         self._clock = clock
         self._upstream = SdkUpstream(server)
         self.security = (security or SessionSecurity.default()).bound_to(self._upstream.name)
+        if store is None:
+            self.store: SessionStore = Stateless(self.security)
+            self._upstream.adds_subscriptions = False
+        else:
+            self.store = open_store(store) if isinstance(store, str) else store
         self._hub = Hub(self.store, self.policy, clock)
         self._host = Host(
             self.store,
@@ -385,6 +391,12 @@ class SessionLayer:
         capabilities["sessions"] = {}
         extensions = capabilities.setdefault("extensions", {})
         policy = self.policy
+        if not self.store.remembers:
+            extensions[EXTENSION] = {
+                "transports": ["streamable-http"],
+                "features": ["create", "delete", "state"],
+            }
+            return
         extensions[EXTENSION] = {
             "window": {
                 "maxEvents": policy.max_events,

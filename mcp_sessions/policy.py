@@ -33,6 +33,9 @@ class SessionPolicy:
     max_lifetime: float = 86_400 * 7
     """A session expires this long after it was made, however busy."""
 
+    stateless_lifetime: float = 3_600
+    """Without a store: how long a session id can be used, whatever happens."""
+
     max_sessions: int = 100_000
     """Open sessions of both modes per store."""
 

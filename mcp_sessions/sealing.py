@@ -94,7 +94,7 @@ def bound(*parts: str | None) -> bytes:
     Each is preceded by its length, and None is not "". UTF-8 with ``surrogatepass`` has an
     inverse; JSON's escapes have none, they spell two lone surrogates like the pair.
     """
-    return b"".join(b"-" if part is None else _with_length(_utf8(part)) for part in parts)
+    return b"".join([b"-" if part is None else _with_length(_utf8(part)) for part in parts])
 
 
 class SealedTokens:

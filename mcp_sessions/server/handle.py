@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar, overload
 
 from mcp_sessions.core.messages import encode
-from mcp_sessions.errors import DataConflict, SessionNotFound, SessionRequired
+from mcp_sessions.errors import ConfigurationError, DataConflict, SessionNotFound, SessionRequired
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.hub import Hub
@@ -169,7 +169,13 @@ class SessionHandle:
 
     @property
     def data(self) -> SessionData:
-        """What the session remembers."""
+        """What the session remembers.
+
+        Raises:
+            ConfigurationError: The layer has no store.
+        """
+        if not self._store.remembers:
+            raise ConfigurationError("session.data needs a store; this layer has none")
         return SessionData(self.id, self._store, self._locks.of(self.id))
 
     @property
@@ -194,7 +200,11 @@ class SessionHandle:
         changed, removed = self._state.close()
         if not changed and not removed:
             return None
-        return await self._store.change_state(self.id, changed, removed)
+        if self._store.remembers:
+            return await self._store.change_state(self.id, changed, removed)
+        self._record.state = dict(self._state)
+        self._record.state_version += 1
+        return self._record
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Send the session's client a notification: a session event, replayed if missed.
@@ -206,7 +216,10 @@ class SessionHandle:
         Raises:
             SessionNotFound: The session is over; nothing was stored.
             StoreUnavailable: Unknown whether it was stored.
+            ConfigurationError: The layer has no store, so there are no events.
         """
+        if not self._store.remembers:
+            raise ConfigurationError("session events need a store; this layer has none")
         if not await self._hub.publish(self.id, method, params, wait=True):
             raise SessionNotFound(self.id)
 

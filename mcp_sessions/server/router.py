@@ -133,17 +133,20 @@ class Router:
             result, peer, upstream_peer = await self._upstream.initialize(
                 call, request.params, outbound
             )
-            connection = await register(peer)
+            connection = await register(peer) if self._store.remembers else None
         except UpstreamError as failed:
             return error_message(request.id, failed.error), None
         except WireError as refused:
             return error_message(request.id, wire_error(refused)), None
         finally:
             call.done = True
+        self._advertise(result)
+        if connection is None:
+            await upstream_peer.close()
+            return result_message(request.id, result), None
         outbound.bind(ConnectionOutbound(self._hub, self._host, connection))
         connection.upstream_peers[None] = upstream_peer
         self._hub.add(connection)
-        self._advertise(result)
         return result_message(request.id, result), connection
 
     async def request(self, request: Request, inbound: Inbound) -> None:
@@ -214,14 +217,14 @@ class Router:
             await self._again(carrier, association.key, admitted)
             return
         record = admitted.record if admitted is not None else None
-        if record is not None:
+        if record is not None and association.named:
             await self._attach_if_free(record, inbound)
         self._gates.check(request, record)
         peer = self._upstream_peer(inbound, record)
         if inbound.modern:
             if request.method == DISCOVER:
                 peer = Discovery(peer, self._advertise)
-        elif request.method in SUBSCRIPTION_METHODS:
+        elif request.method in SUBSCRIPTION_METHODS and self._store.remembers:
             peer = Subscriptions(peer, self._upstream, self._store, _subscriber(inbound, record))
         handle = None
         if record is not None:
@@ -253,8 +256,12 @@ class Router:
         named = named_session(params)
         connection = inbound.connection
         if not isinstance(named, NotNamed):
-            await self._methods.check_token(params, named, inbound)
+            opened = await self._methods.check_token(params, named, inbound)
+            if not self._store.remembers:
+                key = None
             admitted = await self._admit(named, inbound, request, key)
+            if opened is not None and not self._store.remembers:
+                admitted.record.state, admitted.record.state_version = opened
             if admitted.record.mode is not Mode.PROTOCOL:
                 raise InvalidRequest(
                     InvalidReason.MODE_CONFLICT, "this session belongs to its transport"
@@ -285,7 +292,7 @@ class Router:
         key: RequestKey | None,
         fencing_epoch: FencingEpoch | None = None,
     ) -> Admitted:
-        if request is None:
+        if request is None and self._store.remembers:
             # A notification is no request: it moves no deadline.
             record = await self._store.load(session_id, now=self._clock())
             if record is None or record.principal != inbound.principal:
@@ -293,7 +300,7 @@ class Router:
             displaced = fencing_epoch is not None and record.fencing_epoch != fencing_epoch
             return Admitted(record, displaced=displaced)
         use = None
-        if key is not None:
+        if key is not None and request is not None:
             digest = content_digest(request.method, request.params)
             use = KeyUse(key, digest, self._host.process)
         admitted = await self._store.admit(
@@ -335,7 +342,8 @@ class Router:
             case Begun.RUNNING:
                 running = self._host.by_key(record.session_id, key) if key is not None else None
                 if running is not None and not running.done:
-                    await self._attach_if_free(record, carrier.inbound)
+                    if carrier.named:
+                        await self._attach_if_free(record, carrier.inbound)
                     await self._host.join(running, carrier)
                     return
             case _:
@@ -355,6 +363,9 @@ class Router:
                 )
 
     async def _attach_if_free(self, record: SessionRecord, inbound: Inbound) -> None:
+        """Rule 1 only. A current session that was detached here waits for ``session/resume``:
+        attached in passing, its client would go past what it missed and never get it.
+        """
         connection = inbound.connection
         if connection is None or record.attachment is not None:
             return

@@ -19,11 +19,13 @@ from mcp_sessions.core.messages import (
     Request,
     RequestId,
     decode,
+    error_body,
     meta_of,
     named_session,
     session_id_member,
 )
 from mcp_sessions.errors import (
+    METHOD_NOT_FOUND,
     InvalidParams,
     InvalidReason,
     InvalidRequest,
@@ -38,6 +40,7 @@ from mcp_sessions.security import SessionSecurity
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.requests import Carrier, Host
+from mcp_sessions.server.upstream import UpstreamError
 from mcp_sessions.stores.base import (
     CurrentSession,
     Mode,
@@ -82,6 +85,9 @@ class SessionMethods:
         Raises:
             WireError: What the caller is told instead.
         """
+        if not self._store.remembers and request.method.startswith("session/"):
+            # Without a store only document 004 is spoken.
+            raise UpstreamError(error_body(METHOD_NOT_FOUND, "Method not found", request.method))
         match request.method:
             case "session/start":
                 return await self._start(inbound)
@@ -141,11 +147,14 @@ class SessionMethods:
 
     async def check_token(
         self, params: Mapping[str, Any] | None, session_id: SessionId, inbound: Inbound
-    ) -> None:
-        """Look at the ``state`` that came with a session, if it came.
+    ) -> tuple[dict[str, Any], int] | None:
+        """Look at the ``state`` that came with a session; None: none came.
 
-        The stored state is the state: a genuine token is accepted and not read back, so
-        that replaying an old one rolls nothing back.
+        With a store the stored state is the state: a genuine token is accepted and not
+        read back, so that replaying an old one rolls nothing back.
+
+        Returns:
+            The state and its version.
 
         Raises:
             SessionNotFound: The session is not the caller's, whatever the token is.
@@ -154,20 +163,28 @@ class SessionMethods:
         named = (meta_of(params) or {}).get(SESSION_META)
         token = cast("dict[str, Any]", named).get("state") if isinstance(named, dict) else None
         if token is None:
-            return
+            return None
         now = self._clock()
         try:
             if not isinstance(token, str):
                 raise InvalidState("not a string")
-            self._security.open_state(
+            return self._security.open_state(
                 token, session_id=session_id, principal=inbound.principal, now=now
             )
         except InvalidState as invalid:
-            record = await self._store.load(session_id, now=now)
-            if record is None or record.principal != inbound.principal:
+            if not await self._is_owned(session_id, inbound, now):
                 raise SessionNotFound(session_id) from None
             logger.warning("session %s: state refused: %s", digest(session_id), invalid.cause)
             raise
+
+    async def _is_owned(self, session_id: SessionId, inbound: Inbound, now: float) -> bool:
+        if not self._store.remembers:
+            opened = await self._store.admit(
+                session_id, inbound.principal, mode=Mode.PROTOCOL, now=now
+            )
+            return opened is not None
+        record = await self._store.load(session_id, now=now)
+        return record is not None and record.principal == inbound.principal
 
     def _metadata(self, record: SessionRecord) -> dict[str, Any]:
         """A session as document 004's ``SessionMetadata``: strings only."""
@@ -178,6 +195,8 @@ class SessionMethods:
         }
 
     def _token(self, record: SessionRecord) -> str:
+        if not self._store.remembers:
+            return self._seal(record, record.state, record.state_version)
         known = self._tokens.get(record.session_id)
         if known is not None and known[0] == record.state_version:
             return known[1]
@@ -228,17 +247,19 @@ class SessionMethods:
         if inbound.connection is not None:
             # It hears its events here, but does not become the current session.
             await self._hub.attach(record.session_id, inbound.connection)
-        head = await self._begin(record, inbound)
-        return {"session": self._metadata(record), "_meta": {EVENT_ID_META: head}}
+        result: dict[str, Any] = {"session": self._metadata(record)}
+        if self._store.remembers:
+            result["_meta"] = {EVENT_ID_META: await self._begin(record, inbound)}
+        return result
 
     async def _begin(self, record: SessionRecord, inbound: Inbound) -> SessionEventId:
         """The head of a new session: a valid position before its first event."""
+        logger.info("session %s started", digest(record.session_id))
         head = await self._store.head(record.session_id)
         if head is None:
             raise SessionNotFound(record.session_id)
         if inbound.modern:
             await self._store.set_waits_from(record.session_id, head.event_id())
-        logger.info("session %s started", digest(record.session_id))
         return head.event_id()
 
     async def _resume(self, params: dict[str, Any] | None, inbound: Inbound) -> dict[str, Any]:
@@ -304,7 +325,7 @@ class SessionMethods:
         await self._owned(session_id, inbound)
         connection = inbound.connection
         current = await connection.current() if connection is not None else None
-        if not await self.finish(session_id):
+        if not await self.finish(session_id) and self._store.remembers:
             raise SessionNotFound(session_id)
         if connection is not None and current is not None and current.session_id == session_id:
             # Ended by that same connection: later requests there belong to no session.

@@ -191,6 +191,9 @@ class SessionStore(Protocol):
     survives_process: bool
     """Whether sessions outlive the process that made them."""
 
+    remembers: bool
+    """False: it stores nothing, and ``sessions/create`` with ``state`` is all there is."""
+
     async def open(self, policy: SessionPolicy) -> None:
         """Connect, and serve within the limits of ``policy``. Called once, first."""
         ...

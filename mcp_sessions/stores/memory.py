@@ -62,6 +62,7 @@ class MemoryStore:
 
     name = "memory"
     survives_process = False
+    remembers = True
 
     def __init__(self) -> None:
         self._policy = SessionPolicy()

@@ -14,6 +14,7 @@ from mcp_sessions.errors import (
     InvalidParams,
     InvalidReason,
     InvalidRequest,
+    InvalidState,
     LimitReached,
     OutcomeUnknown,
     Refusal,
@@ -23,6 +24,7 @@ from mcp_sessions.errors import (
     SessionRequired,
     SessionRequiredByServer,
     SessionsError,
+    StateTooLarge,
     Status,
     StoreUnavailable,
     WireError,
@@ -89,7 +91,7 @@ def test_the_codes_in_the_docstring_are_the_codes_on_the_wire() -> None:
     }
 
     assert codes == real
-    assert real == {
+    assert {
         "SessionNotFound": -32043,
         "SessionRequiredByServer": -31044,
         "SessionDetached": -31010,
@@ -97,7 +99,7 @@ def test_the_codes_in_the_docstring_are_the_codes_on_the_wire() -> None:
         "OutcomeUnknown": -31012,
         "InvalidParams": -32602,
         "InvalidRequest": -32600,
-    }
+    }.items() <= real.items()
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,15 @@ def test_a_refusal_names_its_limit_or_reason_in_data() -> None:
     assert InvalidParams("…", reason="invalid_state").data == {"reason": "invalid_state"}
 
 
+def test_a_state_that_is_refused_says_the_same_whatever_the_cause() -> None:
+    """F7: ``-32602``, ``invalid_state``, one text; the cause is for the log."""
+    refused = [InvalidState(cause) for cause in ("forged", "expired", "of another session")]
+
+    assert len({(error.code, error.message, str(error.data)) for error in refused}) == 1
+    assert refused[0].data == {"reason": "invalid_state"}
+    assert [error.cause for error in refused] == ["forged", "expired", "of another session"]
+
+
 @pytest.mark.parametrize("error", WIRE_ERRORS, ids=lambda error: type(error).__name__)
 def test_a_wire_error_says_its_message_and_nothing_else(error: WireError) -> None:
     """F8: the sentence is safe in a log; the evidence is in attributes."""
@@ -153,6 +164,7 @@ def test_the_repr_of_a_wire_error_is_as_safe_in_a_log_as_its_sentence() -> None:
     [
         (SessionRequired(), "no session here"),
         (DataConflict(), "retry"),
+        (StateTooLarge(5_000, 4_096), "5000 characters of at most 4096"),
         (Fenced(), "later attachment"),
         (ReplayRefused(Refusal.AHEAD), "ahead"),
         (StoreUnavailable("redis is away"), "redis is away"),

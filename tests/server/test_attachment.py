@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.support.apps import DEPRECATED
 from tests.support.raw import (
     EXTENSION,
     UPDATED,
@@ -16,9 +17,9 @@ from tests.support.raw import (
     uris,
 )
 from tests.support.virtual_time import cycles
-from tests.support.world import World, world
+from tests.support.world import Ctx, World, world
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(DEPRECATED)]
 
 KNOWS_US: Json = {"extensions": {EXTENSION: {}}}
 DETACHED = "notifications/sessions/detached"
@@ -464,11 +465,11 @@ async def test_a_request_of_the_displaced_connection_emits_to_the_new_one() -> N
         old, old_stream = await with_stream(w)
         session = (await old.start())["sessionId"]
 
-        async def later(ctx: object, arguments: Json) -> str:
+        async def later(ctx: Ctx, arguments: Json) -> str:
             await w.box.gate("g").arrive()
-            return await w.box.tools["update"](ctx, arguments)  # type: ignore[arg-type]
+            return await w.box.tools["update"](ctx, arguments)
 
-        w.box.tools["later"] = later  # type: ignore[assignment]
+        w.box.tools["later"] = later
         running = old.call("later", uri="a:1")
         await w.box.gate("g").started.wait()
         new, new_stream = await with_stream(w)
@@ -730,12 +731,6 @@ async def test_what_belonged_to_the_request_alone_ends_with_it() -> None:
     """Late progress is no session event; a late log message was meant for the client."""
     async with world() as w:
         client, stream = await with_stream(w)
-
-        async def keep_channel(ctx: object, arguments: Json) -> str:
-            w.box.kept.append(ctx.session)  # type: ignore[attr-defined]
-            return "kept"
-
-        w.box.tools["keep"] = keep_channel  # type: ignore[assignment]
         await client.call("keep", meta={"progressToken": 1}).result()
 
         await w.box.kept[0].report_progress(1)

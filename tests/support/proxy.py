@@ -96,7 +96,7 @@ class ProxiedConnection:
         self._is_open = False
         for _, writer in self._streams.values():
             if reset:
-                _reset_on_close(writer)
+                _reset_on_close(writer.get_extra_info("socket"))
                 writer.transport.abort()
             else:
                 writer.close()
@@ -223,11 +223,15 @@ class TcpProxy:
         self._connections: list[ProxiedConnection] = []
         self._is_refusing = False
         self._cut_next_after: tuple[int, Side] | None = None
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        # Not asyncio.start_server: a connection it has accepted but not yet announced when
+        # it is closed is nobody's to close.
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
         return self
 
     async def __aexit__(
@@ -236,13 +240,10 @@ class TcpProxy:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        assert self._server is not None
-        self._server.close()
+        assert self._listener is not None
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._listener.close()
         self._is_refusing = True
-        # What the event loop has already accepted reaches `_accept` a few cycles later; a
-        # connection that came after us would be nobody's to close.
-        for _ in range(5):
-            await asyncio.sleep(0)
         self.cut_all()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5)
@@ -257,8 +258,8 @@ class TcpProxy:
     @property
     def port(self) -> int:
         """The port clients connect to."""
-        assert self._server is not None, "the proxy is used before it was entered"
-        return int(self._server.sockets[0].getsockname()[1])
+        assert self._listener is not None, "the proxy is used before it was entered"
+        return int(self._listener.getsockname()[1])
 
     def url(self, path: str = "/mcp", *, scheme: str = "http") -> str:
         """The URL of ``path`` through the proxy."""
@@ -353,16 +354,24 @@ class TcpProxy:
             within=within,
         )
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Not a coroutine: its task would be known only once it has begun to run.
-        task = asyncio.create_task(self._join(reader, writer))
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            client, _ = self._listener.accept()
+        except OSError:
+            return  # It gave up before we came.
+        if self._is_refusing:
+            _reset_on_close(client)
+            client.close()
+            return
+        task = asyncio.create_task(self._join(client))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _join(self, client: socket.socket) -> None:
+        client.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=client)
         try:
-            if self._is_refusing:
-                return
             try:
                 with anyio.fail_after(5):
                     target = await asyncio.open_connection(*self._target)
@@ -387,12 +396,11 @@ class TcpProxy:
             await connection.run()
         finally:
             if not writer.is_closing():
-                _reset_on_close(writer)
+                _reset_on_close(client)
                 writer.transport.abort()
 
 
-def _reset_on_close(writer: asyncio.StreamWriter) -> None:
+def _reset_on_close(sock: socket.socket) -> None:
     """Make the next close send RST (linger for zero seconds)."""
-    sock: socket.socket | None = writer.get_extra_info("socket")
-    if sock is not None and sock.fileno() >= 0:
+    if sock.fileno() >= 0:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -368,9 +368,7 @@ class SocketCarrier:
             writer.transport.abort()
             reply.end()
 
-    async def _read(
-        self, reply: Reply, reader: asyncio.StreamReader, flows: asyncio.Event
-    ) -> None:
+    async def _read(self, reply: Reply, reader: asyncio.StreamReader, flows: asyncio.Event) -> None:
         await flows.wait()
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         status_line, *lines = head.rstrip("\r\n").split("\r\n")

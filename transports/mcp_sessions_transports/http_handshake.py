@@ -119,7 +119,11 @@ class HandshakeHttp:
         self, scope: Scope, receive: Receive, send: Send, headers: Headers, principal: Principal
     ) -> None:
         """Serve one HTTP request whose Host and Origin are right."""
-        match scope["method"]:
+        method = scope["method"]
+        if method in ("GET", "DELETE") and not self._served.store.remembers:
+            # Without a store there is neither a stream to open nor a session to delete.
+            method = "none"
+        match method:
             case "POST":
                 await self._post(scope, receive, send, headers, principal)
             case "GET":
@@ -167,7 +171,7 @@ class HandshakeHttp:
             return
         session_header = _session_header(headers)
         connection: HttpConnection | None = None
-        if session_header is not None:
+        if session_header is not None and self._served.store.remembers:
             try:
                 connection = await self._of_header(session_header, principal, message)
             except (SessionNotFound, InvalidRequest) as refused:
@@ -191,18 +195,19 @@ class HandshakeHttp:
         if isinstance(message, Request):
             if message.method == "initialize":
                 await self._initialize(message, inbound, send)
-            elif connection is None and not _may_be_alone(message):
+            elif connection is None and not self._may_be_alone(message):
                 await send_json(send, refusal(_MISSING), status=400)
             else:
                 await self._served.router.request(message, inbound)
                 await channel.respond(receive, send)
         elif isinstance(message, Notification):
-            if connection is None:
+            if connection is None and self._served.store.remembers:
                 await send_json(send, refusal(_MISSING), status=400)
                 return
             # In a task: a handler may wait for the client, and the client for this 202.
             self._start(self._served.router.notification(message, inbound))
-            await send_empty(send, 202, session_id=connection.session_id)
+            session_id = connection.session_id if connection is not None else None
+            await send_empty(send, 202, session_id=session_id)
         elif self._served.router.answer(message, inbound) or connection is not None:
             session_id = connection.session_id if connection is not None else None
             await send_empty(send, 202, session_id=session_id)
@@ -367,6 +372,10 @@ class HandshakeHttp:
             self._loop,
             primes=served.primes(version),
         )
+
+    def _may_be_alone(self, request: Request) -> bool:
+        """Whether a request is served without ``initialize`` and ``Mcp-Session-Id``."""
+        return not self._served.store.remembers or _may_be_alone(request)
 
     def _start(self, work: Any) -> None:
         task = asyncio.create_task(work)

@@ -108,7 +108,7 @@ class ModernHttp:
         self, request: Request, inbound: Inbound, receive: Receive, send: Send
     ) -> None:
         channel = cast(ModernChannel, inbound.channel)
-        if request.method == LISTEN and _names_session(request):
+        if request.method == LISTEN and self._served.store.remembers and _names_session(request):
             await self._listen(request, inbound, receive, send)
             return
         await self._served.router.request(request, inbound)

@@ -89,6 +89,8 @@ class SdkUpstream:
 
         self._bus = _bus_of(cast(object, server), self.lowlevel)
         self._lifespan_state: Any = None
+        self.adds_subscriptions = True
+        """Whether the layer serves subscriptions and list changes in the handshake era."""
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None]:
@@ -147,6 +149,8 @@ class SdkUpstream:
         peer = SdkPeer(self._runner(connection))
         result = await peer.request(call, "initialize", params)
         capabilities: dict[str, Any] = result.setdefault("capabilities", {})
+        if not self.adds_subscriptions:
+            return result, Peer(connection.protocol_version, params), peer
         # Subscriptions and list changes are served by the layer, for every server.
         for name in _LISTS:
             if isinstance(capabilities.get(name), dict):

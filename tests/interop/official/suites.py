@@ -21,6 +21,9 @@ ABSENT = "absent"
 SUITE_SECONDS = 100.0
 """Ten times what a run takes on a slow machine."""
 
+DETAILS_SHOWN = 700
+"""Characters."""
+
 _FOLDER = re.compile(r"server-(?P<scenario>.+)-\d{4}-\d\d-\d\dT[\dZ-]+")
 _TOTAL = re.compile(r"^Total: (\d+) passed, (\d+) failed", re.MULTILINE)
 
@@ -93,7 +96,7 @@ class Verdict:
     """JSON: what the suite saw on the wire."""
 
     def __str__(self) -> str:
-        return f"{self.status}: {self.message}\n      saw {self.details[:1500]}"
+        return f"{self.status}: {self.message}\n            saw {self.details[:DETAILS_SHOWN]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,9 @@ def test_the_wrapped_server_is_found_to_be_the_same(
 
     different, departures_gone = differences(bare, wrapped, but=suite.departures)
 
-    assert not different, (
-        f"{suite} has {bare.count('SUCCESS')} passed, {bare.count('FAILURE')} failed bare, and "
-        f"{wrapped.count('SUCCESS')} passed, {wrapped.count('FAILURE')} failed wrapped on "
-        f"{stack}:\n" + "\n".join(map(str, different))
-    )
+    if different:
+        counts = [(o.count("SUCCESS"), o.count("FAILURE")) for o in (bare, wrapped)]
+        text = "{} has {} passed and {} failed bare, {} passed and {} failed wrapped on {}:\n{}"
+        listed = "\n".join(map(str, different))
+        pytest.fail(text.format(suite, *counts[0], *counts[1], stack, listed), pytrace=False)
     assert not departures_gone, f"no longer so, take it off the list: {departures_gone}"
