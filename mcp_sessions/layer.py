@@ -27,9 +27,9 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_connection_id
 from mcp_sessions.server.admin import Sessions
 from mcp_sessions.server.gates import Gates
+from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.reaper import Reaper
-from mcp_sessions.server.requests import Host
 from mcp_sessions.server.router import Router
 from mcp_sessions.server.sdk.http import (
     HttpShell,
@@ -40,6 +40,7 @@ from mcp_sessions.server.sdk.http import (
 from mcp_sessions.server.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream, primes_streams
 from mcp_sessions.server.sdk.modern import SdkModernRules
 from mcp_sessions.server.session_methods import SessionMethods
+from mcp_sessions.serving import DrainingServer, MountedApp, listen_on
 from mcp_sessions.stores.base import SessionStore
 from mcp_sessions.stores.stateless import Stateless
 from mcp_sessions.stores.urls import open_store
@@ -160,7 +161,7 @@ class SessionLayer:
         )
         for name, value in shell.state.items():
             setattr(inner.state, name, value)
-        return _App(inner, endpoint if shell.is_bare else None, path)
+        return MountedApp(inner, endpoint if shell.is_bare else None, path)
 
     def routes(
         self,
@@ -222,7 +223,7 @@ class SessionLayer:
         if transport != "http":
             raise ConfigurationError(f"unknown transport {transport!r}: use 'http'")
         app = self.asgi_app(path, host=host, security=security, max_body=max_body)
-        listener = sock if sock is not None else _listen(host, port)
+        listener = sock if sock is not None else listen_on(host, port)
         config = uvicorn.Config(
             app,
             log_level=log_level,
@@ -231,7 +232,7 @@ class SessionLayer:
             lifespan="on",
             server_header=False,
         )
-        server = _Server(config, self, grace, on_started)
+        server = DrainingServer(config, self.drain, grace, on_started)
         with listener:
             server.run(sockets=[listener])
 
@@ -415,60 +416,3 @@ class SessionLayer:
 _NOT_RUNNING = (
     "the SessionLayer does not run: pass layer.lifespan to the application that mounts it"
 )
-
-
-class _App:
-    """The ASGI application: straight to the endpoint where nothing stands before it."""
-
-    def __init__(self, inner: Starlette, endpoint: ASGIApp | None, path: str) -> None:
-        self._inner = inner
-        self._endpoint = endpoint
-        self._path = path.rstrip("/")
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._endpoint is not None and scope["type"] == "http":
-            path, root = scope["path"], scope.get("root_path", "")
-            if root and path.startswith(root):
-                path = path[len(root) :]
-            if path.rstrip("/") == self._path:
-                await self._endpoint(scope, receive, send)
-                return
-        await self._inner(scope, receive, send)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn that drains the layer first, and only then waits for open streams."""
-
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        layer: SessionLayer,
-        grace: float,
-        on_started: Callable[[], None] | None,
-    ) -> None:
-        super().__init__(config)
-        self._layer = layer
-        self._grace = grace
-        self._on_started = on_started
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        if self.started and self._on_started is not None:
-            self._on_started()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._layer.drain(self._grace)
-        await super().shutdown(sockets=sockets)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError:
-        listener.close()
-        raise
-    return listener

@@ -18,7 +18,7 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.stores.base import CurrentSession, Peer
 
 if TYPE_CHECKING:
-    from mcp_sessions.server.requests import RunningRequest
+    from mcp_sessions.server.running import RunningRequest
     from mcp_sessions.server.upstream import UpstreamPeer
 
 

@@ -9,9 +9,10 @@ from typing import Any
 from mcp_sessions.core.log import Draft
 from mcp_sessions.errors import INVALID_REQUEST
 from mcp_sessions.ids import digest
+from mcp_sessions.server.calls import PendingCall, check_may_ask
 from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
-from mcp_sessions.server.requests import Host, PendingCall, check_may_ask
 from mcp_sessions.server.upstream import OnProgress, Outbound, PeerError
 from mcp_sessions.stores.base import SessionRecord, SessionStore
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import digest
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.requests import Host
+from mcp_sessions.server.host import Host
 from mcp_sessions.stores.base import SessionRecord, SessionStore
 
 logger = logging.getLogger(__name__)

@@ -39,14 +39,10 @@ from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.server.connection import Inbound, TransportConnection
 from mcp_sessions.server.gates import Gates
 from mcp_sessions.server.handle import Locks, SessionHandle
+from mcp_sessions.server.host import REQUEST_CANCELLED, Host
 from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.outbound import ConnectionOutbound, LateOutbound, SessionOutbound
-from mcp_sessions.server.requests import (
-    REQUEST_CANCELLED,
-    Carrier,
-    Host,
-    RunningRequest,
-)
+from mcp_sessions.server.running import Carrier, RunningRequest
 from mcp_sessions.server.served_here import (
     DISCOVER,
     SUBSCRIPTION_METHODS,

@@ -38,8 +38,9 @@ from mcp_sessions.ids import SessionEventId, SessionId, digest
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
-from mcp_sessions.server.requests import Carrier, Host
+from mcp_sessions.server.running import Carrier
 from mcp_sessions.server.upstream import UpstreamError
 from mcp_sessions.stores.base import (
     CurrentSession,

@@ -27,7 +27,7 @@ class Failed(Exception):
         data: The error's ``data``, if the client kept it.
     """
 
-    def __init__(self, code: int | None, message: str, data: object = None) -> None:
+    def __init__(self, code: int | None, message: str, data: Any = None) -> None:
         super().__init__(code, message, data)
         self.code = code
         self.message = message

@@ -9,6 +9,7 @@ import base64
 import json
 import logging
 import random
+import string
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import date
@@ -43,16 +44,19 @@ from tests.security.tokens import (
 
 FORMS = pytest.mark.parametrize("sign_only", [False, True], ids=["sealed", "signed"])
 
+KEYS = st.text(max_size=3)
 JSON_VALUES = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-(2**63), 2**64 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda values: st.lists(values) | st.dictionaries(st.text(), values),
-    max_leaves=20,
+    | st.text(max_size=10),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(KEYS, values, max_size=3),
+    max_leaves=8,
 )
-STATES = st.dictionaries(st.text(), JSON_VALUES)
+STATES = st.dictionaries(KEYS, JSON_VALUES, max_size=4)
+
+BASE64URL = string.ascii_letters + string.digits + "-_"
 
 REFUSED = face(InvalidState("any cause"))
 
@@ -65,31 +69,25 @@ def json_of(value: object) -> str:
 # --- what is sealed comes back -----------------------------------------------------------
 
 
-@FORMS
 @given(state=STATES, version=st.integers(0, 2**63))
-def test_what_was_sealed_is_opened(sign_only: bool, state: dict[str, Any], version: int) -> None:
+def test_what_was_sealed_is_opened(state: dict[str, Any], version: int) -> None:
     """protocol.md, "state": the client echoes it, the server has its mapping again."""
-    security = server(sign_only=sign_only, max_token=1_000_000)
+    for security in (server(), server(sign_only=True)):
+        value, back = opened(security, sealed(security, state, version=version))
 
-    token = sealed(security, state, version=version)
-
-    value, back = opened(security, token)
-    assert (json_of(value), back) == (json_of(state), version)
+        assert (json_of(value), back) == (json_of(state), version)
 
 
-@FORMS
-@given(state=STATES, seed=st.integers())
-def test_equal_state_has_an_equal_token_on_every_replica(
-    sign_only: bool, state: dict[str, Any], seed: int
-) -> None:
+@given(state=STATES, seed=st.integers(0, 99))
+def test_equal_state_has_an_equal_token_on_every_replica(state: dict[str, Any], seed: int) -> None:
     """protocol.md: minted anew only when the state changed, and nobody stores the token."""
     items = list(state.items())
     random.Random(seed).shuffle(items)
 
-    here = sealed(server(sign_only=sign_only, max_token=1_000_000), state)
-    there = sealed(server(sign_only=sign_only, max_token=1_000_000), dict(items))
-
-    assert here == there
+    for sign_only in (False, True):
+        here = sealed(server(sign_only=sign_only), state)
+        there = sealed(server(sign_only=sign_only), dict(items))
+        assert here == there
 
 
 @FORMS
@@ -116,7 +114,7 @@ def test_a_token_is_visible_ascii_that_needs_no_escaping(sign_only: bool) -> Non
     """Document 004: a string in JSON, and perhaps in a header."""
     token = sealed(server(sign_only=sign_only))
 
-    assert set(token) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
+    assert set(token) <= set(BASE64URL + ".")
 
 
 def test_a_sealed_token_cannot_be_read_and_a_signed_one_can() -> None:
@@ -156,7 +154,7 @@ def test_a_rotation_in_three_steps_refuses_nobody(sign_only: bool) -> None:
     tokens = [sealed(step) for step in steps]
 
     for before, after in ((0, 1), (1, 2), (2, 3)):
-        assert opened(steps[after], tokens[before]) == (STATE, 3) or before == 2
+        assert opened(steps[after], tokens[before]) == (STATE, 3)
         assert opened(steps[before], tokens[after]) == (STATE, 3)
     # The first key seals, so a step that does not change it changes no token.
     assert tokens[0] == tokens[1] != tokens[2] == tokens[3]
@@ -204,16 +202,6 @@ def in_the_other_form_under_this_prefix(sign_only: bool) -> str:
     return (sealing.SIGNED if sign_only else sealing.SEALED) + rest
 
 
-def with_unused_bits(token: str) -> str:
-    """Another spelling of the same bytes, where the last character has bits to spare."""
-    # Versions of one digit more make a payload of one byte more: one has spare bits.
-    last = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_".index(token[-1])
-    other = (
-        token[:-1] + "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"[last ^ 1]
-    )
-    return other
-
-
 NOT_GENUINE = "changed, or made for another"
 
 SEALED_ONLY = {
@@ -240,20 +228,24 @@ SIGNED_ONLY = {
     ),
 }
 EITHER = {
-    "another audience": Wrong("", server=lambda form: server(sign_only=form, audience="mail")),
-    "no audience": Wrong("", server=lambda form: server(sign_only=form, audience=None)),
-    "another client": Wrong("", principal=replace(ALICE, client_id="other")),
-    "another issuer": Wrong("", principal=replace(ALICE, issuer="https://other.example")),
-    "another subject": Wrong("", principal=replace(ALICE, subject="bob")),
-    "no subject": Wrong("", principal=replace(ALICE, subject=None)),
-    "nobody": Wrong("", principal=ANONYMOUS),
-    "another session": Wrong("", session_id="gH7-AnotherSessionId-9876543210zyxwvutsrqpo"),
-    "another purpose": Wrong("", token=of_a_session_id),
+    "another audience": Wrong(
+        NOT_GENUINE, server=lambda form: server(sign_only=form, audience="mail")
+    ),
+    "no audience": Wrong(NOT_GENUINE, server=lambda form: server(sign_only=form, audience=None)),
+    "another client": Wrong(NOT_GENUINE, principal=replace(ALICE, client_id="other")),
+    "another issuer": Wrong(NOT_GENUINE, principal=replace(ALICE, issuer="https://other.example")),
+    "another subject": Wrong(NOT_GENUINE, principal=replace(ALICE, subject="bob")),
+    "no subject": Wrong(NOT_GENUINE, principal=replace(ALICE, subject=None)),
+    "nobody": Wrong(NOT_GENUINE, principal=ANONYMOUS),
+    "another session": Wrong(NOT_GENUINE, session_id="gH7-AnotherSessionId-9876543210zyxwvutsrqpo"),
+    "another purpose": Wrong(NOT_GENUINE, token=of_a_session_id),
     "expired": Wrong("expired", now=EXPIRES),
     "long expired": Wrong("expired", now=EXPIRES * 1_000),
     "a clock that is broken": Wrong("expired", now=float("nan")),
     "empty": Wrong("not a", token=lambda _: ""),
-    "a prefix and no more": Wrong("", token=changed(lambda token: token.partition(".")[0] + ".")),
+    "a prefix and no more": Wrong(
+        "too short", token=changed(lambda token: token.partition(".")[0] + ".")
+    ),
     "no prefix": Wrong("not a", token=changed(lambda token: token.partition(".")[2])),
     "a later version": Wrong("not a", token=changed(lambda token: "v2" + token[2:])),
     "not base64": Wrong("not canonical", token=changed(lambda token: token[:9] + "%" + token[10:])),
@@ -332,13 +324,14 @@ def test_a_token_has_one_spelling(sign_only: bool, version: int) -> None:
     """No second text for the same bytes. Three lengths: one character may have bits to spare."""
     security = server(sign_only=sign_only)
     token = sealed(security, version=version)
-    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    ends = [len(token) - 1]
+    if sign_only:
+        ends.append(token.rindex(".") - 1)
 
-    for at_end_of in (token, *([token.rpartition(".")[0]] if sign_only else [])):
-        place = len(at_end_of) - 1
-        for other in set(alphabet) - {token[place]}:
-            changed = token[:place] + other + token[place + 1 :]
-            assert face(refusal(security, changed)) == REFUSED
+    for place in ends:
+        for other in set(BASE64URL) - {token[place]}:
+            spelling = token[:place] + other + token[place + 1 :]
+            assert face(refusal(security, spelling)) == REFUSED
 
 
 @FORMS
@@ -346,9 +339,9 @@ def test_no_part_of_a_token_is_a_token(sign_only: bool) -> None:
     """F7: truncated, at every length and from either end."""
     security = server(sign_only=sign_only)
     token = sealed(security)
-    for length in range(len(token)):
-        assert face(refusal(security, token[:length])) == REFUSED
-        assert face(refusal(security, token[-length or len(token) :])) == REFUSED
+    for length in range(1, len(token) + 1):
+        assert face(refusal(security, token[:-length])) == REFUSED
+        assert face(refusal(security, token[length:])) == REFUSED
 
 
 @FORMS

@@ -71,7 +71,7 @@ class Reply:
         self._board = Board()
         self._parsed = 0
         self._events: list[SseEvent] = []
-        self.comments: list[str] = []
+        self._comments: list[str] = []
 
     # --- for carriers --------------------------------------------------------------------
 
@@ -115,13 +115,19 @@ class Reply:
         fields: dict[str, str] = {}
         for line in block.split("\n"):
             if line.startswith(":"):
-                self.comments.append(line)
+                self._comments.append(line)
                 continue
             name, _, value = line.partition(":")
             fields[name] = value.removeprefix(" ")
         if fields:
             message = json.loads(fields["data"]) if fields.get("data") else None
             self._events.append(SseEvent(fields, message))
+
+    @property
+    def comments(self) -> list[str]:
+        """The comments so far."""
+        _ = self.events
+        return self._comments
 
     @property
     def messages(self) -> list[Json]:

@@ -24,7 +24,7 @@ from mcp_sessions.ids import (
     parse_position,
 )
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.requests import RunningRequest
+from mcp_sessions.server.running import RunningRequest
 from mcp_sessions.server.upstream import UpstreamPeer
 from mcp_sessions.stores.base import CurrentSession, Peer, SessionRecord, SessionStore
 from mcp_sessions_transports.http_channel import PostChannel

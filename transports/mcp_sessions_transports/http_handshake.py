@@ -44,8 +44,8 @@ from mcp_sessions.ids import ConnectionId, SessionId, digest, parse_session_id
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
-from mcp_sessions.server.requests import Host
 from mcp_sessions.server.router import Router
 from mcp_sessions.server.session_methods import SESSION_METHODS, SessionMethods
 from mcp_sessions.server.upstream import Upstream

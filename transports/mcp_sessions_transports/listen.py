@@ -18,7 +18,7 @@ from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionEventId, Session
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
-from mcp_sessions.server.requests import RunningRequest
+from mcp_sessions.server.running import RunningRequest
 from mcp_sessions.server.upstream import UpstreamPeer
 from mcp_sessions.stores.base import CurrentSession, Peer, SessionStore
 from mcp_sessions_transports.modern_channel import MODERN_SSE_HEADERS, PING, modern_event

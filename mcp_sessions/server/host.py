@@ -8,27 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from mcp_sessions.core.log import Draft
-from mcp_sessions.core.messages import (
-    Answer,
-    Request,
-    RequestId,
-    error_body,
-    error_outcome,
-    meta_of,
-    notification_message,
-    progress_token,
-    request_message,
-    result_outcome,
-    wire_error,
-)
+from mcp_sessions.core.messages import error_body, error_outcome, result_outcome, wire_error
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
-    INVALID_REQUEST,
     OutcomeUnknown,
     SessionNotFound,
     SessionsError,
@@ -36,13 +22,13 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import RequestKey, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.principal import Principal
-from mcp_sessions.security import mint_request_id
-from mcp_sessions.server.connection import Inbound, TransportConnection
+from mcp_sessions.server.calls import PendingCalls
+from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.handle import SessionHandle, enter_session
 from mcp_sessions.server.hub import Hub
-from mcp_sessions.server.upstream import OnProgress, PeerError, UpstreamError, UpstreamPeer
-from mcp_sessions.stores.base import Peer, SessionRecord, SessionStore
+from mcp_sessions.server.running import Carrier, RunningRequest
+from mcp_sessions.server.upstream import UpstreamError, UpstreamPeer
+from mcp_sessions.stores.base import SessionRecord, SessionStore
 
 logger = logging.getLogger(__name__)
 
@@ -50,251 +36,7 @@ REQUEST_CANCELLED = -32800
 """The SDK's answer to a cancelled request on the handshake era's HTTP wire, which ends a
 response stream with a response only."""
 
-REQUEST_TIMEOUT = -32001
-"""The SDK's code for a client that did not answer in time."""
-
-_NEEDS_CAPABILITY = {
-    "sampling/createMessage": "sampling",
-    "elicitation/create": "elicitation",
-    "roots/list": "roots",
-}
-
 Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
-
-
-@dataclass(slots=True)
-class Carrier:
-    """One sending of a request: where its answer is heard."""
-
-    request: Request
-    inbound: Inbound
-    named: bool
-    """It named its session by rule 1, so its result carries the session's ``_meta``."""
-
-
-class PendingCall:
-    """A request of ours to a client, open until the first answer."""
-
-    __slots__ = ("future", "id", "message", "on_progress", "principal", "session_id")
-
-    def __init__(
-        self,
-        principal: Principal,
-        session_id: SessionId | None,
-        method: str,
-        params: Mapping[str, Any] | None,
-        on_progress: OnProgress | None,
-    ) -> None:
-        self.id = mint_request_id()
-        self.principal = principal
-        self.session_id = session_id
-        self.on_progress = on_progress
-        if on_progress is not None:
-            meta = {**(meta_of(params) or {}), "progressToken": self.id}
-            params = {**(params or {}), "_meta": meta}
-        self.message = request_message(self.id, method, params)
-        self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-
-
-class PendingCalls:
-    """The open requests to clients of this process.
-
-    Ids are random and unique over all sessions, and kept when a request is sent again; the
-    first answer from any of the owner's connections counts.
-    """
-
-    def __init__(self) -> None:
-        self._open: dict[str, PendingCall] = {}
-
-    async def ask(
-        self,
-        call: PendingCall,
-        send: Callable[[bytes], Awaitable[None]],
-        *,
-        timeout: float | None,
-    ) -> dict[str, Any]:
-        """Send a request and wait for its answer.
-
-        Raises:
-            PeerError: See :meth:`Outbound.send_request`.
-        """
-        self._open[call.id] = call
-        try:
-            await send(call.message)
-            async with asyncio.timeout(timeout):
-                answer = await call.future
-        except TimeoutError:
-            message = notification_message(
-                "notifications/cancelled", {"requestId": call.id, "reason": "timed out"}
-            )
-            await send(message)
-            raise PeerError(REQUEST_TIMEOUT, "Request timed out") from None
-        finally:
-            self._open.pop(call.id, None)
-        if answer.error is not None:
-            error = answer.error
-            raise PeerError(error["code"], error["message"], error.get("data"))
-        return answer.result or {}
-
-    def resolve(self, answer: Answer, principal: Principal) -> bool:
-        """An answer came in; whether it was to an open request of that principal."""
-        call = self._open.get(answer.id) if isinstance(answer.id, str) else None
-        if call is None or call.principal != principal or call.future.done():
-            return False
-        call.future.set_result(answer)
-        return True
-
-    async def progress(self, params: Mapping[str, Any] | None, principal: Principal) -> None:
-        """A client reported progress on a request of ours."""
-        members = params or {}
-        token, progress = members.get("progressToken"), members.get("progress")
-        call = self._open.get(token) if isinstance(token, str) else None
-        if call is None or call.on_progress is None or call.principal != principal:
-            return
-        if isinstance(progress, (int, float)) and not isinstance(progress, bool):
-            total, message = members.get("total"), members.get("message")
-            await call.on_progress(
-                float(progress),
-                float(total) if isinstance(total, (int, float)) else None,
-                message if isinstance(message, str) else None,
-            )
-
-    def of_session(self, session_id: SessionId) -> list[PendingCall]:
-        """The open requests that a session's standalone channel sent."""
-        return [call for call in self._open.values() if call.session_id == session_id]
-
-    def fail(self, call: PendingCall, code: int, message: str) -> None:
-        """Nobody will answer ``call``."""
-        if not call.future.done():
-            call.future.set_result(Answer(call.id, None, error_body(code, message)))
-
-
-class RunningRequest:
-    """One request at work: the :class:`~mcp_sessions.server.upstream.Call` its handler has."""
-
-    def __init__(
-        self, carrier: Carrier, record: SessionRecord | None, key: RequestKey | None, host: Host
-    ) -> None:
-        self.request = carrier.request
-        self.request_id: RequestId | None = carrier.request.id
-        self.record = record
-        self.handle: SessionHandle | None = None
-        self.key = key
-        self.carriers = [carrier]
-        self.done = False
-        self.started_at = host.clock()
-        self.task: asyncio.Task[None] | None = None
-        self.context: Any = carrier.inbound.context
-        self._host = host
-        self._asked: list[PendingCall] = []
-
-    @property
-    def session_id(self) -> SessionId | None:
-        """The protocol-mode session it belongs to."""
-        return self.record.session_id if self.record is not None else None
-
-    @property
-    def transport(self) -> str:
-        """The kind of transport that carries it now."""
-        connection = self.carriers[-1].inbound.connection
-        return connection.kind if connection is not None else "http"
-
-    @property
-    def close_stream(self) -> Callable[[], Awaitable[None]] | None:
-        """See :class:`~mcp_sessions.server.connection.RequestChannel`."""
-        return self.carriers[-1].inbound.channel.close_stream
-
-    @property
-    def close_standalone_stream(self) -> Callable[[], Awaitable[None]] | None:
-        """Closes the connection's GET stream so that the client comes back for it."""
-        connection = self.carriers[-1].inbound.connection
-        return connection.close_stream if connection is not None else None
-
-    @property
-    def can_send_request(self) -> bool:
-        """Whether the client can be asked something while this runs."""
-        inbound = self.carriers[-1].inbound
-        return not self.done and inbound.connection is not None and not inbound.modern
-
-    @property
-    def is_heard(self) -> bool:
-        """Whether anybody still listens for its answer."""
-        return any(carrier.inbound.channel.is_open for carrier in self.carriers)
-
-    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """Send a notification on the request's own way back; no session event."""
-        if not self.done:
-            await self.carriers[-1].inbound.channel.emit(notification_message(method, params))
-        elif method not in ("notifications/progress", "notifications/cancelled"):
-            # The request's way back is gone with its answer. What was meant for the client
-            # and not for this request alone still reaches it.
-            await self._host.standalone(self).notify(method, params)
-
-    async def progress(self, progress: float, total: float | None, message: str | None) -> None:
-        """Report progress under the token of the newest sending, if it has one."""
-        token = progress_token(self.carriers[-1].request.params)
-        if token is None or self.done:
-            return
-        params: dict[str, Any] = {"progressToken": token, "progress": progress}
-        if total is not None:
-            params["total"] = total
-        if message is not None:
-            params["message"] = message
-        await self.notify("notifications/progress", params)
-
-    async def send_request(
-        self,
-        method: str,
-        params: Mapping[str, Any] | None,
-        *,
-        timeout: float | None,
-        on_progress: OnProgress | None,
-    ) -> dict[str, Any]:
-        """Ask the client on the request's own way back; see :class:`Outbound`."""
-        inbound = self.carriers[-1].inbound
-        check_may_ask(inbound.peer if inbound.connection is not None else None, method)
-        call = PendingCall(inbound.principal, None, method, params, on_progress)
-        self._asked.append(call)
-        try:
-            return await self._host.calls.ask(call, self._emit, timeout=timeout)
-        finally:
-            self._asked.remove(call)
-
-    async def join(self, carrier: Carrier) -> None:
-        """The request was sent again: from now on progress and questions go there, and the
-        answer goes to both.
-        """
-        self.carriers.append(carrier)
-        self._host.heard(self)
-        for call in self._asked:
-            if not call.future.done():
-                await self._emit(call.message)
-
-    def fail_open_calls(self, code: int, message: str) -> None:
-        """Nobody will answer what the handler asked."""
-        for call in self._asked:
-            self._host.calls.fail(call, code, message)
-
-    async def _emit(self, message: bytes) -> None:
-        await self.carriers[-1].inbound.channel.emit(message)
-
-
-def check_may_ask(peer: Peer | None, method: str) -> None:
-    """Server-to-client requests go only to a handshake-era peer that declared it answers.
-
-    Raises:
-        PeerError: It did not, or there was no handshake.
-    """
-    params = peer.initialize_params if peer is not None and not peer.modern else None
-    if params is None:
-        raise PeerError(
-            INVALID_REQUEST,
-            f"Cannot send {method!r}: this transport context has no back-channel for "
-            "server-initiated requests.",
-        )
-    capability = _NEEDS_CAPABILITY.get(method)
-    if capability is not None and capability not in (params.get("capabilities") or {}):
-        raise PeerError(INVALID_REQUEST, f"the client did not declare {capability!r}")
 
 
 class Host:

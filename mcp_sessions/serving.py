@@ -1,0 +1,67 @@
+"""Running the application: the socket, the server, and an order of shutting down."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class MountedApp:
+    """The ASGI application: straight to the endpoint where nothing stands before it."""
+
+    def __init__(self, inner: Starlette, endpoint: ASGIApp | None, path: str) -> None:
+        self._inner = inner
+        self._endpoint = endpoint
+        self._path = path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._endpoint is not None and scope["type"] == "http":
+            path, root = scope["path"], scope.get("root_path", "")
+            if root and path.startswith(root):
+                path = path[len(root) :]
+            if path.rstrip("/") == self._path:
+                await self._endpoint(scope, receive, send)
+                return
+        await self._inner(scope, receive, send)
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn that drains the layer first, and only then waits for open streams."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        drain: Callable[[float], Awaitable[None]],
+        grace: float,
+        on_started: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._grace = grace
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started and self._on_started is not None:
+            self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._drain(self._grace)
+        await super().shutdown(sockets=sockets)
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError:
+        listener.close()
+        raise
+    return listener

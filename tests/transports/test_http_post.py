@@ -1,0 +1,436 @@
+"""The POST side of handshake-era HTTP: JSON or a stream, and what becomes of a cut one."""
+
+import asyncio
+
+import pytest
+
+from tests.support.raw import NEWEST, VERSIONS, RawClient, Reply, Sent, call_params, in_session
+from tests.support.virtual_time import cycles
+from tests.support.world import Ctx, World, world
+
+pytestmark = pytest.mark.anyio
+
+OLDER = [version for version in VERSIONS if version != NEWEST]
+
+
+async def started(w: World, client: RawClient, gate: str = "g", **meta: object) -> Sent:
+    """A call that waits at a gate, seen to have begun."""
+    sent = client.call("wait", gate=gate, meta=meta or None)
+    await w.box.gate(gate).started.wait()
+    return sent
+
+
+async def silence(seconds: float) -> None:
+    """Time passes, virtually."""
+    await asyncio.sleep(seconds)
+
+
+# --- JSON or a stream ------------------------------------------------------------------------
+
+
+async def test_an_answer_that_comes_soon_is_json() -> None:
+    """Issue A, 7: "JSON if done within 100 ms with nothing emitted"."""
+    async with world() as w:
+        client = await w.connected()
+
+        async def soon(ctx: Ctx, arguments: object) -> str:
+            await silence(0.09)
+            return "soon"
+
+        w.box.tools["soon"] = soon
+        reply = await client.call("soon").reply.done()
+
+        assert reply.status == 200
+        assert reply.header("content-type") == "application/json"
+        assert reply.header("content-length") == str(len(reply.body))
+        assert reply.header("mcp-session-id") == client.session_id
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_an_answer_that_takes_longer_is_a_stream(version: str) -> None:
+    """"else SSE, from 2025-11-25 on opened with a priming event and ``retry``": older clients
+    do not understand an event without data.
+    """
+    async with world() as w:
+        client = await w.connected(version=version)
+        sent = await started(w, client)
+        await sent.reply.started()
+        assert sent.reply.is_sse
+        if version == NEWEST:
+            priming = await sent.reply.event(0)
+            assert priming.fields == {"id": priming.id, "retry": "1000", "data": ""}
+        w.box.gate("g").go.set()
+
+        await sent.result()
+        await sent.reply.done()
+
+        first_with_data = 1 if version == NEWEST else 0
+        events = sent.reply.events
+        assert [event.message is not None for event in events] == [False] * first_with_data + [True]
+        assert events[-1].fields["event"] == "message"
+        assert events[-1].id
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_an_answer_after_something_else_is_a_stream(version: str) -> None:
+    """However soon it comes: what was emitted has to go first."""
+    async with world() as w:
+        client = await w.connected(version=version)
+        sent = client.call("progress", steps=3, meta={"progressToken": 7})
+
+        await sent.result()
+        await sent.reply.done()
+
+        kinds = [m.get("method", "answer") for m in sent.reply.messages]
+        assert kinds == ["notifications/progress"] * 3 + ["answer"]
+
+
+async def test_a_stream_is_not_buffered_on_its_way() -> None:
+    """Issue A, 7: "``X-Accel-Buffering: no``, ``Cache-Control: no-cache, no-transform``"."""
+    async with world() as w:
+        client = await w.connected()
+        for reply in (client.get(), (await started(w, client)).reply):
+            await reply.started()
+            assert reply.header("x-accel-buffering") == "no"
+            assert reply.header("cache-control") == "no-cache, no-transform"
+            assert reply.header("mcp-session-id") == client.session_id
+            assert reply.header("content-length") is None
+
+
+async def test_a_silent_stream_says_that_it_lives() -> None:
+    """Issue A, 7: "a comment every 15 s", on GET and POST streams."""
+    async with world() as w:
+        client = await w.connected()
+        replies = [client.get(), (await started(w, client)).reply]
+        for reply in replies:
+            await reply.event(0)
+
+        await silence(15.1)
+        assert [reply.comments for reply in replies] == [[": keep-alive"]] * 2
+        await silence(30)
+        assert [len(reply.comments) for reply in replies] == [3, 3]
+
+
+async def test_a_lone_post_streams_without_ids() -> None:
+    """It cannot be resumed, so nothing in it may look as if it could."""
+    async with world() as w:
+        session = (await w.client().start())["sessionId"]
+        sent = w.client().call(
+            "progress", steps=2, meta={"progressToken": 1, **in_session(session)}
+        )
+
+        await sent.result()
+        await sent.reply.done()
+
+        assert [sorted(event.fields) for event in sent.reply.events] == [["data", "event"]] * 3
+
+
+# --- cut, and fetched again --------------------------------------------------------------------
+
+
+async def test_the_answer_can_be_fetched_after_its_stream_was_cut() -> None:
+    """A8: "The final response is replayable after its stream ended"; as often as asked."""
+    async with world() as w:
+        client = await w.connected()
+        sent = await started(w, client)
+        priming = await sent.reply.event(0)
+        sent.reply.leave()
+        await sent.reply.done()
+        w.box.gate("g").go.set()
+
+        for _ in range(2):
+            again = client.get(priming.id)
+            answer = await again.answer(sent.id)
+            await again.done()
+            assert answer["result"]["content"][0]["text"] == "through g"
+        assert w.box.calls == ["wait"]
+
+
+async def test_a_stream_fetched_while_its_request_runs_goes_on_live() -> None:
+    """A5: what was missed, then what comes, once and in order, then the end."""
+    async with world() as w:
+        client = await w.connected()
+        sent = client.call("progress", steps=4, gate="g", meta={"progressToken": 1})
+        first = await sent.reply.event(1)
+        sent.reply.leave()
+        await sent.reply.done()
+
+        again = await client.get(first.id).started()
+        w.box.gate("g").go.set()
+        await again.done()
+
+        steps = [m["params"]["progress"] for m in again.messages if "method" in m]
+        assert steps == [2, 3, 4]
+        assert again.answer_to(sent.id) is not None
+
+
+async def test_a_stream_fetched_twice_ends_the_older_reader() -> None:
+    """B4: "Half-open old connection: reconnect … works at once"; and the newer one gets all."""
+    async with world() as w:
+        client = await w.connected()
+        sent = await started(w, client)
+        priming = await sent.reply.event(0)  # and nobody noticed that it was cut
+        again = await client.get(priming.id).started()
+        await sent.reply.done()
+        third = await client.get(priming.id).started()
+        await again.done()
+        w.box.gate("g").go.set()
+
+        assert "result" in await third.answer(sent.id)
+        assert sent.reply.messages == again.messages == []
+
+
+async def test_a_fetched_stream_has_an_id_before_its_first_event() -> None:
+    """A9: "Priming events on POST and GET streams": cut again at once, nothing is lost."""
+    async with world() as w:
+        client = await w.connected()
+        sent = await started(w, client)
+        position = (await sent.reply.event(0)).id
+        sent.reply.leave()
+        for _ in range(3):
+            again = client.get(position)
+            position = (await again.event(0)).id
+            again.leave()
+            await again.done()
+        w.box.gate("g").go.set()
+
+        assert "result" in await client.get(position).answer(sent.id)
+
+
+async def test_two_streams_of_one_connection_never_cross() -> None:
+    """C3, F6: "Replay is scoped to session *and* stream"; here with one JSON-RPC id."""
+    async with world() as w:
+        client = await w.connected()
+        positions: list[str] = []
+        for gate in ("a", "b"):
+            params = call_params("wait", {"gate": gate})
+            sent = client.send("tools/call", params, request_id="same")
+            positions.append((await sent.reply.event(0)).id)
+            sent.reply.leave()
+            await sent.reply.done()
+        get = await client.get().started()
+        for gate in ("b", "a"):
+            w.box.gate(gate).go.set()
+
+        for gate, position in zip("ab", positions, strict=True):
+            answer = await client.get(position).answer("same")
+            assert answer["result"]["content"][0]["text"] == f"through {gate}"
+        assert get.messages == []
+
+
+async def test_a_foreign_position_yields_nothing_of_its_stream() -> None:
+    """F6: the stream of another connection is none of one's own."""
+    async with world() as w:
+        client, other = await w.connected(), await w.connected()
+        sent = await started(w, client)
+        position = (await sent.reply.event(0)).id
+        w.box.gate("g").go.set()
+        await sent.result()
+
+        reply = await other.get(position).done()
+
+        assert [m["error"]["code"] for m in reply.messages] == [-31012]
+
+
+@pytest.mark.parametrize("request_id", [7, "seven", "ü/.\"", 0, "", 2**53])
+async def test_an_evicted_position_is_answered(request_id: int | str) -> None:
+    """"A POST stream's evicted ``Last-Event-ID``: its request id is answered with ``-31012``,
+    and the stream ends": whatever the id is made of (A14).
+    """
+    async with world(max_events=2) as w:
+        client = await w.connected()
+        params = call_params("progress", {"steps": 9, "gate": "g"}, {"progressToken": 1})
+        sent = client.send("tools/call", params, request_id=request_id)
+        position = (await sent.reply.event(0)).id
+        assert all(0x21 <= ord(character) <= 0x7E for character in position)
+        sent.reply.leave()
+        await sent.reply.done()
+        w.box.gate("g").go.set()
+        await cycles()
+
+        reply = await client.get(position).done()
+
+        assert reply.status == 200
+        assert reply.messages == [
+            {
+                "jsonrpc": "2.0",
+                "id": request_id,
+                "error": {"code": -31012, "message": "Outcome unknown"},
+            }
+        ]
+
+
+async def test_the_ends_of_finished_streams_are_kept_within_a_bound() -> None:
+    """A13, C6: ``max_finished_streams``; the oldest goes first, and says so."""
+    async with world(max_finished_streams=3) as w:
+        client = await w.connected()
+        sent = [client.call("progress", steps=1, meta={"progressToken": n}) for n in range(5)]
+        for one in sent:
+            await one.result()
+        positions = [one.reply.events[0].id for one in sent]
+
+        replies = [await client.get(position).done() for position in positions]
+
+        codes = [reply.messages[-1].get("error", {}).get("code") for reply in replies]
+        assert codes == [-31012, -31012, None, None, None]
+
+
+async def test_a_position_of_a_stream_that_never_was_is_answered() -> None:
+    """Well-formed and unknown: the client that waits for it must not wait for ever (C8)."""
+    async with world() as w:
+        client = await w.connected()
+        sent = await started(w, client)
+        position = (await sent.reply.event(0)).id
+        stream, _, rest = position.partition("/")
+        unknown = stream[:-1] + ("0" if stream[-1] != "0" else "1") + "/" + rest
+
+        reply = await client.get(unknown).done()
+
+        assert reply.messages[0]["id"] == sent.id
+        assert reply.messages[0]["error"]["code"] == -31012
+        assert not sent.reply.ended
+
+
+# --- close_sse_stream --------------------------------------------------------------------------
+
+
+async def test_a_handler_closes_its_stream_and_the_client_comes_back() -> None:
+    """Issue A, 5: ``ctx.close_sse_stream()``; the client has an id to come back with."""
+    async with world() as w:
+        client = await w.connected()
+        sent = client.call("close_stream", gate="g")
+        await sent.reply.done()
+        await w.box.gate("g").started.wait()
+
+        assert [event.message for event in sent.reply.events] == [None]
+        again = client.get(sent.reply.events[0].id)
+        w.box.gate("g").go.set()
+
+        answer = await again.answer(sent.id)
+        assert answer["result"]["content"][0]["text"] == "answered after its stream was closed"
+
+
+@pytest.mark.parametrize("version", OLDER)
+async def test_an_older_clients_stream_cannot_be_closed(version: str) -> None:
+    """It got no priming event, so it could not come back (as in the SDK)."""
+    async with world() as w:
+        client = await w.connected(version=version)
+        assert await client.text("close_stream", gate="g") == "cannot be closed"
+
+
+async def test_a_lone_posts_stream_cannot_be_closed() -> None:
+    """It could not come back either."""
+    async with world() as w:
+        session = (await w.client().start())["sessionId"]
+        text = await w.client().text("close_stream", gate="g", meta=in_session(session))
+        assert text == "cannot be closed"
+
+
+# --- a reader that stalls ----------------------------------------------------------------------
+
+
+async def flood(w: World, client: RawClient, *, messages: int, size: int) -> Reply:
+    """A call that emits more than its stalled reader takes; the POST's reply."""
+
+    async def emit(ctx: Ctx, arguments: dict[str, object]) -> str:
+        for number in range(messages):
+            await ctx.session.report_progress(number, None, "x" * size)
+        w.box.gate("flooded").started.set()
+        return "flooded"
+
+    w.box.tools["flood"] = emit
+    w.carrier.stalls_next = True
+    return client.call("flood", meta={"progressToken": 1}).reply
+
+
+@pytest.mark.parametrize("lone", [False, True], ids=["connection", "lone post"])
+async def test_a_stalled_post_reader_is_cut(lone: bool) -> None:
+    """"A connection is slow, and detached, only when its peer has taken nothing for 10 s with
+    a full buffer"; then the handler goes on, and what it emits is kept where it can be.
+    """
+    async with world(send_buffer=10_000, max_events=5_000, max_bytes=10_000_000) as w:
+        client = await w.connected()
+        if lone:
+            session = (await client.start())["sessionId"]
+            client = w.client()
+            client.call = lambda tool, **o: RawClient.call(  # type: ignore[method-assign]
+                client, tool, meta={"progressToken": 1, **in_session(session)}
+            )
+        begun = asyncio.get_running_loop().time()
+
+        reply = await flood(w, client, messages=100, size=1_000)
+        await w.box.gate("flooded").started.wait()
+
+        waited = asyncio.get_running_loop().time() - begun
+        assert 10 <= waited < 12
+        await reply.done()
+
+
+async def test_a_stalled_reader_gets_the_rest_when_it_comes_back() -> None:
+    """It was cut, and lost nothing: the log was the buffer."""
+    async with world(send_buffer=10_000, max_events=5_000, max_bytes=10_000_000) as w:
+        client = await w.connected()
+        reply = await flood(w, client, messages=100, size=1_000)
+        await cycles()
+        reply.unstall()
+        position = (await reply.event(0)).id
+        reply.leave()
+        await reply.done()
+
+        again = await client.get(position).done()
+
+        assert [m["params"]["progress"] for m in again.messages[:-1]] == [*range(100)]
+        assert again.messages[-1]["result"]["content"][0]["text"] == "flooded"
+
+
+async def test_a_stalled_reader_delays_nothing_else() -> None:
+    """Issue A, 7: "A reader that stalls delays nothing else in its session (it does in the
+    SDK)": other requests, the GET stream, other sessions.
+    """
+    async with world(send_buffer=10_000) as w:
+        client = await w.connected()
+        await client.start()
+        await client.result("resources/subscribe", {"uri": "a:1"})
+        stream = await client.get().started()
+        begun = asyncio.get_running_loop().time()
+        await flood(w, client, messages=100, size=1_000)
+        await cycles()
+
+        assert await client.text("echo", text="x") == "x"
+        await w.layer.notify_resource_updated("a:1")
+        await stream.has(1)
+        other = await w.connected()
+        assert await other.text("echo", text="y") == "y"
+        assert asyncio.get_running_loop().time() == begun
+        assert not w.box.gate("flooded").started.is_set()
+
+
+async def test_a_reader_that_is_slow_but_takes_something_is_not_cut() -> None:
+    """"only when its peer has taken nothing for 10 s"."""
+    async with world(send_buffer=10_000, max_events=5_000, max_bytes=10_000_000) as w:
+        client = await w.connected()
+        reply = await flood(w, client, messages=50, size=1_000)
+        while not reply.ended:
+            await silence(9)
+            reply.unstall()
+            await cycles(2)
+            reply.stall()
+
+        assert len(reply.messages) == 51
+        assert "result" in reply.messages[-1]
+
+
+async def test_the_buffer_of_a_stalled_reader_is_bounded() -> None:
+    """"It is never buffered without bound": what was handed over when it takes again."""
+    async with world(send_buffer=10_000, max_events=5_000, max_bytes=10_000_000) as w:
+        client = await w.connected()
+        reply = await flood(w, client, messages=1_000, size=1_000)
+        await cycles(3_000)
+        chunks = len(w.carrier.journal)
+        reply.unstall()
+        await reply.done()
+
+        sizes = [len(chunk) for sent, chunk in w.carrier.journal[chunks:] if sent is reply]
+        assert sizes
+        assert max(sizes) <= 10_000 + 2_000
+        assert len(reply.messages) == 1_001
