@@ -29,10 +29,14 @@ if TYPE_CHECKING:
         SessionNotFound,
         SessionRequired,
         SessionsError,
+        StateTooLarge,
         StoreUnavailable,
     )
     from mcp_sessions.layer import SessionLayer
     from mcp_sessions.policy import SessionPolicy
+    from mcp_sessions.principal import Principal
+    from mcp_sessions.security import SessionSecurity
+    from mcp_sessions.server.admin import SessionInfo
     from mcp_sessions.server.handle import SessionHandle, current_session
 
 __version__ = "0.1.0"
@@ -41,12 +45,16 @@ __all__ = [
     "ConfigurationError",
     "DataConflict",
     "LimitReached",
+    "Principal",
     "SessionHandle",
+    "SessionInfo",
     "SessionLayer",
     "SessionNotFound",
     "SessionPolicy",
     "SessionRequired",
+    "SessionSecurity",
     "SessionsError",
+    "StateTooLarge",
     "StoreUnavailable",
     "current_session",
 ]
@@ -56,12 +64,16 @@ _DEFINED_IN = {
     "ConfigurationError": "mcp_sessions.errors",
     "DataConflict": "mcp_sessions.errors",
     "LimitReached": "mcp_sessions.errors",
+    "Principal": "mcp_sessions.principal",
     "SessionHandle": "mcp_sessions.server.handle",
+    "SessionInfo": "mcp_sessions.server.admin",
     "SessionLayer": "mcp_sessions.layer",
     "SessionNotFound": "mcp_sessions.errors",
     "SessionPolicy": "mcp_sessions.policy",
     "SessionRequired": "mcp_sessions.errors",
+    "SessionSecurity": "mcp_sessions.security",
     "SessionsError": "mcp_sessions.errors",
+    "StateTooLarge": "mcp_sessions.errors",
     "StoreUnavailable": "mcp_sessions.errors",
     "current_session": "mcp_sessions.server.handle",
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import socket
 import time
@@ -313,10 +312,6 @@ class SessionLayer:
             async with self._upstream.lifespan():
                 stop = self._upstream.on_change(self._hub.announce)
                 reaper = asyncio.create_task(self._reaper.run())
-                # What was made until now stays until the end: the collector need not look
-                # at it again and again.
-                gc.collect()
-                gc.freeze()
                 try:
                     yield
                 finally:
@@ -331,7 +326,6 @@ class SessionLayer:
                         await self._hub.remove(connection)
         finally:
             self._state = "over"
-            gc.unfreeze()
             await self.store.close()
 
     def _endpoint(

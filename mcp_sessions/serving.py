@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 from collections.abc import Awaitable, Callable
 
@@ -46,6 +47,10 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
+        # What was made until now stays until the end: the collector need not look at it
+        # again and again. Only here, where the process is ours.
+        gc.collect()
+        gc.freeze()
         if self.started and self._on_started is not None:
             self._on_started()
 
@@ -55,6 +60,11 @@ class DrainingServer(uvicorn.Server):
 
 
 def listen_on(host: str, port: int) -> socket.socket:
+    """A socket that takes connections.
+
+    Raises:
+        OSError: The address cannot be listened on.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -123,6 +123,9 @@ class Hub:
                 await connection.deliver(session_id, appended.event)
                 if wait:
                     await connection.room()
+        elif wait:
+            # A handler that only emits must let others run.
+            await asyncio.sleep(0)
         return True
 
     async def send_bare(

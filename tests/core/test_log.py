@@ -364,6 +364,17 @@ def test_reads_in_pages_equal_the_whole(
     assert tuple(pages) == whole
 
 
+def test_pages_of_a_log_that_is_mostly_holes_equal_the_whole() -> None:
+    """A13: where stepping through the numbers would be dearer than through what is kept."""
+    log = log_of(1)
+    for number in range(100):
+        log.append(Draft(b"x", key=f"note://{number % 2}"), now=2.0)
+
+    pages = [log.since(at(number), now=2.0, limit=1) for number in (0, 1, 100, 101)]
+
+    assert [numbers(page) for page in pages] == [[1], [100], [101], []]
+
+
 @given(BOUNDS, STEPS, st.sampled_from([OLD, NEWER, LogEpoch("0" * 19)]), st.integers(0, 45))
 def test_no_position_of_another_log_is_ever_replayed(
     window: Window, steps: Sequence[Step], epoch: LogEpoch, number: int

@@ -343,11 +343,13 @@ def test_a_wire_error_becomes_its_code_message_and_data() -> None:
 
 # --- events ------------------------------------------------------------------------------------
 
+EVENT_ID_MARKER = "\N{WORD JOINER}sessionEventId\N{WORD JOINER}"
+SESSION_MARKER = "\N{WORD JOINER}sessionId\N{WORD JOINER}"
 # Strings that hold what the template splits at, and what stands around it.
 MARKERS = st.sampled_from(
     [
-        "\N{WORD JOINER}sessionEventId\N{WORD JOINER}",
-        "\N{WORD JOINER}sessionId\N{WORD JOINER}",
+        EVENT_ID_MARKER,
+        SESSION_MARKER,
         "\N{WORD JOINER}",
         '"},"sessionEventId":"',
         '{"sessionId":"',
@@ -372,6 +374,8 @@ SESSION_IDS = st.text(
 
 @given(TRICKY, TRICKY_PARAMS, SESSION_IDS)
 @example("m", {"_meta": {SESSION_META: {"sessionId": "forged", "state": "forged"}}}, SessionId("s"))
+@example("m", {"_meta": {SESSION_META: 1, "x": SESSION_MARKER}}, SessionId("s"))
+@example("m", {"sessionEventId": 1, "x": EVENT_ID_MARKER}, SessionId("s"))
 @example("m", {"_meta": "no object", "sessionEventId": "forged"}, SessionId('"\\'))
 def test_a_spliced_event_is_the_event_encoded_whole(
     method: str, params: dict[str, Any] | None, session_id: SessionId

@@ -142,7 +142,7 @@ class Reply:
         return cast("Json", json.loads(bytes(self.body)))
 
     async def until(
-        self, look: Callable[[], bool], what: str = "it", *, within: float = 10.0
+        self, look: Callable[[], bool], what: str = "it", *, within: float = 20.0
     ) -> Self:
         """This reply, once ``look()`` holds.
 

@@ -266,13 +266,36 @@ async def test_the_ends_of_finished_streams_are_kept_within_a_bound() -> None:
         client = await w.connected()
         sent = [client.call("progress", steps=1, meta={"progressToken": n}) for n in range(5)]
         for one in sent:
-            await one.result()
+            await one.reply.done()
         positions = [one.reply.events[0].id for one in sent]
 
         replies = [await client.get(position).done() for position in positions]
 
         codes = [reply.messages[-1].get("error", {}).get("code") for reply in replies]
         assert codes == [-31012, -31012, None, None, None]
+
+
+async def test_a_stream_is_not_forgotten_while_it_is_read() -> None:
+    """A8: a bound on finished streams must not take the answer from a slow reader's hands, as
+    it did when many calls of one connection ended together.
+    """
+    async with world(max_finished_streams=3, send_buffer=500) as w:
+        client = await w.connected()
+        sent = [
+            client.call("progress", steps=10, gate="g", meta={"progressToken": n})
+            for n in range(50)
+        ]
+        for one in sent:
+            await one.reply.event(0)
+            one.reply.stall()
+        w.box.gate("g").go.set()
+        await cycles(200)
+        for one in sent:
+            one.reply.unstall()
+
+        for one in sent:
+            assert "result" in await one.answer()
+            assert len(one.reply.messages) == 11
 
 
 async def test_a_position_of_a_stream_that_never_was_is_answered() -> None:
@@ -364,6 +387,38 @@ async def test_a_stalled_post_reader_is_cut(lone: bool) -> None:
         waited = asyncio.get_running_loop().time() - begun
         assert 10 <= waited < 12
         await reply.done()
+
+
+@pytest.mark.parametrize("lone", [False, True], ids=["connection", "lone post"])
+async def test_a_handler_that_never_waits_yields_to_the_writer(lone: bool) -> None:
+    """"A handler that emits faster than its own session's connection takes yields to the
+    writer": its messages fell out of the stream's window before anybody had read one, and
+    its client, who read as fast as it could, heard ``-31012``.
+    """
+    async with world(max_events=100) as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        sender = w.client() if lone else client
+
+        sent = sender.call(
+            "progress", steps=3_000, meta={"progressToken": 1, **in_session(session)}
+        )
+        await sent.answer()
+
+        assert [m["params"]["progress"] for m in sent.reply.messages[:-1]] == [*range(1, 3_001)]
+
+
+async def test_a_handler_that_never_waits_lets_others_run() -> None:
+    """"It … delays no other session or request"."""
+    async with world() as w:
+        client, other = await w.connected(), await w.connected()
+        sent = client.call("progress", steps=100_000, meta={"progressToken": 1})
+        await sent.reply.has(1)
+
+        assert await other.text("echo", text="x") == "x"
+        assert len(sent.reply.messages) < 1_000
+        sent.reply.leave()
+        await client.notify("notifications/cancelled", {"requestId": sent.id})
 
 
 async def test_a_stalled_reader_gets_the_rest_when_it_comes_back() -> None:

@@ -16,9 +16,9 @@ from starlette.types import Receive, Send
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import RequestId, decode, encode, plain_draft
 from mcp_sessions.errors import Refusal
-from mcp_sessions.ids import SessionEventId, SessionId, StreamName, parse_position
+from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName, parse_position
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.security import mint_log_epoch
+from mcp_sessions.security import mint_connection_id
 from mcp_sessions.stores.base import SessionStore
 from mcp_sessions_transports.http_io import send_json
 from mcp_sessions_transports.sse import SSE_HEADERS, LogFeed, SseStream, priming_event, sse_event
@@ -62,10 +62,12 @@ class PostChannel:
         loop: asyncio.AbstractEventLoop,
         *,
         primes: bool,
+        prefers_stream: bool,
     ) -> None:
         """Take what it works with.
 
         Args:
+            prefers_stream: Answer with a stream even if the answer comes soon.
             connection: None: a lone POST, whose stream cannot be resumed.
             primes: The client understands an event without data.
         """
@@ -81,6 +83,7 @@ class PostChannel:
         self._policy = policy
         self._clock = clock
         self._primes = primes
+        self._prefers_stream = prefers_stream
         self._json: bytes | None = None
         self._stream: SseStream | None = None
         self._feed: LogFeed | None = None
@@ -102,17 +105,25 @@ class PostChannel:
 
     async def answer(self, message: bytes, *, code: int | None = None) -> None:
         """See :class:`RequestChannel`. The code changes nothing here: the status is 200."""
+        if self._prefers_stream:
+            await self._commit()
         if not self._committed:
             self._json = message
             self._decided()
             return
         await self._store_and_push(message, final=True)
-        if self._name is not None and self._connection is not None:
-            await self._connection.stream_finished(self._name)
+        await self._retire()
 
     def after_answer(self, callback: Callable[[], None]) -> None:
         """See :class:`RequestChannel`."""
         self._callbacks.append(callback)
+
+    async def _retire(self) -> None:
+        """Answered, and nobody reads: from now on the stream may be forgotten for others."""
+        if self._final is None or self.is_open or self._connection is None:
+            return
+        if self._name is not None:
+            await self._connection.stream_finished(self._name)
 
     async def _store_and_push(self, message: bytes, *, final: bool) -> None:
         if self._name is None or self._connection is None:
@@ -168,6 +179,7 @@ class PostChannel:
             raise AssertionError("only a connection's streams can be resumed")
         if self._stream is not None:
             self._stream.cut()
+        connection.stream_reopened(name)
         stream = self._open_stream(connection.session_id, name, position)
         if self._primes:
             stream.push(priming_event(self._sse_id(position)))
@@ -183,14 +195,14 @@ class PostChannel:
         if session_id is not None:
             headers.append((b"mcp-session-id", session_id.encode("ascii")))
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await stream.serve(receive, send)
+            await stream.serve(receive, send, headers)
         finally:
             stream.cut()
             if self._stream is stream:
                 self.is_open = False
                 if self.on_closed is not None:
                     self.on_closed()
+                await self._retire()
 
     async def _commit(self) -> None:
         """From now on the response is a stream."""
@@ -201,15 +213,18 @@ class PostChannel:
         if connection is None:
             self._stream = self._new_stream()
         else:
-            self._name = StreamName(mint_log_epoch())
+            # Not by the time of day: two calls of one instant must not share a stream.
+            self._name = StreamName(mint_connection_id("post"))
             head = await self._store.open_stream(connection.session_id, self._name)
             if head is None:
                 self._name = None
                 self._stream = self._new_stream()
             else:
                 connection.posts[self._name] = self
-                position = head.event_id()
-                stream = self._open_stream(connection.session_id, self._name, position)
+                position = Position(head.log_epoch, 0).event_id()
+                stream = self._open_stream(
+                    connection.session_id, self._name, position, is_behind=head.number > 0
+                )
                 if self._primes:
                     stream.push(priming_event(self._sse_id(position)))
         self._decided()
@@ -218,7 +233,9 @@ class PostChannel:
         if not self._turn.done():
             self._turn.set_result(None)
 
-    def _open_stream(self, session_id: SessionId, name: StreamName, after: str) -> SseStream:
+    def _open_stream(
+        self, session_id: SessionId, name: StreamName, after: str, *, is_behind: bool = True
+    ) -> SseStream:
         async def read(position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
             return await self._store.read(session_id, position, now=self._clock(), stream=name)
 
@@ -227,7 +244,7 @@ class PostChannel:
         def frame(event: LoggedEvent) -> bytes:
             return sse_event(event.payload, self._sse_id(event.event_id))
 
-        feed = LogFeed(stream, read, after, frame)
+        feed = LogFeed(stream, read, after, frame, is_behind=is_behind)
         if self._final is not None:
             feed.end_at(self._final)
         self._stream, self._feed = stream, feed

@@ -6,13 +6,13 @@ made anew at any time.
 
 from __future__ import annotations
 
-from collections import deque
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.types import Receive, Send
 
 from mcp_sessions.core.log import Draft, LoggedEvent
-from mcp_sessions.core.messages import RequestId, notification_message, plain_draft
+from mcp_sessions.core.messages import RequestId, notification_message
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     GET_STREAM,
@@ -34,6 +34,7 @@ from mcp_sessions_transports.sse import (
     SseStream,
     plain_frame,
     priming_event,
+    sse_event,
 )
 
 
@@ -97,7 +98,7 @@ class HttpConnection:
         self._primes = primes
         self._get: LogFeed | None = None
         self._sent: str | None = None
-        self._finished: deque[StreamName] | None = None
+        self._finished: dict[StreamName, None] | None = None
 
     # --- the port ------------------------------------------------------------------------
 
@@ -137,6 +138,9 @@ class HttpConnection:
         """See :class:`TransportConnection`."""
         if self._get is not None:
             await self._get.stream.room()
+        else:
+            # A handler that only emits must let others run.
+            await asyncio.sleep(0)
 
     def hold(self) -> Callable[[], None]:
         """See :class:`TransportConnection`."""
@@ -157,8 +161,10 @@ class HttpConnection:
         if head is None:
             raise AssertionError("the session was admitted by this request")
         if last_event_id is None and not first:
-            # What was never handed to any stream of this connection still goes out.
-            last_event_id = self._sent or head.event_id()
+            # What was never handed to any stream of this connection still goes out. One that
+            # looks open may be dead: what it was handed is not told twice.
+            sent = self._get.last if self._get is not None else self._sent
+            last_event_id = sent or head.event_id()
             return await self._from(last_event_id, head, now), None, False
         if last_event_id is None:
             last_event_id = Position(head.log_epoch, 0).event_id()
@@ -173,34 +179,48 @@ class HttpConnection:
         _, refusal = await self._store.read(self.session_id, event_id, now=now, stream=GET_STREAM)
         return head if refusal is not None else _position(event_id)
 
-    async def refetch(self, lists: frozenset[str]) -> None:
-        """Tell a client that lost its place to read everything again: one update per
+    def refetch(self, lists: frozenset[str]) -> list[bytes]:
+        """What tells a client that lost its place to read everything again: one update per
         subscribed resource, one change per list.
 
         Args:
             lists: Of ``tools``, ``prompts`` and ``resources``, those that the server has.
         """
-        for uri in sorted(self.record.subscriptions):
-            method = "notifications/resources/updated"
-            await self.send(_bare(method, {"uri": uri}, f"{method} {uri}"))
-        for name in sorted(lists):
-            method = f"notifications/{name}/list_changed"
-            await self.send(_bare(method, None, method))
+        updated = "notifications/resources/updated"
+        return [
+            *(
+                notification_message(updated, {"uri": uri})
+                for uri in sorted(self.record.subscriptions)
+            ),
+            *(
+                notification_message(f"notifications/{name}/list_changed", None)
+                for name in sorted(lists)
+            ),
+        ]
 
-    async def serve_get(self, after: Position, receive: Receive, send: Send) -> None:
-        """Serve the GET stream until it ends; the one before it ends now."""
+    async def serve_get(
+        self, after: Position, first: Sequence[bytes], receive: Receive, send: Send
+    ) -> None:
+        """Serve the GET stream until it ends; the one before it ends now.
+
+        Args:
+            first: Messages that it opens with. They are in no log, which may be too small
+                for them; only the last has an id, so that a client that is cut before it
+                comes back with its old position and is told all of them again.
+        """
         if self._get is not None:
             self._get.stream.cut()
         policy = self._policy
         stream = SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
         feed = LogFeed(stream, self._read, after.event_id(), plain_frame)
         self._get = feed
+        for number, message in enumerate(first, 1):
+            stream.push(sse_event(message, after.event_id() if number == len(first) else None))
         if self._primes:
             stream.push(priming_event(after.event_id()))
         headers = [*SSE_HEADERS, (b"mcp-session-id", self.session_id.encode("ascii"))]
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await stream.serve(receive, send)
+            await stream.serve(receive, send, headers)
         finally:
             stream.cut()
             if self._get is feed:
@@ -229,14 +249,20 @@ class HttpConnection:
     # --- POST streams ------------------------------------------------------------------------
 
     async def stream_finished(self, name: StreamName) -> None:
-        """A response stream has its answer: it can be fetched for a while yet."""
+        """A response stream has its answer and no reader: it can be fetched for a while yet."""
         if self._finished is None:
-            self._finished = deque()
-        self._finished.append(name)
+            self._finished = {}
+        self._finished[name] = None
         while len(self._finished) > self._policy.max_finished_streams:
-            oldest = self._finished.popleft()
+            oldest = next(iter(self._finished))
+            del self._finished[oldest]
             self.posts.pop(oldest, None)
             await self._store.drop_stream(self.session_id, oldest)
+
+    def stream_reopened(self, name: StreamName) -> None:
+        """A response stream is read again: while it is, it is not forgotten."""
+        if self._finished is not None:
+            self._finished.pop(name, None)
 
     def close(self) -> None:
         """End every stream: the session is over, or the server stops."""
@@ -251,7 +277,3 @@ def _position(event_id: str) -> Position:
     if position is None:
         raise AssertionError("the store read from this position")
     return position
-
-
-def _bare(method: str, params: dict[str, str] | None, key: str) -> Draft:
-    return plain_draft(notification_message(method, params), key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,7 @@ from mcp_sessions_transports.http_io import (
     Headers,
     accepts,
     is_json,
+    prefers_sse,
     read_body,
     refusal,
     send_empty,
@@ -179,10 +180,8 @@ class HandshakeHttp:
                 return
         version = headers.get(b"mcp-protocol-version", DEFAULT_VERSION.encode()).decode("latin-1")
         peer = connection.peer if connection is not None else Peer(version)
-        if isinstance(message, Request):
-            channel = self._channel(message, connection, peer.protocol_version)
-        else:
-            channel = self._channel(Request(0, "", None), connection, peer.protocol_version)
+        request = message if isinstance(message, Request) else Request(0, "", None)
+        channel = self._channel(request, connection, peer.protocol_version, headers)
         inbound = Inbound(
             principal,
             peer,
@@ -259,14 +258,15 @@ class HandshakeHttp:
                 await channel.resume(position, receive, send)
             return
         after, lost, continues = await connection.position(last_event_id)
+        first: Sequence[bytes] = ()
         if lost is not None:
-            await self._lost_its_place(connection)
+            first = await self._lost_its_place(connection)
         elif not continues:
             # A later GET without a position: its sessions wait for session/resume.
             for session_id in list(connection.attached):
                 await self._served.hub.detach(session_id, connection)
         async with self._served.credentials.over(scope, principal, connection.cut_get):
-            await connection.serve_get(after, receive, send)
+            await connection.serve_get(after, first, receive, send)
 
     async def _is_gone(self, connection: HttpConnection, name: Any, position: str) -> bool:
         served = self._served
@@ -275,13 +275,13 @@ class HandshakeHttp:
         )
         return refused is not None
 
-    async def _lost_its_place(self, connection: HttpConnection) -> None:
+    async def _lost_its_place(self, connection: HttpConnection) -> Sequence[bytes]:
         """What the client missed is gone from the window: it is not left in silent doubt."""
         served = self._served
         for session_id in list(connection.attached):
             # Its position in the session's own log may still be good: it has to resume.
             await served.hub.displace(session_id, Detached.EVICTED)
-        await connection.refetch(served.upstream.listed())
+        return connection.refetch(served.upstream.listed())
 
     # --- DELETE --------------------------------------------------------------------------------
 
@@ -360,7 +360,11 @@ class HandshakeHttp:
         )
 
     def _channel(
-        self, request: Request, connection: HttpConnection | None, version: str
+        self,
+        request: Request,
+        connection: HttpConnection | None,
+        version: str,
+        headers: Headers,
     ) -> PostChannel:
         served = self._served
         return PostChannel(
@@ -371,6 +375,7 @@ class HandshakeHttp:
             served.clock,
             self._loop,
             primes=served.primes(version),
+            prefers_stream=prefers_sse(headers),
         )
 
     def _may_be_alone(self, request: Request) -> bool:

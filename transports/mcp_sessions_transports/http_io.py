@@ -126,6 +126,17 @@ def accepts(headers: Headers) -> tuple[bool, bool]:
     return json, sse
 
 
+def prefers_sse(headers: Headers) -> bool:
+    """Whether the client, which takes both, names server-sent events before JSON.
+
+    RFC 9110 gives the order no meaning where no weight is given; as a tie-break between two
+    answers that are both right it does no harm.
+    """
+    value = headers.get(b"accept", b"").lower()
+    json = value.find(b"application/json")
+    return 0 <= value.find(b"text/event-stream") < json
+
+
 def is_json(headers: Headers) -> bool:
     """Whether the body declares to be JSON."""
     media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()

@@ -164,9 +164,7 @@ class ListenStream:
 
     async def serve(self, receive: Receive, send: Send) -> None:
         """Send until the stream ends or its peer is gone."""
-        start = {"type": "http.response.start", "status": 200, "headers": MODERN_SSE_HEADERS}
-        await send(start)
-        await self._stream.serve(receive, send)
+        await self._stream.serve(receive, send, MODERN_SSE_HEADERS)
 
     def cut(self) -> None:
         """End the stream now, without a result: its credential expired."""

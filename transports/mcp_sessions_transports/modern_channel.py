@@ -88,9 +88,7 @@ class ModernChannel:
                 self.is_open = False
                 await send_json(send, body, status=status)
             elif self._stream is not None:
-                start = {"type": "http.response.start", "status": 200}
-                await send({**start, "headers": MODERN_SSE_HEADERS})
-                await self._stream.serve(receive, send)
+                await self._stream.serve(receive, send, MODERN_SSE_HEADERS)
         finally:
             self._close()
             for callback in self._callbacks:

@@ -4,14 +4,16 @@ Rules that must hold, and that ``tests/transports/test_sse.py`` owns:
 
 1. Whoever pushes never waits. A full buffer is answered by :attr:`SseStream.full`; what did
    not fit waits in its log, not here.
-2. A peer that takes nothing for ``slow_timeout`` seconds while the buffer is full is cut.
-   Nothing else in its session waits for it.
-3. The peer that went away is noticed at once, by ``http.disconnect``.
+2. A peer that takes nothing for ``slow_timeout`` seconds while the buffer is full is cut,
+   whether somebody waits for room or nobody does. Nothing else in its session waits for it.
+3. Whoever waits for room waits for ``slow_timeout`` at the most.
+4. The peer that went away is noticed at once, by ``http.disconnect``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -19,7 +21,7 @@ from starlette.types import Receive, Send
 
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import Refusal, StoreUnavailable
-from mcp_sessions.ids import SessionEventId, SessionId
+from mcp_sessions.ids import SessionEventId, SessionId, parse_position
 
 KEEP_ALIVE = 15.0
 """Seconds without an event after which a comment is sent, so that no proxy closes."""
@@ -76,7 +78,9 @@ class SseStream:
         self._finished = False
         self._wake = asyncio.Event()
         self._taken = asyncio.Event()
-        self._cut = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._cut = self._loop.create_future()
+        self._slow: asyncio.TimerHandle | None = None
         self.closed = False
         """Nothing reaches the peer any more."""
 
@@ -98,6 +102,8 @@ class SseStream:
             return
         self._buffer.append((chunk, origin))
         self._size += len(chunk)
+        if self._slow is None and self.full:
+            self._slow = self._loop.call_later(self._slow_timeout, self.cut)
         self._wake.set()
 
     def purge(self, origin: SessionId) -> None:
@@ -107,6 +113,7 @@ class SseStream:
             self._size -= sum(len(chunk) for chunk, _ in self._buffer)
             self._size += sum(len(chunk) for chunk, _ in kept)
             self._buffer = deque(kept)
+            self._made_room()
 
     def wake(self) -> None:
         """There is more: ask ``refill``."""
@@ -134,25 +141,37 @@ class SseStream:
     def cut(self) -> None:
         """End the stream now, whatever waits."""
         self.closed = True
+        if self._slow is not None:
+            self._slow.cancel()
         self._wake.set()
         self._taken.set()
         if not self._cut.done():
             self._cut.set_result(None)
 
     async def room(self) -> None:
-        """Wait until more can be pushed; cut the stream if its peer takes nothing."""
-        while self.full and not self.closed:
-            self._taken.clear()
-            try:
-                async with asyncio.timeout(self._slow_timeout):
+        """Let the writer run; wait until more can be pushed, ``slow_timeout`` at the most."""
+        await asyncio.sleep(0)
+        if not self.full or self.closed:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._slow_timeout):
+                while self.full and not self.closed:
+                    self._taken.clear()
                     await self._taken.wait()
-            except TimeoutError:
-                self.cut()
 
-    async def serve(self, receive: Receive, send: Send) -> None:
+    def _made_room(self) -> None:
+        """The buffer is smaller: the peer's time starts anew."""
+        self._taken.set()
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+        if self.full and not self.closed:
+            self._slow = self._loop.call_later(self._slow_timeout, self.cut)
+
+    async def serve(self, receive: Receive, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         """Send until the stream ends, is cut, or its peer is gone."""
         watcher = asyncio.ensure_future(self._watch(receive))
-        writer = asyncio.ensure_future(self._write(send))
+        writer = asyncio.ensure_future(self._write(send, headers))
         try:
             await asyncio.wait({watcher, writer, self._cut}, return_when=asyncio.FIRST_COMPLETED)
             if self._cut.done() and not writer.done() and not watcher.done():
@@ -171,7 +190,8 @@ class SseStream:
         while (await receive())["type"] != "http.disconnect":
             continue
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         while True:
             self._wake.clear()
             if self.closed:
@@ -183,7 +203,7 @@ class SseStream:
                     body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     self._size -= len(body)
-                    self._taken.set()
+                    self._made_room()
                     continue
                 if self.refill is not None and await self.refill():
                     continue
@@ -209,7 +229,15 @@ class LogFeed:
     buffer is full the log is the buffer: the stream is behind, and reads on from there.
     """
 
-    def __init__(self, stream: SseStream, read: Read, after: str, frame: Frame) -> None:
+    def __init__(
+        self,
+        stream: SseStream,
+        read: Read,
+        after: str,
+        frame: Frame,
+        *,
+        is_behind: bool = True,
+    ) -> None:
         """Take what it works with.
 
         Args:
@@ -217,12 +245,16 @@ class LogFeed:
             read: Reads the log after a position.
             after: The last event that the client has.
             frame: Makes what is sent of an event; None: the event is not for this stream.
+            is_behind: There may be events after ``after`` in the log already.
         """
         self.stream = stream
         self.last = after
         self._read = read
         self._frame = frame
-        self._behind = True
+        self._behind = is_behind
+        self._grew = False
+        position = parse_position(after)
+        self._number = position.number if position is not None else -1
         self._final: SessionEventId | None = None
         stream.refill = self._refill
 
@@ -235,9 +267,15 @@ class LogFeed:
         if final:
             self._final = event.event_id
         if self._behind or self.stream.closed:
+            self._grew = True
             self.stream.wake()
-        elif self.stream.full:
+        elif event.number <= self._number:
+            # It was read from the log before its append returned here.
+            self._end_if_final()
+        elif self.stream.full or event.number > self._number + 1:
+            # There is no room, or another append has not returned yet: the log knows best.
             self._behind = True
+            self.stream.wake()
         else:
             self._push(event)
 
@@ -246,16 +284,20 @@ class LogFeed:
         self._final = event_id
 
     def _push(self, event: LoggedEvent) -> None:
-        self.last = event.event_id
+        self.last, self._number = event.event_id, event.number
         chunk = self._frame(event)
         if chunk is not None:
             self.stream.push(chunk, event.origin)
-        if event.event_id == self._final:
+        self._end_if_final()
+
+    def _end_if_final(self) -> None:
+        if self._final is not None and self.last >= self._final:
             self.stream.finish()
 
     async def _refill(self) -> bool:
         if not self._behind:
             return False
+        self._grew = False
         try:
             events, refusal = await self._read(self.last)
         except StoreUnavailable:
@@ -267,12 +309,12 @@ class LogFeed:
             # that nobody sees; coming back is answered with the truth.
             self.stream.cut()
             return False
-        self._behind = False
+        # What was appended while the log was read may not be in what was read.
+        self._behind = self._grew
         for event in events:
             if self.stream.full:
                 self._behind = True
                 break
             self._push(event)
-        if self._final is not None and self.last >= self._final:
-            self.stream.finish()
+        self._end_if_final()
         return bool(events)

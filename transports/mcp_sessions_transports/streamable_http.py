@@ -55,7 +55,12 @@ class StreamableHttp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
         self._ready()
-        headers: Headers = dict(scope["headers"])
+        fields = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        if fields != scope["headers"]:
+            # RFC 9110, 5.5: white space around a value is no part of it. Not every HTTP
+            # server takes it off.
+            scope = {**scope, "headers": fields}
+        headers: Headers = dict(fields)
         if self.retry_after is not None:
             await _unavailable(send, "the server is shutting down", self.retry_after)
             return

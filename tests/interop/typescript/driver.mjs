@@ -146,13 +146,17 @@ const operations = {
 };
 
 async function run(command) {
+  // First let node see what else has happened by now. fetch() would send on a connection whose
+  // reset waits in the same batch of events as this command, and fail.
+  await new Promise(setImmediate);
   try {
     const entry = clients.get(command.client);
     const result = await operations[command.op](command, entry);
     emit({ id: command.id, result: result ?? null });
   } catch (error) {
-    const { code = null, message, data = null, stack } = error;
-    emit({ id: command.id, error: { code, message: message ?? String(error), data, stack } });
+    const { code = null, message, data = null, stack, cause } = error;
+    const text = `${message ?? error}${cause ? ` (${cause})` : ""}`;
+    emit({ id: command.id, error: { code, message: text, data, stack } });
   }
 }
 

@@ -1,0 +1,1 @@
+"""Measurements, side by side in one run. Read the ratios: machines are noisy."""

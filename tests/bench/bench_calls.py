@@ -1,0 +1,185 @@
+"""Server CPU per ``tools/call`` of a trivial async tool, beside the bare SDK, in one run.
+
+    python -m tests.bench.bench_calls [CALLS]
+
+One client, one connection, one call at a time; the figure is the server process's own CPU
+time (user and system) per call, so that the client costs nothing. Rounds alternate between
+the servers, and the median round counts.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+ROUNDS = 5
+SESSION = "io.modelcontextprotocol/session"
+MODERN = "2026-07-28"
+HANDSHAKE = "2025-11-25"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to call one server."""
+
+    name: str
+    server: str
+    version: str
+    session: bool = False
+
+
+CASES = [
+    Case("floor (bare ASGI + orjson)", "floor", HANDSHAKE),
+    Case("SDK, handshake era", "sdk", HANDSHAKE),
+    Case("SDK, handshake era, JSON mode", "sdk-json", HANDSHAKE),
+    Case("ours, handshake era, no session", "ours", HANDSHAKE),
+    Case("ours, handshake era, in a session", "ours", HANDSHAKE, session=True),
+    Case("SDK, modern era", "sdk", MODERN),
+    Case("SDK, modern era, JSON mode", "sdk-json", MODERN),
+    Case("ours, modern era, no session", "ours", MODERN),
+    Case("ours, modern era, in a session", "ours", MODERN, session=True),
+]
+
+
+class Server:
+    """A server process and what it used of the CPU."""
+
+    def __init__(self, kind: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        command = [sys.executable, "-m", "tests.bench.bench_servers", kind, str(self.port)]
+        self.process = subprocess.Popen(command)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                return
+            except OSError:
+                if time.monotonic() > deadline or self.process.poll() is not None:
+                    raise SystemExit(f"the {kind} server did not start") from None
+                time.sleep(0.05)
+
+    def cpu(self) -> float:
+        """Seconds of CPU that the process used so far."""
+        with open(f"/proc/{self.process.pid}/stat") as stat:
+            values = stat.read().rsplit(")", 1)[1].split()
+        return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self) -> None:
+        """End the process."""
+        self.process.terminate()
+        self.process.wait(timeout=20)
+
+
+class Client:
+    """One connection that calls one server in one way."""
+
+    def __init__(self, case: Case, port: int) -> None:
+        self._http = http.client.HTTPConnection("127.0.0.1", port)
+        self._headers = {
+            "accept": "application/json, text/event-stream",
+            "content-type": "application/json",
+            "mcp-protocol-version": case.version,
+        }
+        self._meta: dict[str, Any] = {}
+        if case.version == MODERN:
+            self._meta = {
+                "io.modelcontextprotocol/protocolVersion": MODERN,
+                "io.modelcontextprotocol/clientCapabilities": {},
+            }
+        elif case.server != "floor":
+            self._initialize()
+        if case.session:
+            answer = self.send("sessions/create" if case.version == MODERN else "session/start", {})
+            if case.version == MODERN:
+                self._meta[SESSION] = answer["result"]["session"]
+
+    def _initialize(self) -> None:
+        info = {"name": "bench", "version": "1"}
+        params = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": info}
+        self.send("initialize", params)
+        self.send("notifications/initialized", None, request=False)
+
+    def wake(self) -> None:
+        """Connect anew: a server closes a connection that was idle for some seconds."""
+        self._http.close()
+        self.call()
+
+    def call(self) -> None:
+        """One tools/call."""
+        self.send("tools/call", {"name": "echo", "arguments": {"text": "hello"}})
+
+    def send(self, method: str, params: dict[str, Any] | None, *, request: bool = True) -> Any:
+        """Send one message; the decoded answer, if it was a request."""
+        message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
+        if request:
+            message["id"] = 1
+        if params is not None:
+            message["params"] = {**params, "_meta": self._meta} if self._meta else params
+        headers = self._headers
+        if self._meta:
+            headers = {**headers, "mcp-method": method}
+            if params and "name" in params:
+                headers["mcp-name"] = params["name"]
+        self._http.request("POST", "/mcp", json.dumps(message).encode(), headers)
+        response = self._http.getresponse()
+        body = response.read()
+        if method == "initialize":
+            self._headers["mcp-session-id"] = response.headers["mcp-session-id"]
+        if not request:
+            return None
+        if body.startswith((b"event:", b"id:", b"data:")):
+            lines = [line for line in body.splitlines() if line.startswith(b"data: {")]
+            body = lines[-1][6:]
+        answer = json.loads(body)
+        if "result" not in answer:
+            raise SystemExit(f"{method} was refused: {answer}")
+        return answer
+
+
+def measure(calls: int) -> dict[str, float]:
+    """Microseconds of server CPU per call, by the name of the case: the median round."""
+    servers = {kind: Server(kind) for kind in {case.server for case in CASES}}
+    try:
+        clients = {case: Client(case, servers[case.server].port) for case in CASES}
+        for case in CASES:
+            clients[case].wake()
+            for _ in range(300):
+                clients[case].call()
+        rounds: dict[Case, list[float]] = {case: [] for case in CASES}
+        for _ in range(ROUNDS):
+            for case in CASES:
+                clients[case].wake()
+                before = servers[case.server].cpu()
+                for _ in range(calls):
+                    clients[case].call()
+                spent = servers[case.server].cpu() - before
+                rounds[case].append(spent / calls * 1_000_000)
+        return {case.name: statistics.median(rounds[case]) for case in CASES}
+    finally:
+        for server in servers.values():
+            server.stop()
+
+
+def main() -> None:
+    """Measure, and print a table with the ratio to the SDK of the same era."""
+    calls = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
+    figures = measure(calls)
+    print(f"server CPU per tools/call, {calls} calls in each of {ROUNDS} rounds")
+    for case in CASES:
+        figure = figures[case.name]
+        beside = "SDK, modern era" if case.version == MODERN else "SDK, handshake era"
+        print(f"  {case.name:<36} {figure:7.0f} µs   {figures[beside] / figure:5.2f} x")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The servers that ``bench_calls`` drives, a process each: ``bench_servers.py KIND PORT``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import uvicorn
+from mcp.server import MCPServer
+
+from mcp_sessions import SessionLayer
+
+KINDS = {
+    "floor": "bare ASGI and orjson: no MCP at all",
+    "sdk": "the SDK's Streamable HTTP as it comes",
+    "sdk-json": "the SDK answering JSON instead of SSE",
+    "ours": "the same server in a SessionLayer",
+}
+
+
+def mcp_server() -> MCPServer[Any]:
+    """A server with one trivial tool."""
+    server: MCPServer[Any] = MCPServer("bench", log_level="ERROR")
+
+    @server.tool()
+    async def echo(text: str) -> str:  # pyright: ignore[reportUnusedFunction]
+        return text
+
+    return server
+
+
+async def floor(scope: Any, receive: Any, send: Any) -> None:
+    """What any HTTP server in Python costs: read JSON, write JSON."""
+    import orjson
+
+    if scope["type"] != "http":
+        return
+    message = orjson.loads((await receive())["body"])
+    body = orjson.dumps(
+        {"jsonrpc": "2.0", "id": message.get("id"), "result": {"content": [], "isError": False}}
+    )
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"mcp-session-id", b"none"),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def app(kind: str) -> Any:
+    """The application of one kind."""
+    match kind:
+        case "floor":
+            return floor
+        case "sdk":
+            return mcp_server().streamable_http_app()
+        case "sdk-json":
+            return mcp_server().streamable_http_app(json_response=True)
+        case _:
+            raise SystemExit(f"unknown kind {kind!r}: one of {', '.join(KINDS)}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "ours":
+        SessionLayer(mcp_server()).run("http", port=int(sys.argv[2]), log_level="error")
+        sys.exit()
+    lifespan = "off" if sys.argv[1] == "floor" else "on"
+    uvicorn.run(app(sys.argv[1]), port=int(sys.argv[2]), log_level="error", lifespan=lifespan)

@@ -1,0 +1,121 @@
+"""One server bare and one wrapped, the same requests to both, and what each answered.
+
+A *script* is an async function that talks to one `Side`. Every exchange it has is kept:
+status, headers and body, byte for byte. `compare` runs it on both sides and compares them.
+"""
+
+import json
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from mcp_sessions import SessionLayer
+from tests.support.modern import ModernClient
+from tests.support.raw import EXTENSION, AsgiCarrier, Json, Reply, in_process
+from tests.support.rich import Rich
+
+_IGNORED = {"date", "server", "content-length"}
+"""Not compared; the length is checked against the body instead."""
+
+
+@dataclass
+class Side:
+    """One of the two servers, running."""
+
+    name: str
+    rich: Rich
+    carrier: AsgiCarrier
+    masked: dict[str, str] = field(default_factory=dict[str, str])
+    _replies: list[Reply] = field(default_factory=list[Reply])
+
+    def client(self, **options: Any) -> ModernClient:
+        """A modern client whose exchanges are compared."""
+        return ModernClient(self, **options)
+
+    def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Reply:
+        """A `Carrier` that keeps its replies."""
+        reply = self.carrier.send(method, path, headers, body)
+        self._replies.append(reply)
+        return reply
+
+    def mask(self, value: str, name: str) -> None:
+        """``value`` is random, and compared by this name."""
+        self.masked[value] = name
+
+    def transcript(self) -> list[str]:
+        """Everything that was answered, in the order of the requests."""
+        return [self._written(reply) for reply in self._replies]
+
+    def _written(self, reply: Reply) -> str:
+        body = bytes(reply.body)
+        declared = reply.header("content-length")
+        assert declared is None or int(declared) == len(body), reply
+        text = _without_ours(body).decode("utf-8")
+        for value, name in self.masked.items():
+            text = text.replace(value, name)
+        headers = sorted(f"{n}: {v}" for n, v in reply.headers if n not in _IGNORED)
+        raised = f" raised {reply.error!r}" if reply.error is not None else ""
+        return "\n".join([f"{reply.status}{raised}", *headers, "", text])
+
+
+def _without_ours(body: bytes) -> bytes:
+    """The body without what we add to ``server/discover``; other bodies as they are."""
+    if EXTENSION.encode() not in body:
+        return body
+    message = cast("Json", json.loads(body))
+    capabilities = message["result"]["capabilities"]
+    assert capabilities.pop("sessions") == {}
+    extensions = capabilities["extensions"]
+    assert extensions.pop(EXTENSION)
+    if not extensions:
+        del capabilities["extensions"]
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+Script = Callable[[Side], Awaitable[None]]
+
+
+@asynccontextmanager
+async def _bare(make: Callable[[], Rich], **options: Any) -> AsyncGenerator[Side]:
+    rich = make()
+    if hasattr(rich.server, "http_app"):
+        app = rich.server.http_app(path="/mcp", **options)
+    else:
+        app = rich.server.streamable_http_app(**options)
+    async with app.router.lifespan_context(app), in_process(app) as carrier:
+        yield Side("bare", rich, carrier)
+
+
+@asynccontextmanager
+async def _wrapped(make: Callable[[], Rich], **options: Any) -> AsyncGenerator[Side]:
+    rich = make()
+    layer = SessionLayer(rich.server)
+    app = layer.asgi_app(**options)
+    async with layer.lifespan(), in_process(app) as carrier:
+        yield Side("wrapped", rich, carrier)
+
+
+async def compare(make: Callable[[], Rich], script: Script) -> list[str]:
+    """Run ``script`` on both; the transcript, which is the same.
+
+    Raises:
+        AssertionError: They answered differently.
+    """
+    transcripts: list[list[str]] = []
+    for side_of in (_bare, _wrapped):
+        async with AsyncExitStack() as stack:
+            side = await stack.enter_async_context(side_of(make))
+            await script(side)
+            transcripts.append(side.transcript())
+    bare, wrapped = transcripts
+    assert len(bare) == len(wrapped), (bare, wrapped)
+    for one, other in zip(bare, wrapped, strict=True):
+        assert _steady(one) == _steady(other)
+    return bare
+
+
+def _steady(text: str) -> str:
+    """Without what no server promises twice: object addresses in error texts."""
+    return re.sub(r"0x[0-9a-f]{6,}", "0x…", text)
