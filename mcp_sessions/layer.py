@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
@@ -17,7 +18,7 @@ from typing import Any, Literal
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions.core.messages import EXTENSION
@@ -43,11 +44,14 @@ from mcp_sessions.serving import DrainingServer, MountedApp, listen_on
 from mcp_sessions.stores.base import SessionStore
 from mcp_sessions.stores.stateless import Stateless
 from mcp_sessions.stores.urls import open_store
-from mcp_sessions_transports.credentials import CredentialWatch
+from mcp_sessions_transports.credentials import CredentialWatch, StillValid
+from mcp_sessions_transports.doorkeeper import Doorkeeper
 from mcp_sessions_transports.http_handshake import HandshakeHttp, Served
 from mcp_sessions_transports.http_modern import ModernHttp
 from mcp_sessions_transports.origin import OriginGuard, SecuritySettings
+from mcp_sessions_transports.stdio import StdioBinding, standard_streams
 from mcp_sessions_transports.streamable_http import StreamableHttp
+from mcp_sessions_transports.websocket import WebSocketBinding
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +156,7 @@ class SessionLayer:
         Raises:
             ConfigurationError: Authentication was set up that cannot be taken over.
         """
-        endpoint, shell = self._endpoint(path, host, security, max_body)
+        endpoint, shell, served, guard = self._endpoint(path, host, security, max_body)
         inner = Starlette(
             routes=shell.routes,
             middleware=shell.middleware,
@@ -160,7 +164,8 @@ class SessionLayer:
         )
         for name, value in shell.state.items():
             setattr(inner.state, name, value)
-        return MountedApp(inner, endpoint if shell.is_bare else None, path)
+        websocket = self._websocket(inner, served, guard)
+        return MountedApp(inner, endpoint if shell.is_bare else None, websocket, path)
 
     def routes(
         self,
@@ -175,12 +180,16 @@ class SessionLayer:
         The application must run the layer: ``Starlette(lifespan=layer.lifespan, …)``.
         Arguments and errors are those of :meth:`asgi_app`.
         """
-        _, shell = self._endpoint(path, host, security, max_body)
+        _, shell, served, guard = self._endpoint(path, host, security, max_body)
         for route in shell.routes:
             if isinstance(route, (Route, Mount)):
                 for entry in reversed(shell.middleware):
                     route.app = entry.cls(route.app, *entry.args, **entry.kwargs)
-        return shell.routes
+        door = Starlette(routes=shell.routes)
+        for name, value in shell.state.items():
+            setattr(door.state, name, value)
+        websocket = self._websocket(door, served, guard, at=path)
+        return [*shell.routes, WebSocketRoute(path, endpoint=websocket)]
 
     def lifespan(self, app: object = None) -> AbstractAsyncContextManager[None]:
         """Everything the layer does happens inside; an ASGI lifespan.
@@ -195,10 +204,10 @@ class SessionLayer:
 
     def run(
         self,
-        transport: Literal["http"] = "http",
+        transport: Literal["http", "stdio"] = "http",
         *,
         host: str = "127.0.0.1",
-        port: int = 8000,
+        port: int | None = None,
         path: str = DEFAULT_PATH,
         security: SecuritySettings | None = None,
         max_body: int = MAX_BODY,
@@ -207,9 +216,13 @@ class SessionLayer:
         grace: float = 10,
         log_level: str = "warning",
     ) -> None:
-        """Serve until SIGINT or SIGTERM, then drain.
+        """Serve until SIGINT or SIGTERM, or until the end of standard input, then drain.
 
         Args:
+            transport: ``http``: Streamable HTTP and WebSocket. ``stdio``: the client at the
+                other end of standard input and output; with a ``port`` or a ``sock``, HTTP
+                and WebSocket as well, on the same sessions.
+            port: 8000 if None, for ``http``.
             sock: Listen on this bound socket instead of on ``host`` and ``port``.
             on_started: Called once when connections are taken.
             grace: Seconds that running calls get at the end.
@@ -219,10 +232,13 @@ class SessionLayer:
             ConfigurationError: The transport is unknown; or see :meth:`asgi_app`.
             OSError: The address cannot be listened on.
         """
-        if transport != "http":
-            raise ConfigurationError(f"unknown transport {transport!r}: use 'http'")
+        if transport not in ("http", "stdio"):
+            raise ConfigurationError(f"unknown transport {transport!r}: 'http' or 'stdio'")
         app = self.asgi_app(path, host=host, security=security, max_body=max_body)
-        listener = sock if sock is not None else listen_on(host, port)
+        if transport == "stdio" and port is None and sock is None:
+            asyncio.run(self._serve_stdio(None, grace))
+            return
+        listener = sock if sock is not None else listen_on(host, port or 8000)
         config = uvicorn.Config(
             app,
             log_level=log_level,
@@ -230,10 +246,59 @@ class SessionLayer:
             timeout_graceful_shutdown=5,
             lifespan="on",
             server_header=False,
+            log_config=None,
+            ws="websockets-sansio",
+            ws_max_size=self.policy.max_message,
+            ws_ping_interval=20,
+            ws_ping_timeout=20,
+            ws_per_message_deflate=False,
         )
         server = DrainingServer(config, self.drain, grace, on_started)
         with listener:
-            server.run(sockets=[listener])
+            if transport == "stdio":
+                asyncio.run(self._serve_stdio((server, listener), grace))
+            else:
+                server.run(sockets=[listener])
+
+    async def _serve_stdio(
+        self, beside: tuple[DrainingServer, socket.socket] | None, grace: float
+    ) -> None:
+        """Serve standard input and output until the input ends.
+
+        Args:
+            beside: A server, and the socket it listens on, that serves the same layer.
+        """
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        if beside is None:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, stop.set)
+        with standard_streams() as (wire_in, wire_out):
+            async with contextlib.AsyncExitStack() as stack:
+                serving: asyncio.Task[None] | None = None
+                if beside is None:
+                    await stack.enter_async_context(self.lifespan())
+                else:
+                    server, listener = beside
+                    serving = asyncio.create_task(server.serve(sockets=[listener]))
+                    await server.ready.wait()
+                served = self._served_at(MAX_BODY, None)
+                binding = StdioBinding(served, SdkModernRules(self._upstream))
+                piped = asyncio.create_task(binding.serve(wire_in, wire_out))
+                stopped = asyncio.create_task(stop.wait())
+                waiting: set[asyncio.Task[Any]] = {piped, stopped}
+                if serving is not None:
+                    waiting.add(serving)
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                stopped.cancel()
+                await self.drain(grace)
+                if not piped.done():
+                    await asyncio.wait({piped}, timeout=2)
+                    piped.cancel()
+                await asyncio.gather(piped, return_exceptions=True)
+                if serving is not None and beside is not None:
+                    beside[0].should_exit = True
+                    await serving
 
     async def drain(self, grace: float = 10) -> None:
         """Stop taking requests, tell clients to come back, let what runs finish.
@@ -330,7 +395,7 @@ class SessionLayer:
 
     def _endpoint(
         self, path: str, host: str, security: SecuritySettings | None, max_body: int
-    ) -> tuple[StreamableHttp, HttpShell]:
+    ) -> tuple[StreamableHttp, HttpShell, Served, OriginGuard]:
         settings = security_settings(self._upstream, host, security)
         endpoint: StreamableHttp | None = None
 
@@ -340,21 +405,7 @@ class SessionLayer:
             await endpoint(scope, receive, send)
 
         shell = http_shell(self._upstream, serve, path=path, host=host, security=settings)
-        served = Served(
-            router=self._router,
-            hub=self._hub,
-            host=self._host,
-            methods=self._methods,
-            upstream=self._upstream,
-            store=self.store,
-            policy=self.policy,
-            clock=self._clock,
-            primes=primes_streams,
-            max_body=max_body,
-            credentials=CredentialWatch(
-                shell.still_valid, self.policy.credential_check, self._clock
-            ),
-        )
+        served = self._served_at(max_body, shell.still_valid)
         guard = OriginGuard(settings)
         handshake = HandshakeHttp(served)
         self._hub.revive = handshake.revive
@@ -368,7 +419,37 @@ class SessionLayer:
         )
         self._endpoints.append(endpoint)
         self._bindings.append(handshake)
-        return endpoint, shell
+        return endpoint, shell, served, guard
+
+    def _served_at(self, max_body: int, still_valid: StillValid | None) -> Served:
+        """What a binding serves, and with what."""
+        return Served(
+            router=self._router,
+            hub=self._hub,
+            host=self._host,
+            methods=self._methods,
+            upstream=self._upstream,
+            store=self.store,
+            policy=self.policy,
+            clock=self._clock,
+            primes=primes_streams,
+            max_body=max_body,
+            credentials=CredentialWatch(still_valid, self.policy.credential_check, self._clock),
+        )
+
+    def _websocket(
+        self, door: ASGIApp, served: Served, guard: OriginGuard, at: str | None = None
+    ) -> ASGIApp:
+        """The WebSocket endpoint.
+
+        Args:
+            door: What HTTP requests to the endpoint go through.
+            at: The endpoint's path behind the door, if the connection's is another.
+        """
+        doorkeeper = Doorkeeper(_at(door, at), principal_of)
+        binding = WebSocketBinding(served, SdkModernRules(self._upstream), guard, doorkeeper)
+
+        return _Ready(self._check_running, binding.serve)
 
     def _check_running(self) -> None:
         if self._state != "running":
@@ -402,9 +483,34 @@ class SessionLayer:
                 "lifetime": policy.request_key_lifetime,
                 "maxBytes": policy.request_key_bytes,
             },
-            "transports": ["streamable-http"],
+            "transports": ["streamable-http", "websocket", "stdio"],
             "features": ["start", "resume", "end", "create", "delete", "state", "requestKey"],
         }
+
+
+class _Ready:
+    """An ASGI application that is served while the layer runs. A class: Starlette's routes
+    take a plain function for something else.
+    """
+
+    def __init__(self, ready: Callable[[], None], app: ASGIApp) -> None:
+        self._ready = ready
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._ready()
+        await self._app(scope, receive, send)
+
+
+def _at(app: ASGIApp, path: str | None) -> ASGIApp:
+    """``app``, asked as if the request were for ``path``."""
+    if path is None:
+        return app
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "path": path, "root_path": ""}, receive, send)
+
+    return asked
 
 
 _NOT_RUNNING = (

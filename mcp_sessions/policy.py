@@ -78,6 +78,16 @@ class SessionPolicy:
     slow_timeout: float = 10
     """A peer that takes nothing for this long while its buffer is full is detached."""
 
+    init_timeout: float = 30
+    """A WebSocket whose client says nothing for this long after it opened is closed."""
+
+    max_message: int = 4_194_304
+    """Bytes of one WebSocket or stdio message; a larger one closes a WebSocket (1009)."""
+
+    max_connections_per_principal: int | None = None
+    """Open WebSockets of one principal; None: no limit. Without authentication everyone is
+    one principal."""
+
     credential_check: float = 60
     """How often an open stream's credential is checked again."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import socket
 from collections.abc import Awaitable, Callable
@@ -14,20 +15,37 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 class MountedApp:
     """The ASGI application: straight to the endpoint where nothing stands before it."""
 
-    def __init__(self, inner: Starlette, endpoint: ASGIApp | None, path: str) -> None:
+    def __init__(
+        self, inner: Starlette, endpoint: ASGIApp | None, websocket: ASGIApp, path: str
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            inner: Everything else, and HTTP to the endpoint where something stands before.
+            endpoint: HTTP to the endpoint, if nothing stands before it.
+            websocket: WebSocket to the endpoint; it authenticates by itself.
+            path: The endpoint's.
+        """
         self._inner = inner
         self._endpoint = endpoint
+        self._websocket = websocket
         self._path = path.rstrip("/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._endpoint is not None and scope["type"] == "http":
-            path, root = scope["path"], scope.get("root_path", "")
-            if root and path.startswith(root):
-                path = path[len(root) :]
-            if path.rstrip("/") == self._path:
-                await self._endpoint(scope, receive, send)
-                return
-        await self._inner(scope, receive, send)
+        """Serve one request or connection."""
+        kind = scope["type"]
+        if kind == "http" and self._endpoint is not None and self._is_here(scope):
+            await self._endpoint(scope, receive, send)
+        elif kind == "websocket" and self._is_here(scope):
+            await self._websocket(scope, receive, send)
+        else:
+            await self._inner(scope, receive, send)
+
+    def _is_here(self, scope: Scope) -> bool:
+        path, root = scope["path"], scope.get("root_path", "")
+        if root and path.startswith(root):
+            path = path[len(root) :]
+        return path.rstrip("/") == self._path
 
 
 class DrainingServer(uvicorn.Server):
@@ -44,6 +62,8 @@ class DrainingServer(uvicorn.Server):
         self._drain = drain
         self._grace = grace
         self._on_started = on_started
+        self.ready = asyncio.Event()
+        """Set when connections are taken, or never will be."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -51,6 +71,7 @@ class DrainingServer(uvicorn.Server):
         # again and again. Only here, where the process is ours.
         gc.collect()
         gc.freeze()
+        self.ready.set()
         if self.started and self._on_started is not None:
             self._on_started()
 

@@ -158,14 +158,22 @@ async def a_session_expires_however_busy_when_its_lifetime_is_over(make: MakeSto
         session, over = await _new(store), NOW + LIFETIME
         for now in (NOW + 600, over - 1):
             assert await session.admit(now=now, held=True) is not None
+            assert await session.deadline(now=now) <= over
             await store.touch([session.id], now=now)
             assert await session.deadline(now=now) <= over
         for _ in range(2):
             assert await store.load(session.id, now=over) is None
             assert await session.admit(now=over, held=True) is None
             assert await store.attach(session.id, HERE, now=over) is None
-            assert await store.append(session.id, MESSAGE, now=over) is None
             await store.touch([session.id], now=over)
+
+
+async def an_append_after_the_lifetime_stores_nothing(make: MakeStore) -> None:
+    """Pitfall D5, ``append``: "None if the session is unknown, ended or expired"."""
+    async with _opened(make) as store:
+        session = await _new(store)
+        assert await store.append(session.id, MESSAGE, now=NOW + LIFETIME) is None
+        assert await session.kept() == []
 
 
 async def expire_ends_what_is_overdue_and_spares_what_is_at_work(make: MakeStore) -> None:
@@ -267,12 +275,21 @@ async def a_request_key_is_begun_once_and_its_answer_kept(make: MakeStore) -> No
         assert await store.finish_request(session.id, KEY.key, RESULT, now=NOW)
         assert not await store.finish_request(session.id, KEY.key, b'"error":{}', now=NOW)
         assert await session.begin(KEY) == (Begun.ANSWERED, RESULT)
-        reused = KeyUse(KEY.key, b"other digest", KEY.runner)
-        assert await session.begin(reused) == (Begun.OTHER_CONTENT, None)
         assert await other.begin(KEY) == (Begun.FIRST, None)
         assert not await store.finish_request(other.id, KEY.key, None, now=NOW)
         assert await other.begin(KEY) == (Begun.DROPPED, None)
         assert not await store.finish_request(other.id, RequestKey("unknown"), RESULT, now=NOW)
+
+
+async def a_key_with_other_content_is_given_no_answer(make: MakeStore) -> None:
+    """``Admitted.outcome``: "the kept answer, if ``key`` is ``ANSWERED``"."""
+    reused = KeyUse(KEY.key, b"other digest", KEY.runner)
+    async with _opened(make) as store:
+        session = await _new(store)
+        await session.begin(KEY)
+        assert await session.begin(reused) == (Begun.OTHER_CONTENT, None)
+        await store.finish_request(session.id, KEY.key, RESULT, now=NOW)
+        assert await session.begin(reused) == (Begun.OTHER_CONTENT, None)
 
 
 async def one_key_sent_many_times_at_once_is_begun_once(make: MakeStore) -> None:
@@ -381,6 +398,8 @@ async def the_window_is_bounded_in_events_bytes_and_age(make: MakeStore) -> None
         at_seven, head = await session.position(7), await session.head()
         assert await session.read(await session.position(6)) == ([], Refusal.EVICTED)
         assert await session.read(at_seven, now=NOW + 60) == ([8], None)
+        attached = await session.attach(HERE, at_seven, now=NOW + 61)
+        assert (list(attached.replay), attached.refusal) == ([], Refusal.EXPIRED)
         assert await session.read(at_seven, now=NOW + 61) == ([], Refusal.EXPIRED)
         assert await session.read(head, now=NOW + 61) == ([], None)
 
@@ -686,6 +705,7 @@ STORE_CHECKS: Sequence[Check] = (
     open_sessions_are_limited_per_store_and_per_principal,
     a_session_expires_when_idle_and_a_request_moves_that,
     a_session_expires_however_busy_when_its_lifetime_is_over,
+    an_append_after_the_lifetime_stores_nothing,
     expire_ends_what_is_overdue_and_spares_what_is_at_work,
     an_ended_session_leaves_no_trace_and_never_comes_back,
     a_strangers_request_is_refused_before_it_has_any_effect,
@@ -693,6 +713,7 @@ STORE_CHECKS: Sequence[Check] = (
     a_request_in_the_wrong_mode_changes_nothing,
     a_displaced_connection_is_told_and_changes_nothing,
     a_request_key_is_begun_once_and_its_answer_kept,
+    a_key_with_other_content_is_given_no_answer,
     one_key_sent_many_times_at_once_is_begun_once,
     request_keys_are_bounded_in_bytes_and_time,
     events_get_their_ids_from_the_store_in_order_of_issue,
@@ -763,9 +784,9 @@ class _Session:
         return admitted.key, admitted.outcome
 
     async def attach(
-        self, connection_id: ConnectionId | None, position: str | None = None
+        self, connection_id: ConnectionId | None, position: str | None = None, *, now: float = NOW
     ) -> Attached:
-        attached = await self.store.attach(self.id, connection_id, now=NOW, position=position)
+        attached = await self.store.attach(self.id, connection_id, now=now, position=position)
         assert attached is not None
         return attached
 

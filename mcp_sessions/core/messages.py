@@ -7,6 +7,7 @@ id differs.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -86,8 +87,43 @@ def decode(body: bytes) -> Any:
 
 
 def encode(message: Any) -> bytes:
-    """``message`` as JSON, in UTF-8, without white space."""
-    return orjson.dumps(message)
+    """``message`` as JSON, in UTF-8, without white space.
+
+    Raises:
+        TypeError: It holds what JSON cannot say.
+    """
+    try:
+        return orjson.dumps(message)
+    except TypeError:
+        return _encode_rare(message)
+
+
+def _encode_rare(message: Any) -> bytes:
+    """What orjson refuses and JSON can say: an integer beyond 64 bits, a lone surrogate,
+    more than 254 levels. A handler may return it, and a modern-era client may send it.
+    """
+    try:
+        encoded = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
+    except (ValueError, RecursionError) as failed:
+        raise TypeError("not a JSON value") from failed
+    waiting = [message]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            members = cast("dict[Any, Any]", value)
+            if not all(isinstance(name, str) for name in members):
+                # json would write another member than the one that is there.
+                raise TypeError("a name in a JSON object is a string")
+            waiting.extend(members.values())
+        elif isinstance(value, (list, tuple)):
+            waiting.extend(cast("list[Any]", value))
+    return encoded
+
+
+def decode_kept(outcome: bytes) -> dict[str, Any]:
+    """A kept outcome, as :func:`result_outcome` or :func:`error_outcome` wrote it."""
+    # Not orjson: a large integer would come back as a float, a lone surrogate not at all.
+    return cast("dict[str, Any]", json.loads(b"{" + outcome + b"}"))
 
 
 def parse(value: Any) -> Message:

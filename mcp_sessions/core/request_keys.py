@@ -11,6 +11,7 @@ Rules that must hold, and that ``tests/core/test_request_keys.py`` owns:
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -69,7 +70,11 @@ def content_digest(method: str, params: Mapping[str, Any] | None) -> bytes:
     ``_meta`` is left out: progress token and ``state`` differ when a request is sent again.
     """
     members = {name: value for name, value in (params or {}).items() if name != "_meta"}
-    body = orjson.dumps([method, members], option=orjson.OPT_SORT_KEYS)
+    try:
+        body = orjson.dumps([method, members], option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        # An integer beyond 64 bits, a lone surrogate, many levels: JSON has them.
+        body = json.dumps([method, members], sort_keys=True).encode()
     return hashlib.blake2b(body, digest_size=32).digest()
 
 

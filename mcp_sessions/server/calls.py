@@ -33,7 +33,7 @@ _NEEDS_CAPABILITY = {
 class PendingCall:
     """A request of ours to a client, open until the first answer."""
 
-    __slots__ = ("future", "id", "message", "on_progress", "principal", "session_id")
+    __slots__ = ("future", "id", "message", "method", "on_progress", "principal", "session_id")
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class PendingCall:
         self.id = mint_request_id()
         self.principal = principal
         self.session_id = session_id
+        self.method = method
         self.on_progress = on_progress
         if on_progress is not None:
             meta = {**(meta_of(params) or {}), "progressToken": self.id}
@@ -125,6 +126,15 @@ class PendingCalls:
         """Nobody will answer ``call``."""
         if not call.future.done():
             call.future.set_result(Answer(call.id, None, error_body(code, message)))
+
+
+def may_ask(peer: Peer | None, method: str) -> bool:
+    """Whether a peer can be asked that; see :func:`check_may_ask`."""
+    try:
+        check_may_ask(peer, method)
+    except PeerError:
+        return False
+    return True
 
 
 def check_may_ask(peer: Peer | None, method: str) -> None:

@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 class RequestChannel(Protocol):
     """The way back to whoever sent one request."""
 
-    is_open: bool
-    """Whether somebody still listens there. Over HTTP a cut response stream is closed, even
-    if its messages are kept for ``Last-Event-ID``."""
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody still listens there. Over HTTP a cut response stream is closed,
+        even if its messages are kept for ``Last-Event-ID``.
+        """
+        ...
 
     on_closed: Callable[[], None] | None
     """Called when the channel closes before it was answered."""
@@ -145,8 +148,10 @@ class Inbound:
     """The POST carried ``Last-Event-ID``."""
 
     modern: bool = False
-    """Of the modern era over HTTP: every request names its session, a broken response
-    stream cancels a request without a key, results carry ``resultType``."""
+    """Of the modern era: every request names its session, results carry ``resultType``."""
+
+    cancels: bool = False
+    """A broken response stream cancels a request without a key: the modern era over HTTP."""
 
     route: Any = None
     """Modern era: what the upstream's rules made of the request's envelope."""
@@ -161,3 +166,10 @@ class Inbound:
     def error(self, request_id: RequestId, error: Mapping[str, Any]) -> bytes:
         """The failed answer to a request."""
         return self.encode({"jsonrpc": "2.0", "id": request_id, "error": error})
+
+    def notification(self, method: str, params: Mapping[str, Any] | None) -> bytes:
+        """A notification on a request's own way back; ``params`` is left out if it is None."""
+        message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
+        if params is not None:
+            message["params"] = params
+        return self.encode(message)

@@ -22,7 +22,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import RequestKey, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.calls import PendingCalls
+from mcp_sessions.server.calls import PendingCalls, may_ask
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.handle import SessionHandle, enter_session
 from mcp_sessions.server.hub import Hub
@@ -37,6 +37,9 @@ REQUEST_CANCELLED = -32800
 response stream with a response only."""
 
 Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
+
+_NOT_JSON = (TypeError, ValueError, RecursionError)
+"""What JSON writers raise for a value that they cannot write."""
 
 
 class Host:
@@ -150,13 +153,15 @@ class Host:
                 await self.abort(running, error)
 
     async def _ask_again(self, session_id: SessionId, connection: TransportConnection) -> None:
-        """A session has a new connection: what is open goes there too (pitfall C4)."""
-        if not connection.peer.modern:
-            for call in self.calls.of_session(session_id):
+        """A session has a new connection: what is open goes there too (pitfall C4), if its
+        client can answer it; else it waits for one that can.
+        """
+        for call in self.calls.of_session(session_id):
+            if may_ask(connection.peer, call.method):
                 await connection.send(Draft(call.message, None, None, session_id))
 
     def _closed(self, running: RunningRequest, carrier: Carrier) -> None:
-        if not carrier.inbound.modern or running.key is not None:
+        if not carrier.inbound.cancels or running.key is not None:
             self.unheard(running)
         elif not running.done:
             # The modern era over HTTP: closing the response stream cancels the request.
@@ -180,6 +185,14 @@ class Host:
         timer = self._unheard.pop(running, None)
         if timer is not None:
             timer.cancel()
+
+    async def quiet(self, connection: TransportConnection, timeout: float) -> None:
+        """Wait until nothing is at work that a connection asked for, ``timeout`` seconds at
+        the most.
+        """
+        tasks = [running.task for running in connection.requests.values() if running.task]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout)
 
     async def drain(self, grace: float) -> int:
         """Let what runs finish for ``grace`` seconds, then end it; how much had to be."""
@@ -232,6 +245,11 @@ class Host:
             result = await peer.request(running, request.method, request.params)
         except UpstreamError as failed:
             error = failed.error
+        except Exception:
+            # The boundary to the wrapped server: whatever comes out of it, its client is
+            # answered.
+            logger.exception("%s failed inside the wrapped server", request.method)
+            error = error_body(INTERNAL_ERROR, "Internal error")
         except asyncio.CancelledError:
             if running.done:
                 # Answered and cancelled by ``abort``: this is the end of it.
@@ -267,18 +285,35 @@ class Host:
             # The handler ran. Whoever still listens gets the answer; who asks again later
             # hears that the outcome is unknown.
             logger.exception("the outcome of %s could not be stored", running.request.method)
-        record = running.record
         for carrier in running.carriers:
-            inbound, request_id = carrier.inbound, carrier.request.id
-            if result is None:
-                failed = error or {}
-                message = inbound.error(request_id, failed)
-                await inbound.channel.answer(message, code=failed.get("code"))
-                continue
-            stamped = result
-            if carrier.named and record is not None:
-                stamped = self._stamp(result, record)
-            await inbound.channel.answer(inbound.result(request_id, stamped))
+            message, code = self._written(running, carrier, result, error)
+            await carrier.inbound.channel.answer(message, code=code)
+
+    def _written(
+        self,
+        running: RunningRequest,
+        carrier: Carrier,
+        result: dict[str, Any] | None,
+        error: dict[str, Any] | None,
+    ) -> tuple[bytes, int | None]:
+        """The answer for one carrier, and its error's code."""
+        inbound, request_id, record = carrier.inbound, carrier.request.id, running.record
+        if result is not None:
+            try:
+                if carrier.named and record is not None:
+                    result = self._stamp(result, record)
+                return inbound.result(request_id, result), None
+            except (SessionsError, *_NOT_JSON):
+                logger.exception("the result of %s cannot be sent", running.request.method)
+                error = error_body(INTERNAL_ERROR, "Internal error")
+        failed = error or {}
+        try:
+            return inbound.error(request_id, failed), failed.get("code")
+        except _NOT_JSON:
+            logger.exception("the error of %s cannot be sent", running.request.method)
+            return inbound.error(
+                request_id, error_body(INTERNAL_ERROR, "Internal error")
+            ), INTERNAL_ERROR
 
     async def _remember(
         self,
@@ -289,7 +324,13 @@ class Host:
         now = self.clock()
         session_id = running.session_id
         if session_id is not None and running.key is not None:
-            outcome = result_outcome(result) if result is not None else error_outcome(error or {})
+            outcome = None
+            try:
+                outcome = (
+                    result_outcome(result) if result is not None else error_outcome(error or {})
+                )
+            except _NOT_JSON:
+                logger.exception("the outcome of %s cannot be kept", running.request.method)
             await self._store.finish_request(session_id, running.key, outcome, now=now)
         # Idle time counts from the end of the last request (pitfall D2). Admission moved
         # the deadline already; a store is written again only if that was a while ago.

@@ -47,6 +47,7 @@ class Hub:
         self._policy = policy
         self._clock = clock
         self._connections: dict[ConnectionId, TransportConnection] = {}
+        self._bare: dict[str, list[TransportConnection]] = {}
         self._used_on: dict[SessionId, list[TransportConnection]] = {}
         self._changes: deque[tuple[str, Mapping[str, Any] | None]] = deque()
         self._fan_out: asyncio.Task[None] | None = None
@@ -78,6 +79,8 @@ class Hub:
         """A connection is gone for good: its sessions wait, detached."""
         if self._connections.get(connection.id) is connection:
             del self._connections[connection.id]
+        for uri in [uri for uri, listening in self._bare.items() if connection in listening]:
+            self.subscribe_bare(connection, uri, on=False)
         for session_id, fencing_epoch in list(connection.attached.items()):
             await self._store.detach(session_id, fencing_epoch)
         connection.attached.clear()
@@ -86,6 +89,16 @@ class Hub:
             if session_id is not None:
                 self._unused(session_id, connection)
         connection.upstream_peers.clear()
+
+    def subscribe_bare(self, connection: TransportConnection, uri: str, *, on: bool) -> None:
+        """A pipe or WebSocket subscribes for itself, outside of any session."""
+        connections = self._bare.setdefault(uri, [])
+        if on and connection not in connections:
+            connections.append(connection)
+        elif not on and connection in connections:
+            connections.remove(connection)
+        if not connections:
+            del self._bare[uri]
 
     # --- events of one session -------------------------------------------------------------
 
@@ -307,6 +320,8 @@ class Hub:
             audience = await self._store.subscribers(str((params or {}).get("uri", "")))
         else:
             audience = [record.session_id for record in await self._store.all_sessions()]
+        for connection in self._bare_audience(method, params):
+            await connection.send(plain_draft(bare, key))
         for count, session_id in enumerate(audience, 1):
             record = await self._store.load(session_id, now=self._clock())
             if record is None:
@@ -321,6 +336,21 @@ class Hub:
                     await connection.send(plain_draft(bare, key))
             if count % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
+
+    def _bare_audience(
+        self, method: str, params: Mapping[str, Any] | None
+    ) -> list[TransportConnection]:
+        """The pipes and WebSockets that hear a change outside of any session."""
+        if method == RESOURCE_UPDATED:
+            return list(self._bare.get(str((params or {}).get("uri", "")), ()))
+        return [
+            connection
+            for connection in self.connections()
+            if connection.transport_session is None
+            and connection.peer.initialize_params is not None
+            and not connection.peer.modern
+            and not connection.attached
+        ]
 
 
 def declares_extension(connection: TransportConnection) -> bool:

@@ -43,6 +43,16 @@ class ModernRules(Protocol):
         """What a body is, or the answer to one that is refused."""
         ...
 
+    def is_modern(self, params: Any) -> bool:
+        """Whether a request without HTTP headers carries the modern era's envelope."""
+        ...
+
+    def route(self, method: str, params: Any) -> Route | tuple[int, str, Any]:
+        """What the envelope of such a request says, or the error it is answered with (code,
+        message, data).
+        """
+        ...
+
     def header_mismatch(self, request_id: str | int) -> Refused:
         """``Mcp-Session-Id`` beside a different session in ``_meta``: -32020."""
         ...

@@ -179,7 +179,7 @@ class Router:
         call = RunningRequest(carrier, record, None, self._host)
         call.request_id = None
         await peer.notify(call, method, params)
-        if inbound.connection is None:
+        if inbound.connection is None or inbound.modern:
             await peer.close()
 
     def answer(self, answer: Answer, inbound: Inbound) -> bool:
@@ -221,7 +221,8 @@ class Router:
             if request.method == DISCOVER:
                 peer = Discovery(peer, self._advertise)
         elif request.method in SUBSCRIPTION_METHODS and self._store.remembers:
-            peer = Subscriptions(peer, self._upstream, self._store, _subscriber(inbound, record))
+            remember = self._remember_subscription(inbound, record)
+            peer = Subscriptions(peer, self._upstream, remember)
         handle = None
         if record is not None:
             handle = SessionHandle(
@@ -234,7 +235,7 @@ class Router:
             record=record,
             key=key,
             handle=handle,
-            close_peer=inbound.connection is None,
+            close_peer=inbound.connection is None or inbound.modern,
         )
 
     async def _associate(
@@ -263,7 +264,9 @@ class Router:
                     InvalidReason.MODE_CONFLICT, "this session belongs to its transport"
                 )
             return Association(admitted, True, key)
-        current = await connection.current() if connection is not None else None
+        current = None
+        if connection is not None and not inbound.modern:
+            current = await connection.current()
         if current is None or connection is None:
             return Association(None)
         if named is NotNamed.NULL:
@@ -403,7 +406,7 @@ class Router:
 
     def _upstream_peer(self, inbound: Inbound, record: SessionRecord | None) -> UpstreamPeer:
         connection = inbound.connection
-        if connection is None:
+        if connection is None or inbound.modern:
             outbound = None
             if record is not None:
                 outbound = SessionOutbound(self._hub, self._host, self._store, record, self._clock)
@@ -421,9 +424,36 @@ class Router:
             peer = self._upstream.peer(inbound.peer, outbound, record.session_id)
         else:
             outbound = ConnectionOutbound(self._hub, self._host, connection)
-            peer = self._upstream.peer(inbound.peer, outbound, connection.transport_session)
+            session_id = connection.transport_session
+            # On a pipe a client may speak before its handshake; the server says what it
+            # thinks of that.
+            ready = inbound.peer.initialize_params is not None
+            peer = self._upstream.peer(inbound.peer, outbound, session_id, ready=ready)
+            if not ready:
+                return peer
+            session_id = None
         connection.upstream_peers[session_id] = peer
         return peer
+
+    def _remember_subscription(
+        self, inbound: Inbound, record: SessionRecord | None
+    ) -> Callable[[str, bool], Awaitable[bool]]:
+        """Subscriptions belong to the session; without one, to the connection."""
+        connection = inbound.connection
+        session_id = record.session_id if record is not None else None
+        if session_id is None and connection is not None:
+            session_id = connection.transport_session
+
+        async def remember(uri: str, on: bool) -> bool:
+            if session_id is not None:
+                change = self._store.subscribe if on else self._store.unsubscribe
+                return await change(session_id, uri)
+            if connection is None:
+                return False
+            self._hub.subscribe_bare(connection, uri, on=on)
+            return True
+
+        return remember
 
     def _standalone(self, running: RunningRequest) -> Any:
         inbound, record = running.carriers[-1].inbound, running.record
@@ -432,13 +462,6 @@ class Router:
         if inbound.connection is not None:
             return ConnectionOutbound(self._hub, self._host, inbound.connection)
         return LateOutbound()
-
-
-def _subscriber(inbound: Inbound, record: SessionRecord | None) -> SessionId | None:
-    """Subscriptions belong to the session; without one, to the connection."""
-    if record is not None:
-        return record.session_id
-    return inbound.connection.transport_session if inbound.connection is not None else None
 
 
 async def _refuse(request: Request, inbound: Inbound, error: dict[str, Any]) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mcp_sessions.core.messages import Request, RequestId, notification_message, progress_token
+from mcp_sessions.core.messages import Request, RequestId, progress_token
 from mcp_sessions.ids import RequestKey, SessionId
-from mcp_sessions.server.calls import PendingCall, check_may_ask
+from mcp_sessions.server.calls import PendingCall, check_may_ask, may_ask
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.handle import SessionHandle
 from mcp_sessions.server.upstream import OnProgress
@@ -84,7 +84,8 @@ class RunningRequest:
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """Send a notification on the request's own way back; no session event."""
         if not self.done:
-            await self.carriers[-1].inbound.channel.emit(notification_message(method, params))
+            inbound = self.carriers[-1].inbound
+            await inbound.channel.emit(inbound.notification(method, params))
         elif method not in ("notifications/progress", "notifications/cancelled"):
             # The request's way back is gone with its answer. What was meant for the client
             # and not for this request alone still reaches it.
@@ -126,8 +127,10 @@ class RunningRequest:
         """
         self.carriers.append(carrier)
         self._host.heard(self)
+        inbound = carrier.inbound
+        peer = inbound.peer if inbound.connection is not None else None
         for call in self._asked:
-            if not call.future.done():
+            if not call.future.done() and may_ask(peer, call.method):
                 await self._emit(call.message)
 
     def fail_open_calls(self, code: int, message: str) -> None:

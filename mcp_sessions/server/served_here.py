@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from mcp_sessions.core.messages import error_body, wire_error
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
-    SessionNotFound,
     StoreUnavailable,
     WireError,
 )
-from mcp_sessions.ids import SessionId
 from mcp_sessions.server.upstream import Call, Upstream, UpstreamError, UpstreamPeer
-from mcp_sessions.stores.base import SessionStore
 
 logger = logging.getLogger(__name__)
 
@@ -35,19 +32,17 @@ class Subscriptions:
         self,
         peer: UpstreamPeer,
         upstream: Upstream,
-        store: SessionStore,
-        subscriber: SessionId | None,
+        remember: Callable[[str, bool], Awaitable[bool]],
     ) -> None:
         """Take what it works with.
 
         Args:
-            subscriber: The session that subscribes, of either mode; None: there is none
-                that a subscription could belong to.
+            remember: Adds (True) or removes a subscription to a URI; False: there is no
+                session, and no connection, that it could belong to.
         """
         self._peer = peer
         self._upstream = upstream
-        self._store = store
-        self._subscriber = subscriber
+        self._remember = remember
 
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None
@@ -60,12 +55,14 @@ class Subscriptions:
         if self._upstream.serves(method):
             result = await self._peer.request(call, method, params)
         try:
-            await self._remember(uri, on=method == SUBSCRIBE)
+            remembered = await self._remember(uri, method == SUBSCRIBE)
         except WireError as refused:
             raise UpstreamError(wire_error(refused)) from refused
         except StoreUnavailable as failed:
             logger.exception("a subscription could not be stored")
             raise UpstreamError(error_body(INTERNAL_ERROR, "Internal error")) from failed
+        if not remembered:
+            raise UpstreamError(error_body(INTERNAL_ERROR, "no session that could subscribe"))
         return result
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
@@ -75,13 +72,6 @@ class Subscriptions:
     async def close(self) -> None:
         """See :class:`UpstreamPeer`."""
         await self._peer.close()
-
-    async def _remember(self, uri: str, *, on: bool) -> None:
-        if self._subscriber is None:
-            raise UpstreamError(error_body(INTERNAL_ERROR, "no session that could subscribe"))
-        change = self._store.subscribe if on else self._store.unsubscribe
-        if not await change(self._subscriber, uri):
-            raise SessionNotFound(self._subscriber)
 
 
 class Discovery:

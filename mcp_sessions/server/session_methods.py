@@ -18,7 +18,7 @@ from mcp_sessions.core.messages import (
     NotNamed,
     Request,
     RequestId,
-    decode,
+    decode_kept,
     error_body,
     meta_of,
     named_session,
@@ -43,6 +43,7 @@ from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.running import Carrier
 from mcp_sessions.server.upstream import UpstreamError
 from mcp_sessions.stores.base import (
+    Attached,
     CurrentSession,
     Mode,
     Peer,
@@ -220,7 +221,7 @@ class SessionMethods:
         self, outcome: bytes, request_id: RequestId, carrier: Carrier, record: SessionRecord
     ) -> tuple[bytes, int | None]:
         """A kept outcome as the answer to a request that was sent again; its error code."""
-        kept = decode(b"{" + outcome + b"}")
+        kept = decode_kept(outcome)
         if "error" in kept:
             return carrier.inbound.error(request_id, kept["error"]), kept["error"]["code"]
         result = kept["result"]
@@ -234,7 +235,7 @@ class SessionMethods:
         if connection is not None:
             attached = await self._hub.attach(session_id, connection)
             if attached is not None:
-                await connection.set_current(CurrentSession(session_id, attached.fencing_epoch))
+                await _make_current(inbound, session_id, attached)
         return {
             "sessionId": session_id,
             "sessionEventId": await self._begin(record, inbound),
@@ -259,7 +260,7 @@ class SessionMethods:
         head = await self._store.head(record.session_id)
         if head is None:
             raise SessionNotFound(record.session_id)
-        if inbound.modern:
+        if inbound.modern and inbound.connection is None:
             await self._store.set_waits_from(record.session_id, head.event_id())
         return head.event_id()
 
@@ -288,9 +289,9 @@ class SessionMethods:
         if attached is None:
             raise SessionNotFound(session_id)
         if connection is not None:
-            await connection.set_current(CurrentSession(session_id, attached.fencing_epoch))
+            await _make_current(inbound, session_id, attached)
         refusal = attached.refusal
-        if inbound.modern:
+        if inbound.modern and connection is None:
             # The replay waits for the session's next listen stream.
             waits_from = attached.head if refusal is not None else position
             await self._store.set_waits_from(session_id, cast(SessionEventId, waits_from))
@@ -349,6 +350,13 @@ class SessionMethods:
                 InvalidReason.MODE_CONFLICT, "this session belongs to its transport"
             )
         return admitted.record
+
+
+async def _make_current(inbound: Inbound, session_id: SessionId, attached: Attached) -> None:
+    """Rule 2 begins to hold; in the modern era every request names its session."""
+    if inbound.connection is not None and not inbound.modern:
+        current = CurrentSession(session_id, attached.fencing_epoch)
+        await inbound.connection.set_current(current)
 
 
 def timestamp(seconds: float) -> str:

@@ -124,8 +124,19 @@ class Upstream(Protocol):
         """Everything runs inside; entered once."""
         ...
 
-    def peer(self, peer: Peer, outbound: Outbound, session_id: SessionId | None) -> UpstreamPeer:
-        """A client that did its handshake, here or in another process."""
+    def peer(
+        self,
+        peer: Peer,
+        outbound: Outbound,
+        session_id: SessionId | None,
+        *,
+        ready: bool = True,
+    ) -> UpstreamPeer:
+        """A client that did its handshake, here or in another process.
+
+        Args:
+            ready: False: it did none yet, and has to.
+        """
         ...
 
     async def initialize(

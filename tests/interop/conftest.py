@@ -32,12 +32,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not item.get_closest_marker("layer_only")]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """FastMCP's client needs asyncio."""
-    return "asyncio"
-
-
 @pytest.fixture(scope="module", params=KINDS)
 def under_test(request: pytest.FixtureRequest) -> Generator[UnderTest]:
     """One server of each class, wrapped and running, for the module."""

@@ -83,15 +83,22 @@ def test_a_session_id_is_sealed_alike_with_keys_of_its_own() -> None:
 
 def test_a_signed_token_is_hmac_sha256_under_a_key_by_hkdf_and_a_salt() -> None:
     """protocol.md, "state"; verified here with nothing of ours and no itsdangerous."""
-    _, body, signature = sealed(server(sign_only=True), {"lang": "en"}).split(".")
-    payload = unpadded(body)
-    binding = netstrings(*BINDING)
+    security = server(sign_only=True)
+    owner = netstrings("client", "https://issuer.example", "alice")
+    tokens = {
+        "state": (sealed(security), netstrings("notes", SESSION) + owner),
+        "session id": (
+            security.seal_session_id(principal=ALICE, created_at=1.5, expires_at=2.5),
+            netstrings("notes") + b"-" + owner,
+        ),
+    }
 
-    key = hkdf(NEW, "mcp_sessions v1 signed state")
-    salted = hmac.digest(key, b"mcp_sessions state", hashlib.sha256)
-    signed = netstrings("v1s.", "state") + b"%d:%b" % (len(binding), binding) + payload
-
-    assert unpadded(signature) == hmac.digest(salted, signed, "sha256")
+    for purpose, (token, binding) in tokens.items():
+        _, body, signature = token.split(".")
+        signed = netstrings("v1s.", purpose) + b"%d:%b" % (len(binding), binding) + unpadded(body)
+        key = hkdf(NEW, f"mcp_sessions v1 signed {purpose}")
+        salted = hmac.digest(key, f"mcp_sessions {purpose}".encode(), hashlib.sha256)
+        assert unpadded(signature) == hmac.digest(salted, signed, "sha256")
 
 
 @pytest.mark.parametrize(("token", "sign_only"), [(SEALED_IN_0_1, False), (SIGNED_IN_0_1, True)])

@@ -275,3 +275,10 @@ async def test_a_store_that_breaks_a_rule_fails_its_check(
     """Style.md: "a vector is merged when a broken driver has failed it"."""
     with pytest.raises(AssertionError):
         await check(store)
+
+
+@pytest.mark.anyio
+async def test_the_contract_as_a_whole_refuses_a_store_that_breaks_it() -> None:
+    """``check_session_store``: what an author of a store calls."""
+    with pytest.raises(AssertionError):
+        await testing.check_session_store(MixesStreams)

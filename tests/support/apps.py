@@ -26,13 +26,13 @@ The SDK warns of what 2026-07-28 deprecated (logging, sampling, roots) or remove
 ping). Tests that use these say ``pytest.mark.filterwarnings(apps.DEPRECATED)``.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, assert_never
 
 import anyio
-import anyio.abc
 import fastmcp
 import mcp_types as types
 from mcp.server import MCPServer, Server
@@ -85,8 +85,8 @@ class App:
     """How often each resource was touched."""
     lifespans: int = 0
     """How often the server's lifespan was entered."""
-    background: anyio.abc.TaskGroup | None = None
-    """Runs what outlives a call; there while the lifespan is."""
+    background: set[asyncio.Task[None]] | None = None
+    """What outlives a call; there while the lifespan is."""
 
     def read(self, uri: str) -> str:
         """The text of a resource."""
@@ -100,11 +100,23 @@ class App:
     async def lifespan(self) -> AsyncGenerator[dict[str, Any]]:
         """The lifespan of all three servers."""
         self.lifespans += 1
-        async with anyio.create_task_group() as self.background:
-            try:
-                yield {"app": self.kind}
-            finally:
-                self.background.cancel_scope.cancel()
+        # No anyio task group: FastMCP leaves a lifespan inside a cancel scope that it did
+        # not enter it in.
+        self.background = set()
+        try:
+            yield {"app": self.kind}
+        finally:
+            for task in self.background:
+                task.cancel()
+            await asyncio.gather(*self.background, return_exceptions=True)
+            self.background = None
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` in the background until it is done or the lifespan ends."""
+        assert self.background is not None, "outside the server's lifespan"
+        task = asyncio.create_task(work)
+        self.background.add(task)
+        task.add_done_callback(self.background.discard)
 
     async def wait_at(self, gate: str) -> None:
         """Wait where the test wants a tool to wait."""
@@ -143,8 +155,7 @@ class App:
             await session.send_resource_updated(uri)
             self.stage.mark(f"{gate}:done")
 
-        assert self.background is not None, "a call outside the server's lifespan"
-        self.background.start_soon(later)
+        self.start(later())
         return "later"
 
 

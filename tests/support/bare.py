@@ -71,7 +71,7 @@ def bare_asgi_app(app: App) -> ASGIApp:
 
         def on_event(event: ServerEvent) -> None:
             if isinstance(event, ResourceUpdated) and app.background is not None:
-                app.background.start_soon(publish, event.uri)
+                app.start(publish(event.uri))
 
         server._subscriptions.subscribe(on_event)  # pyright: ignore[reportPrivateUsage]
     elif isinstance(server, fastmcp.FastMCP):

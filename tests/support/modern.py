@@ -191,7 +191,9 @@ class ModernClient:
         members = dict(params or {})
         given = members.pop("_meta", None) or {}
         named = session_meta(session, state=state, key=key)
-        members["_meta"] = envelope({**given, **named, **(meta or {})}, capabilities=self.capabilities)
+        members["_meta"] = envelope(
+            {**given, **named, **(meta or {})}, capabilities=self.capabilities
+        )
         message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": members}
         return Heard(self.post(message, headers), request_id)
 
@@ -239,7 +241,9 @@ class ModernClient:
     ) -> Heard:
         """``subscriptions/listen`` for a session; options as of :meth:`send`."""
         return self.send(
-            "subscriptions/listen", {"notifications": wanted(*uris, lists=lists)}, session=session,
+            "subscriptions/listen",
+            {"notifications": wanted(*uris, lists=lists)},
+            session=session,
             **options,
         )
 

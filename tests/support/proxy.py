@@ -234,6 +234,8 @@ class TcpProxy:
     async def __aenter__(self) -> Self:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.setblocking(False)
+        # Inherited by what it accepts: bytes are passed on at once.
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # Not asyncio.start_server: a connection it has accepted but not yet announced when
         # it is closed is nobody's to close.
         asyncio.get_running_loop().add_reader(self._listener, self._accept)

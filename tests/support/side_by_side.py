@@ -28,7 +28,7 @@ class Side:
     rich: Rich
     carrier: AsgiCarrier
     masked: dict[str, str] = field(default_factory=dict[str, str])
-    _replies: list[Reply] = field(default_factory=list[Reply])
+    replies: list[Reply] = field(default_factory=list[Reply])
 
     def client(self, **options: Any) -> ModernClient:
         """A modern client whose exchanges are compared."""
@@ -37,7 +37,7 @@ class Side:
     def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Reply:
         """A `Carrier` that keeps its replies."""
         reply = self.carrier.send(method, path, headers, body)
-        self._replies.append(reply)
+        self.replies.append(reply)
         return reply
 
     def mask(self, value: str, name: str) -> None:
@@ -46,7 +46,7 @@ class Side:
 
     def transcript(self) -> list[str]:
         """Everything that was answered, in the order of the requests."""
-        return [self._written(reply) for reply in self._replies]
+        return [self._written(reply) for reply in self.replies]
 
     def _written(self, reply: Reply) -> str:
         body = bytes(reply.body)
@@ -78,21 +78,23 @@ Script = Callable[[Side], Awaitable[None]]
 
 
 @asynccontextmanager
-async def _bare(make: Callable[[], Rich], **options: Any) -> AsyncGenerator[Side]:
+async def bare(make: Callable[[], Rich]) -> AsyncGenerator[Side]:
+    """The server as its own HTTP application serves it."""
     rich = make()
     if hasattr(rich.server, "http_app"):
-        app = rich.server.http_app(path="/mcp", **options)
+        app = rich.server.http_app(path="/mcp")
     else:
-        app = rich.server.streamable_http_app(**options)
+        app = rich.server.streamable_http_app()
     async with app.router.lifespan_context(app), in_process(app) as carrier:
         yield Side("bare", rich, carrier)
 
 
 @asynccontextmanager
-async def _wrapped(make: Callable[[], Rich], **options: Any) -> AsyncGenerator[Side]:
+async def wrapped(make: Callable[[], Rich]) -> AsyncGenerator[Side]:
+    """The server as the layer serves it."""
     rich = make()
     layer = SessionLayer(rich.server)
-    app = layer.asgi_app(**options)
+    app = layer.asgi_app()
     async with layer.lifespan(), in_process(app) as carrier:
         yield Side("wrapped", rich, carrier)
 
@@ -104,16 +106,15 @@ async def compare(make: Callable[[], Rich], script: Script) -> list[str]:
         AssertionError: They answered differently.
     """
     transcripts: list[list[str]] = []
-    for side_of in (_bare, _wrapped):
+    for side_of in (bare, wrapped):
         async with AsyncExitStack() as stack:
             side = await stack.enter_async_context(side_of(make))
             await script(side)
             transcripts.append(side.transcript())
-    bare, wrapped = transcripts
-    assert len(bare) == len(wrapped), (bare, wrapped)
-    for one, other in zip(bare, wrapped, strict=True):
-        assert _steady(one) == _steady(other)
-    return bare
+    expected, answered = transcripts
+    for one, other in zip(expected, answered, strict=True):
+        assert _steady(other) == _steady(one)
+    return expected
 
 
 def _steady(text: str) -> str:

@@ -86,7 +86,7 @@ class PostChannel:
         self._prefers_stream = prefers_stream
         self._json: bytes | None = None
         self._stream: SseStream | None = None
-        self._feed: LogFeed | None = None
+        self._feed: LogFeed[SseStream] | None = None
         self._name: StreamName | None = None
         self._final: SessionEventId | None = None
         self._committed = False

@@ -96,7 +96,7 @@ class HttpConnection:
         self._policy = policy
         self._clock = clock
         self._primes = primes
-        self._get: LogFeed | None = None
+        self._get: LogFeed[SseStream] | None = None
         self._sent: str | None = None
         self._finished: dict[StreamName, None] | None = None
 

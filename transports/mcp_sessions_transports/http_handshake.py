@@ -200,7 +200,7 @@ class HandshakeHttp:
                 await self._served.router.request(message, inbound)
                 await channel.respond(receive, send)
         elif isinstance(message, Notification):
-            if connection is None and self._served.store.remembers:
+            if connection is None and not self._may_be_alone(message):
                 await send_json(send, refusal(_MISSING), status=400)
                 return
             # In a task: a handler may wait for the client, and the client for this 202.
@@ -318,7 +318,7 @@ class HandshakeHttp:
             SessionNotFound: Unknown, ended, expired or somebody else's: 404.
             InvalidRequest: One's own protocol-mode session: 400, mode_conflict.
         """
-        if isinstance(message, Request) and _named(message) == session_header:
+        if _mirrors(message, session_header):
             return None
         served = self._served
         session_id = parse_session_id(session_header)
@@ -378,9 +378,9 @@ class HandshakeHttp:
             prefers_stream=prefers_sse(headers),
         )
 
-    def _may_be_alone(self, request: Request) -> bool:
-        """Whether a request is served without ``initialize`` and ``Mcp-Session-Id``."""
-        return not self._served.store.remembers or _may_be_alone(request)
+    def _may_be_alone(self, message: Request | Notification) -> bool:
+        """Whether a message is served without ``initialize`` and ``Mcp-Session-Id``."""
+        return not self._served.store.remembers or _may_be_alone(message)
 
     def _start(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -433,23 +433,30 @@ def _session_header(headers: Headers) -> str | None:
     return value.decode("latin-1") if value is not None else None
 
 
-def _named(request: Request) -> str | None:
+def _mirrors(message: Message | None, session_header: str) -> bool:
+    """Whether ``Mcp-Session-Id`` only repeats the session of the message's ``_meta``."""
+    if not isinstance(message, (Request, Notification)):
+        return False
+    members = message.params or {}
+    if message.method == "session/resume" and members.get("sessionId") == session_header:
+        # Document 002: both transport headers and resume parameters for one attempt.
+        return False
     try:
-        named = named_session(request.params)
+        named = named_session(members)
     except InvalidParams:
-        return None
-    return None if isinstance(named, NotNamed) else named
+        return False
+    return not isinstance(named, NotNamed) and named == session_header
 
 
-def _may_be_alone(request: Request) -> bool:
-    """Whether a request is served without ``initialize`` and without ``Mcp-Session-Id``."""
-    if request.method in _WITHOUT_SESSION:
+def _may_be_alone(message: Request | Notification) -> bool:
+    """Whether a message is served without ``initialize`` and without ``Mcp-Session-Id``."""
+    if message.method in _WITHOUT_SESSION:
         return True
     try:
-        return not isinstance(named_session(request.params), NotNamed)
+        return not isinstance(named_session(message.params), NotNamed)
     except InvalidParams:
-        # Malformed metadata is answered as what it is.
-        return True
+        # Malformed metadata is answered as what it is; a notification is owed no answer.
+        return isinstance(message, Request)
 
 
 def replay_body(body: bytes) -> Receive:

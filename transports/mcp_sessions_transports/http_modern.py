@@ -37,13 +37,11 @@ from mcp_sessions_transports.http_io import (
     send_json,
     send_text,
 )
-from mcp_sessions_transports.listen import Filter, ListenStream
+from mcp_sessions_transports.listen import LISTEN, Filter, ListenStream
 from mcp_sessions_transports.modern_channel import ModernChannel
 from mcp_sessions_transports.origin import OriginGuard
 
 logger = logging.getLogger(__name__)
-
-LISTEN = "subscriptions/listen"
 
 
 class ModernHttp:
@@ -192,6 +190,7 @@ class ModernHttp:
             context=http_request,
             has_stream=False,
             modern=True,
+            cancels=True,
             encode=self._rules.dumps,
         )
 

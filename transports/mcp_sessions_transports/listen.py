@@ -24,6 +24,7 @@ from mcp_sessions.stores.base import CurrentSession, Peer, SessionStore
 from mcp_sessions_transports.modern_channel import MODERN_SSE_HEADERS, PING, modern_event
 from mcp_sessions_transports.sse import LogFeed, SseStream
 
+LISTEN = "subscriptions/listen"
 SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
 """``_meta`` key of every message on a listen stream: the listen request's id."""
 
@@ -62,6 +63,44 @@ class Filter:
         # An update of a resource was stored because the session subscribed, or because a
         # handler sent it to this very session: it is heard, and so is all else.
         return True
+
+
+def acknowledgement(wanted: Filter, request_id: RequestId) -> dict[str, Any]:
+    """The first message of a listen: what is heard from now on."""
+    return {
+        "jsonrpc": "2.0",
+        "method": "notifications/subscriptions/acknowledged",
+        "params": {"notifications": wanted.honored(), "_meta": {SUBSCRIPTION_ID: request_id}},
+    }
+
+
+def completion(
+    request_id: RequestId,
+    error: dict[str, Any] | None,
+    result: Callable[[dict[str, Any]], dict[str, Any]],
+) -> dict[str, Any]:
+    """The last message of a listen.
+
+    Args:
+        error: Why it ended; None: in order.
+        result: Adds what its result carries beside the subscription's id.
+    """
+    if error is not None:
+        return {"jsonrpc": "2.0", "id": request_id, "error": error}
+    members = {"_meta": {SUBSCRIPTION_ID: request_id}}
+    return {"jsonrpc": "2.0", "id": request_id, "result": result(members)}
+
+
+def stamped(payload: bytes, request_id: RequestId) -> bytes:
+    """An event with the subscription's id in its ``_meta``."""
+    stamp = b'"' + SUBSCRIPTION_ID.encode() + b'":' + encode(request_id) + b","
+    before, key, after = payload.rpartition(_SESSION_KEY)
+    if key:
+        return before + stamp + key + after
+    message = decode(payload)
+    params: dict[str, Any] = message.setdefault("params", {})
+    params["_meta"] = {**(params.get("_meta") or {}), SUBSCRIPTION_ID: request_id}
+    return encode(message)
 
 
 class ListenStream:
@@ -107,14 +146,8 @@ class ListenStream:
         self._stream = SseStream(
             limit=policy.send_buffer, slow_timeout=policy.slow_timeout, comment=PING
         )
-        self._feed: LogFeed | None = None
-        params = {"notifications": wanted.honored(), "_meta": {SUBSCRIPTION_ID: request_id}}
-        acknowledged = {
-            "jsonrpc": "2.0",
-            "method": "notifications/subscriptions/acknowledged",
-            "params": params,
-        }
-        self._stream.push(modern_event(encode_answer(acknowledged)))
+        self._feed: LogFeed[SseStream] | None = None
+        self._stream.push(modern_event(encode_answer(acknowledgement(wanted, request_id))))
 
     # --- the port --------------------------------------------------------------------------
 
@@ -133,7 +166,7 @@ class ListenStream:
 
     async def send(self, draft: Draft) -> None:
         """See :class:`TransportConnection`."""
-        self._stream.push(modern_event(self._stamped(draft.before)), draft.origin)
+        self._stream.push(modern_event(stamped(draft.before, self._request_id)), draft.origin)
 
     async def withdraw(self, session_id: SessionId) -> None:
         """See :class:`TransportConnection`: the session went elsewhere, its log with it."""
@@ -176,24 +209,9 @@ class ListenStream:
     def _frame(self, event: LoggedEvent) -> bytes | None:
         if not self._wanted.admits(event):
             return None
-        return modern_event(self._stamped(event.payload))
-
-    def _stamped(self, payload: bytes) -> bytes:
-        """The message with the subscription's id in its ``_meta``."""
-        stamp = b'"' + SUBSCRIPTION_ID.encode() + b'":' + encode(self._request_id) + b","
-        before, key, after = payload.rpartition(_SESSION_KEY)
-        if key:
-            return before + stamp + key + after
-        message = decode(payload)
-        params: dict[str, Any] = message.setdefault("params", {})
-        params["_meta"] = {**(params.get("_meta") or {}), SUBSCRIPTION_ID: self._request_id}
-        return encode(message)
+        return modern_event(stamped(event.payload, self._request_id))
 
     def _finish(self, error: dict[str, Any] | None) -> None:
-        body: dict[str, Any] = {"jsonrpc": "2.0", "id": self._request_id}
-        if error is not None:
-            body["error"] = error
-        else:
-            body["result"] = self._result({"_meta": {SUBSCRIPTION_ID: self._request_id}})
-        self._stream.push(modern_event(self._encode(body)))
+        last = completion(self._request_id, error, self._result)
+        self._stream.push(modern_event(self._encode(last)))
         self._stream.finish()

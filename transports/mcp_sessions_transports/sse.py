@@ -2,26 +2,23 @@
 
 Rules that must hold, and that ``tests/transports/test_sse.py`` owns:
 
-1. Whoever pushes never waits. A full buffer is answered by :attr:`SseStream.full`; what did
-   not fit waits in its log, not here.
-2. A peer that takes nothing for ``slow_timeout`` seconds while the buffer is full is cut,
-   whether somebody waits for room or nobody does. Nothing else in its session waits for it.
-3. Whoever waits for room waits for ``slow_timeout`` at the most.
-4. The peer that went away is noticed at once, by ``http.disconnect``.
+1. What is pushed waits in an :class:`~mcp_sessions_transports.outbox.Outbox`, whose rules
+   hold here: nobody who pushes waits, and a peer that takes nothing is cut.
+2. The peer that went away is noticed at once, by ``http.disconnect``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Send
 
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import SessionEventId, SessionId, parse_position
+from mcp_sessions_transports.outbox import Outbox
 
 KEEP_ALIVE = 15.0
 """Seconds without an event after which a comment is sent, so that no proxy closes."""
@@ -56,7 +53,7 @@ def priming_event(event_id: str) -> bytes:
     return b"id: " + event_id.encode() + b"\nretry: " + str(RETRY).encode() + b"\ndata: \n\n"
 
 
-class SseStream:
+class SseStream(Outbox):
     """One open response stream."""
 
     def __init__(
@@ -65,113 +62,17 @@ class SseStream:
         """Take what it works with.
 
         Args:
-            comment: Sent when there was nothing else for a while.
             limit: Bytes that wait for the peer; see ``SessionPolicy.send_buffer``.
             slow_timeout: Seconds; see ``SessionPolicy.slow_timeout``.
+            comment: Sent when there was nothing else for a while.
         """
-        self._limit = limit
-        self._slow_timeout = slow_timeout
+        super().__init__(limit=limit, slow_timeout=slow_timeout)
         self._comment = comment
-        self._buffer: deque[tuple[bytes, SessionId | None]] = deque()
-        self._size = 0
-        self._holds = 0
-        self._finished = False
-        self._wake = asyncio.Event()
-        self._taken = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._cut = self._loop.create_future()
-        self._slow: asyncio.TimerHandle | None = None
-        self.closed = False
-        """Nothing reaches the peer any more."""
-
-        self.refill: Callable[[], Awaitable[bool]] | None = None
-        """Pushes more when the buffer is empty; False: there is no more for now."""
-
-    @property
-    def full(self) -> bool:
-        """No more should be pushed now."""
-        return self._size >= self._limit
-
-    def push(self, chunk: bytes, origin: SessionId | None = None) -> None:
-        """Hand over a chunk.
-
-        Args:
-            origin: The session whose event it is; see :meth:`purge`.
-        """
-        if self.closed or self._finished:
-            return
-        self._buffer.append((chunk, origin))
-        self._size += len(chunk)
-        if self._slow is None and self.full:
-            self._slow = self._loop.call_later(self._slow_timeout, self.cut)
-        self._wake.set()
-
-    def purge(self, origin: SessionId) -> None:
-        """Take back what was not handed to the network yet of a session."""
-        kept = [entry for entry in self._buffer if entry[1] != origin]
-        if len(kept) != len(self._buffer):
-            self._size -= sum(len(chunk) for chunk, _ in self._buffer)
-            self._size += sum(len(chunk) for chunk, _ in kept)
-            self._buffer = deque(kept)
-            self._made_room()
-
-    def wake(self) -> None:
-        """There is more: ask ``refill``."""
-        self._wake.set()
-
-    def hold(self) -> Callable[[], None]:
-        """Send nothing until the returned function is called."""
-        self._holds += 1
-        released = False
-
-        def release() -> None:
-            nonlocal released
-            if not released:
-                released = True
-                self._holds -= 1
-                self._wake.set()
-
-        return release
-
-    def finish(self) -> None:
-        """End the stream when everything that was pushed is sent."""
-        self._finished = True
-        self._wake.set()
-
-    def cut(self) -> None:
-        """End the stream now, whatever waits."""
-        self.closed = True
-        if self._slow is not None:
-            self._slow.cancel()
-        self._wake.set()
-        self._taken.set()
-        if not self._cut.done():
-            self._cut.set_result(None)
-
-    async def room(self) -> None:
-        """Let the writer run; wait until more can be pushed, ``slow_timeout`` at the most."""
-        await asyncio.sleep(0)
-        if not self.full or self.closed:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._slow_timeout):
-                while self.full and not self.closed:
-                    self._taken.clear()
-                    await self._taken.wait()
-
-    def _made_room(self) -> None:
-        """The buffer is smaller: the peer's time starts anew."""
-        self._taken.set()
-        if self._slow is not None:
-            self._slow.cancel()
-            self._slow = None
-        if self.full and not self.closed:
-            self._slow = self._loop.call_later(self._slow_timeout, self.cut)
 
     async def serve(self, receive: Receive, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         """Send until the stream ends, is cut, or its peer is gone."""
         watcher = asyncio.ensure_future(self._watch(receive))
-        writer = asyncio.ensure_future(self._write(send, headers))
+        writer = asyncio.ensure_future(self._send_all(send, headers))
         try:
             await asyncio.wait({watcher, writer, self._cut}, return_when=asyncio.FIRST_COMPLETED)
             if self._cut.done() and not writer.done() and not watcher.done():
@@ -190,39 +91,55 @@ class SseStream:
         while (await receive())["type"] != "http.disconnect":
             continue
 
-    async def _write(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+    async def _send_all(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        async def write(chunks: list[bytes]) -> None:
+            body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+        async def idle() -> None:
+            await write([self._comment])
+
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        while True:
-            self._wake.clear()
-            if self.closed:
-                break
-            if not self._holds:
-                if self._buffer:
-                    chunks = [chunk for chunk, _ in self._buffer]
-                    self._buffer.clear()
-                    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-                    self._size -= len(body)
-                    self._made_room()
-                    continue
-                if self.refill is not None and await self.refill():
-                    continue
-                if self._finished and not self._buffer:
-                    break
-            try:
-                async with asyncio.timeout(KEEP_ALIVE):
-                    await self._wake.wait()
-            except TimeoutError:
-                comment = {"type": "http.response.body", "body": self._comment}
-                await send({**comment, "more_body": True})
+        await self.empty_into(write, idle=idle, interval=KEEP_ALIVE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class Lane(Protocol):
+    """Where a feed's events go."""
+
+    closed: bool
+    refill: Callable[[], Awaitable[bool]] | None
+
+    @property
+    def full(self) -> bool:
+        """No more should be pushed now."""
+        ...
+
+    def push(self, chunk: bytes, origin: SessionId | None = None) -> None:
+        """Hand over a chunk."""
+        ...
+
+    def wake(self) -> None:
+        """There is more: ask ``refill``."""
+        ...
+
+    def finish(self) -> None:
+        """End when everything that was pushed is sent."""
+        ...
+
+    def cut(self) -> None:
+        """End now."""
+        ...
 
 
 Frame = Callable[[LoggedEvent], bytes | None]
 Read = Callable[[str], Awaitable[tuple[Sequence[LoggedEvent], Refusal | None]]]
 
 
-class LogFeed:
+LaneT = TypeVar("LaneT", bound=Lane)
+
+
+class LogFeed(Generic[LaneT]):
     """Feeds one stream from one event log: everything after a position, once, in order.
 
     What is appended while the stream keeps up is handed over in the same step. When the
@@ -231,7 +148,7 @@ class LogFeed:
 
     def __init__(
         self,
-        stream: SseStream,
+        stream: LaneT,
         read: Read,
         after: str,
         frame: Frame,

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from mcp_sessions.core.messages import encode, error_body
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
 from mcp_sessions.principal import Principal
+from mcp_sessions_transports.doorkeeper import Doorkeeper
 from mcp_sessions_transports.http_handshake import HandshakeHttp
 from mcp_sessions_transports.http_io import Headers, send_json, send_text
 from mcp_sessions_transports.http_modern import ModernHttp
@@ -54,6 +55,8 @@ class StreamableHttp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
+        if await Doorkeeper.answered(scope, send):
+            return
         self._ready()
         fields = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         if fields != scope["headers"]:

@@ -28,6 +28,7 @@ from mcp.shared.transport_context import TransportContext
 from mcp_types import InitializeRequestParams, methods
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, is_version_at_least
 from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
 
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId
@@ -99,7 +100,14 @@ class SdkUpstream:
             self._lifespan_state = state
             yield
 
-    def peer(self, peer: Peer, outbound: Outbound, session_id: SessionId | None) -> SdkPeer:
+    def peer(
+        self,
+        peer: Peer,
+        outbound: Outbound,
+        session_id: SessionId | None,
+        *,
+        ready: bool = True,
+    ) -> SdkPeer:
         """A client that did its handshake, here or in another process; or a lone POST's."""
         connection = Connection(
             _SdkOutbound(outbound), protocol_version=peer.protocol_version, session_id=session_id
@@ -108,7 +116,8 @@ class SdkUpstream:
             connection.client_params = InitializeRequestParams.model_validate(
                 peer.initialize_params, by_name=False
             )
-        connection.initialized.set()
+        if ready:
+            connection.initialized.set()
         return SdkPeer(self._runner(connection))
 
     def modern_peer(
@@ -219,7 +228,12 @@ class SdkPeer:
     ) -> dict[str, Any]:
         """See :class:`UpstreamPeer`. The SDK's exceptions become its wire errors here."""
         try:
-            return await self._runner.on_request(_CallContext(call), method, params)
+            result = await self._runner.on_request(_CallContext(call), method, params)
+            if method in methods.SPEC_CLIENT_METHODS:
+                return result
+            # What the server's own methods return is JSON only when the SDK's entries have
+            # dumped it; nothing of ours does that.
+            return to_jsonable_python(result, by_alias=True, exclude_none=True, inf_nan_mode="null")
         except Exception as failed:
             # The boundary to handler code: whatever it raises is an answer on the wire.
             raise UpstreamError(_error_of(failed, modern=self._modern)) from failed

@@ -20,7 +20,12 @@ from mcp.shared.inbound import (
     find_duplicated_routing_header,
     unsupported_protocol_version_rejection,
 )
-from mcp_types import HEADER_MISMATCH, JSONRPCNotification, JSONRPCRequest
+from mcp_types import (
+    HEADER_MISMATCH,
+    PROTOCOL_VERSION_META_KEY,
+    JSONRPCNotification,
+    JSONRPCRequest,
+)
 from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 
@@ -79,6 +84,18 @@ class SdkModernRules:
         if rejection is not None:
             return _rejected(request.id, rejection)
         return Request(request.id, request.method, request.params), route
+
+    def is_modern(self, params: Any) -> bool:
+        """See :class:`ModernRules`."""
+        meta = cast("dict[str, Any]", params).get("_meta") if isinstance(params, dict) else None
+        return isinstance(meta, dict) and PROTOCOL_VERSION_META_KEY in meta
+
+    def route(self, method: str, params: Any) -> InboundModernRoute | tuple[int, str, Any]:
+        """See :class:`ModernRules`."""
+        route = classify_inbound_request({"method": method, "params": params})
+        if isinstance(route, InboundLadderRejection):
+            return route.code, route.message, route.data
+        return route
 
     def header_mismatch(self, request_id: str | int) -> Refused:
         """See :class:`ModernRules`."""

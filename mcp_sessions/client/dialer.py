@@ -1,0 +1,184 @@
+"""What the client asks of a binding: the port that each transport's client side implements.
+
+A *link* is a way to one server that was opened once: a WebSocket, a child's pipes, or over
+HTTP whatever goes to one URL, with its transport session if there is one. It carries raw
+JSON-RPC messages and knows nothing of sessions, keys or back-off across links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from anyio.abc import TaskStatus
+
+from mcp_sessions.core.messages import RequestId
+from mcp_sessions.core.resume import Cause
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request has no answer, or a link is no more. Its text holds nothing secret."""
+
+    cause: Cause
+    explanation: str
+    status: int | None = None
+    """The HTTP status, if it was one."""
+
+    retry_after: float | None = None
+    """Seconds that the server asked to wait."""
+
+    error: Json | None = None
+    """The JSON-RPC error that a stock transport would give its application."""
+
+    is_answer: bool = False
+    """``error`` came from the server, as the answer to this very request."""
+
+    says_session: bool = False
+    """The server's words speak of a session."""
+
+    may_return: bool = True
+    """False: the server said that coming back is of no use."""
+
+
+class Failed(Exception):
+    """What was to be sent or opened was not."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.explanation)
+        self.failure = failure
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message came."""
+
+    message: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A request's own way back is gone (HTTP); the link is not."""
+
+    request_id: RequestId
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A request's response began as a stream: the server did not refuse it outright."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReopened:
+    """The notification stream was cut and is open again (HTTP)."""
+
+    continued: bool
+    """With ``Last-Event-ID``: the server goes on where it was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRefused:
+    """The server does not know the link's transport session any more (HTTP)."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """The link is over; nothing follows."""
+
+    failure: Failure
+
+
+Event = Received | Unanswered | Accepted | StreamReopened | StreamRefused | Down
+
+
+@dataclass(slots=True)
+class LinkSettings:
+    """What the client tells a link once it knows the server."""
+
+    has_sessions: bool = False
+    """Notice silence on streams, and keep reopening the notification stream."""
+
+    has_keys: bool = False
+    """A cut response is reported at once: the request is sent again with its key, and no
+    ``Last-Event-ID`` is needed for it."""
+
+    protocol_version: str | None = None
+    """What was agreed; over HTTP a header repeats it."""
+
+
+class Link(Protocol):
+    """See the module."""
+
+    kind: str
+    """``http``, ``websocket`` or ``stdio``."""
+
+    name: str
+    """Its server's URL or command, without credentials: for logs and outcomes."""
+
+    settings: LinkSettings
+
+    async def run(
+        self,
+        sink: Callable[[Link, Event], Awaitable[None]],
+        *,
+        task_status: TaskStatus[None],
+    ) -> None:
+        """Open the link, say that it started, and hand over what comes until it is closed.
+
+        Events of one stream are handed over one by one, in order.
+
+        Raises:
+            Failed: It could not be opened.
+        """
+        ...
+
+    async def send(self, message: Json, headers: Mapping[str, str]) -> None:
+        """Send one message. Returns when a request is on its way and when the server took
+        anything else.
+
+        Args:
+            headers: For HTTP only.
+
+        Raises:
+            Failed: It was not sent, or nobody knows.
+        """
+        ...
+
+    def abandon(self, request_id: RequestId) -> None:
+        """Nobody waits for that request's answer any more."""
+        ...
+
+    async def close(self, *, leave: bool) -> None:
+        """Close it; ``run`` returns, without a `Down`.
+
+        Args:
+            leave: Tell the server that the transport session is over.
+        """
+        ...
+
+
+class Dialer(Protocol):
+    """Makes links to one server, at one address."""
+
+    target: str
+    """Names the server for the jar: never with credentials in it."""
+
+    def link(self) -> Link:
+        """A link that was not opened yet."""
+        ...
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A message of the application, and what its HTTP request shall carry."""
+
+    message: Json
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])

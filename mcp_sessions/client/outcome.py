@@ -1,0 +1,34 @@
+"""What the application is told when its session was taken up again, or was not."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeOutcome:
+    """How it went after a connection was lost, moved, or left at the last run."""
+
+    recovered: bool
+    """Nothing was missed: every event came or is on its way. False: read again what you
+    depend on; the lists' ``list_changed`` notifications are sent to you in any case."""
+
+    is_new_session: bool = False
+    """The old session is gone; this is another one, with nothing of the old."""
+
+    reason: str | None = None
+    """Why not: the server's ``reason``, ``session_lost``, ``taken_over``, ``gave_up`` or
+    ``refused``."""
+
+    replayed: int = 0
+    """Missed events that are being replayed, if the server said how many."""
+
+    connected_to: str = ""
+    """The URL or command, without credentials."""
+
+    is_over: bool = False
+    """The transport stopped and does not come back by itself (``taken_over``)."""
+
+
+OnResume = Callable[[ResumeOutcome], Awaitable[None] | None]

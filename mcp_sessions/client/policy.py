@@ -1,0 +1,56 @@
+"""How long a client waits and how often it tries: each with its unit and default."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from mcp_sessions.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconnectPolicy:
+    """The limits of one resumable transport. Durations are in seconds, sizes in bytes.
+
+    Raises:
+        ConfigurationError: A number is zero, negative or not finite.
+    """
+
+    backoff_base: float = 0.5
+    """The first delay before a reconnect is anything up to this."""
+
+    backoff_cap: float = 30
+    """Any later delay is anything up to this."""
+
+    connect_timeout: float = 10
+    """Opening a connection, and again each step of taking up the session on it."""
+
+    give_up_after: float = 300
+    """What waits for a connection is told that there is none after this long. A later
+    request tries again."""
+
+    answer_timeout: float = 3600
+    """No request waits longer than this for its answer, whatever the connection does."""
+
+    stream_silence: float = 60
+    """A notification stream is opened anew when nothing came on it for this long, not even
+    a comment; the servers of this project send one every 15 seconds."""
+
+    response_silence: float = 300
+    """A response that shows no life for this long is lost, and its request asked for again
+    if it has a key."""
+
+    closing_timeout: float = 2
+    """At the end: taking leave of the server."""
+
+    jar_interval: float = 1
+    """The least time between two writes of a jar; the last one comes at the end."""
+
+    max_message: int = 4_194_304
+    """Bytes of one message from the server."""
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if not (value > 0 and math.isfinite(value)):
+                raise ConfigurationError(f"{limit.name} must be a positive number, not {value!r}")

@@ -1,0 +1,268 @@
+"""The client half: where it stands in its session, and what to do after a loss.
+
+Rules that must hold, and that ``tests/core/test_resume.py`` owns:
+
+1. Nothing is sent twice unless the server promised to run it once: what has no request key,
+   or one older than the server remembers, is never sent again (pitfall C2). What certainly
+   never ran may always be sent.
+2. The position moves with each event that is new, also with replayed ones (pitfall A7), and
+   an event that was seen is not given on again.
+3. Position and memory are reset together, when a resume says that there was a gap
+   (pitfall G4): ids of another log mean nothing next to those of the old one.
+4. A session is started over after a loss, once: not again before it was of use.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, cast
+
+from mcp_sessions.core.messages import EXTENSION, SESSION_META, meta_of
+
+EventId = str | int
+"""What document 002 allows for ``sessionEventId``; opaque to a client."""
+
+REMEMBERED_EVENTS = 4_096
+"""Ids of events by which a duplicate is known: more than any replay window's default."""
+
+
+class Cause(Enum):
+    """How a connection, or one request's part of it, was lost."""
+
+    UNREACHABLE = "unreachable"
+    """It could not be opened: nothing was sent."""
+
+    CUT = "cut"
+    """It broke after the request may have been sent."""
+
+    SILENT = "silent"
+    """Nothing came for too long."""
+
+    STATUS = "status"
+    """An HTTP status that is no success."""
+
+    CLOSED = "closed"
+    """The server closed it."""
+
+
+class Step(Enum):
+    """What to do about a loss."""
+
+    TELL = "tell"
+    """The failure is the answer: give it to whoever asked."""
+
+    RETRY = "retry"
+    """The same connection, after a delay."""
+
+    RECONNECT = "reconnect"
+    """A new connection, which resumes the session; if that is refused, a new session."""
+
+
+_SESSION_UNKNOWN = (404, 410)
+_BUSY = (429, 502, 503, 504)
+_BUSY_PATIENCE = 2
+"""How often a busy server is asked again on the same connection."""
+
+
+def after_status(status: int, *, failures: int, says_session: bool, is_answer: bool) -> Step:
+    """What an HTTP status means on a session that was known to the server.
+
+    Args:
+        status: 400 or above.
+        failures: Attempts that failed since the last progress.
+        says_session: The body speaks of a session.
+        is_answer: The body is a JSON-RPC error that answers this very request.
+    """
+    if status in _SESSION_UNKNOWN:
+        # 2026-07-28 answers an unknown method with 404 and a proper error.
+        return Step.TELL if is_answer and not says_session else Step.RECONNECT
+    if status == 400:
+        # "No valid session ID provided": a habit of servers that should say 404 (G1).
+        return Step.RECONNECT if says_session else Step.TELL
+    if status in _BUSY:
+        return Step.RETRY if failures < _BUSY_PATIENCE else Step.RECONNECT
+    return Step.TELL
+
+
+def may_send_again(
+    *,
+    is_keyed: bool,
+    first_sent: float | None,
+    same_session: bool,
+    now: float,
+    key_lifetime: float,
+) -> bool:
+    """Whether a request that has no answer may be sent (again).
+
+    Args:
+        is_keyed: It went out with a request key.
+        first_sent: When it first may have reached the server; None: it never ran.
+        same_session: The session it was sent in is still there.
+        now: Seconds, on the clock of ``first_sent``.
+        key_lifetime: Seconds for which the server knows a key.
+    """
+    if first_sent is None:
+        return True
+    # A tenth less than the server remembers: the way there takes time, and clocks drift.
+    return is_keyed and same_session and now - first_sent < key_lifetime * 0.9
+
+
+class Follower:
+    """Where a client stands in its session's events."""
+
+    __slots__ = ("_limit", "_seen", "position")
+
+    def __init__(
+        self, position: EventId | None = None, *, remembered: int = REMEMBERED_EVENTS
+    ) -> None:
+        self.position: EventId | None = position
+        """The last event that was processed; what ``session/resume`` sends."""
+        self._seen: OrderedDict[EventId, None] = OrderedDict()
+        self._limit = remembered
+
+    def admits(self, event_id: EventId) -> bool:
+        """Take note of an event; False: it was seen before and goes nowhere."""
+        if event_id in self._seen:
+            return False
+        self._seen[event_id] = None
+        if len(self._seen) > self._limit:
+            self._seen.popitem(last=False)
+        self.position = event_id
+        return True
+
+    def restart(self, position: EventId | None) -> None:
+        """There was a gap, or the session is another one: go on at ``position``."""
+        self._seen.clear()
+        self.position = position
+
+
+class Lives:
+    """How often a session may be started over: once per session that was of use."""
+
+    __slots__ = ("_generation", "_may")
+
+    def __init__(self) -> None:
+        self._generation = 0
+        self._may = True
+
+    @property
+    def generation(self) -> int:
+        """Counts the sessions; a loss that names an older one was dealt with already."""
+        return self._generation
+
+    def used(self) -> None:
+        """The session answered: should it be lost, there may be another."""
+        self._may = True
+
+    def start_over(self) -> bool:
+        """Ask for another session; False: the last one was of no use either."""
+        if not self._may:
+            return False
+        self._may = False
+        self._generation += 1
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a server said of sessions, in its ``initialize`` or ``server/discover`` result."""
+
+    has_sessions: bool = False
+    is_ours: bool = False
+    """It advertises this project's extension."""
+
+    features: frozenset[str] = frozenset()
+    key_lifetime: float = 0.0
+    """Seconds; 0: it knows no request keys."""
+
+    lists: tuple[str, ...] = ()
+    """What it can list: of ``tools``, ``prompts``, ``resources``."""
+
+    def may(self, feature: str) -> bool:
+        """Whether to try ``feature``: always, at a server that does not list its own."""
+        return feature in self.features if self.is_ours else self.has_sessions
+
+
+def abilities(capabilities: object) -> Abilities:
+    """Read raw capabilities; whatever is malformed is not there."""
+    members = _object(capabilities)
+    extension = _object(members.get("extensions")).get(EXTENSION)
+    keys = _object(_object(extension).get("requestKeys"))
+    lifetime = keys.get("lifetime")
+    features = _object(extension).get("features")
+    names = cast("list[object]", features) if isinstance(features, list) else []
+    return Abilities(
+        has_sessions=isinstance(members.get("sessions"), dict),
+        is_ours=isinstance(extension, dict),
+        features=frozenset(name for name in names if isinstance(name, str)),
+        key_lifetime=float(lifetime)
+        if isinstance(lifetime, (int, float)) and not isinstance(lifetime, bool)
+        else 0.0,
+        lists=tuple(
+            n for n in ("tools", "prompts", "resources") if isinstance(members.get(n), dict)
+        ),
+    )
+
+
+@dataclass(slots=True)
+class SessionView:
+    """What a client knows of its session."""
+
+    session_id: str
+    state: str | None = None
+    """Echoed as it came: never read, never changed."""
+
+    expires_at: str | None = None
+    resumable: bool = True
+    """Made by ``session/start``: ``session/resume`` takes it up. Else it is only named."""
+
+    def metadata(self) -> dict[str, Any]:
+        """What goes into a request's ``_meta``."""
+        named: dict[str, Any] = {"sessionId": self.session_id}
+        if self.state is not None:
+            named["state"] = self.state
+        return named
+
+    def merge(self, result: Mapping[str, Any]) -> bool:
+        """Take over what a result says of the session; whether something changed.
+
+        A missing ``state`` keeps the old one; another session's id is ignored.
+        """
+        named = _object((meta_of(result) or {}).get(SESSION_META))
+        if named.get("sessionId") != self.session_id:
+            return False
+        before = (self.state, self.expires_at)
+        state, expires_at = named.get("state"), named.get("expiresAt")
+        if isinstance(state, str):
+            self.state = state
+        if isinstance(expires_at, str):
+            self.expires_at = expires_at
+        return (self.state, self.expires_at) != before
+
+
+def event_id_of(params: Mapping[str, Any] | None, session_id: str) -> EventId | None:
+    """The ``sessionEventId`` of a notification, if it is an event of that session."""
+    value = (params or {}).get("sessionEventId")
+    if not isinstance(value, (str, int)) or isinstance(value, bool):
+        return None
+    named = _object((meta_of(params) or {}).get(SESSION_META)).get("sessionId", session_id)
+    return value if named == session_id else None
+
+
+def says_session_not_found(result: Mapping[str, Any]) -> bool:
+    """Whether a tool's result is what some servers send instead of an error."""
+    if result.get("isError") is not True:
+        return False
+    content = result.get("content")
+    for block in cast("list[object]", content) if isinstance(content, list) else []:
+        text = _object(block).get("text")
+        if isinstance(text, str) and "session not found" in text.lower():
+            return True
+    return False
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}

@@ -1,0 +1,251 @@
+"""What a handler sees: ``current_session()``, the handle, and ``session.data``."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mcp_sessions import SessionLayer, current_session
+from mcp_sessions.errors import DataConflict, SessionRequired
+from mcp_sessions.stores.memory import MemoryStore
+from tests.support.raw import Json, RawClient, in_process, in_session, keyed, text_of
+from tests.support.world import Ctx, Toolbox, World, world
+
+pytestmark = pytest.mark.anyio
+
+
+def tool(w: World, name: str) -> Any:
+    """Adds a tool to the server."""
+
+    def add(function: Any) -> Any:
+        w.box.tools[name] = function
+        return function
+
+    return add
+
+
+async def test_outside_of_a_session_there_is_none() -> None:
+    """Issue A, 8: "raises outside a session; ``current_session(default=None)`` asks"."""
+    with pytest.raises(SessionRequired, match="no session here"):
+        current_session()
+    assert current_session(default=None) is None
+    assert current_session(default="other") == "other"
+
+
+async def test_a_request_without_a_session_has_none() -> None:
+    """Rule 3; a transport-mode session alone is none."""
+    async with world() as w:
+
+        @tool(w, "ask_for_it")
+        async def ask_for_it(ctx: Ctx, arguments: Json) -> str:
+            try:
+                return current_session().id
+            except SessionRequired:
+                return "none"
+
+        client = await w.connected()
+        assert await client.text("ask_for_it") == "none"
+        session = (await client.start())["sessionId"]
+        assert await client.text("ask_for_it") == session
+        assert await client.text("ask_for_it", meta=in_session(None)) == "none"
+
+
+async def test_requests_at_the_same_time_have_their_own() -> None:
+    """F6: many sessions in one event loop never see each other's."""
+    async with world() as w:
+        sessions = [(await w.client().start())["sessionId"] for _ in range(20)]
+
+        @tool(w, "slowly")
+        async def slowly(ctx: Ctx, arguments: Json) -> str:
+            before = current_session().id
+            await w.box.gate("g").arrive()
+            inner = await asyncio.create_task(_id())
+            return " ".join({before, inner, current_session().id})
+
+        sent = [w.client().call("slowly", meta=in_session(session)) for session in sessions]
+        await w.box.gate("g").started.wait()
+        w.box.gate("g").go.set()
+
+        assert [text_of(await one.result()) for one in sent] == sessions
+
+
+async def _id() -> str:
+    return current_session().id
+
+
+async def test_the_handle_says_what_it_is() -> None:
+    """Issue A, 8: "``id``, ``created_at``, ``expires_at``, ``principal``"."""
+    async with world(idle_timeout=100) as w:
+        seen: list[Any] = []
+
+        @tool(w, "look")
+        async def look(ctx: Ctx, arguments: Json) -> str:
+            seen.append(current_session())
+            return "seen"
+
+        begun = w.clock.now
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        w.clock.advance(50)
+        await client.text("look")
+
+        handle = seen[0]
+        assert (handle.id, handle.created_at) == (session, begun)
+        assert handle.expires_at == begun + 150
+        assert handle.principal.subject is None
+
+
+async def test_notify_is_a_session_event() -> None:
+    """It is stored, numbered, and replayed if missed."""
+    async with world() as w:
+        started = await w.client().start()
+        named = in_session(started["sessionId"])
+        await w.client().text("tell", method="notifications/x", params={"a": 1}, meta=named)
+        await w.client().text("tell", method="notifications/y", meta=named)
+        client = await w.connected()
+        stream = client.get()
+
+        resumed = await client.resume(started["sessionId"], started["sessionEventId"])
+
+        assert resumed["replayed"] == 2
+        first, second = await stream.has(2)
+        assert (first["method"], first["params"]["a"]) == ("notifications/x", 1)
+        assert set(second["params"]) == {"_meta", "sessionEventId"}
+
+
+# --- data ---------------------------------------------------------------------------------
+
+
+async def test_data_is_kept_with_the_session_and_never_sent() -> None:
+    """``session.data``: "kept in the store, edited with compare-and-set, never sent"; another
+    connection of the session finds it, another session does not.
+    """
+    async with world() as w:
+
+        @tool(w, "remember")
+        async def remember(ctx: Ctx, arguments: Json) -> str:
+            async with current_session().data.edit() as data:
+                data.setdefault("log", []).append(arguments["text"])
+            return str(await current_session().data.read())
+
+        first = await w.connected()
+        session = (await first.start())["sessionId"]
+        await first.text("remember", text="secret-1")
+        second = await w.connected()
+        await second.resume(session)
+
+        assert await second.text("remember", text="secret-2") == str(
+            {"log": ["secret-1", "secret-2"]}
+        )
+        await second.start()
+        assert await second.text("remember", text="x") == str({"log": ["x"]})
+        result = await first.result("session/resume", {"sessionId": session})
+        assert "secret" not in str(result)
+
+
+async def test_an_edit_that_fails_changes_nothing() -> None:
+    """Nothing is stored when the block ends with an error; and reading gives a copy."""
+    async with world() as w:
+
+        @tool(w, "edit")
+        async def edit(ctx: Ctx, arguments: Json) -> str:
+            session = current_session()
+            async with session.data.edit() as data:
+                data["kept"] = {"n": 1}
+            with pytest.raises(RuntimeError):
+                async with session.data.edit() as data:
+                    data["kept"]["n"] = 2
+                    raise RuntimeError
+            (await session.data.read())["kept"]["n"] = 3
+            return str(await session.data.read())
+
+        client = await w.connected()
+        await client.start()
+        assert await client.text("edit") == str({"kept": {"n": 1}})
+
+
+async def test_edits_of_one_session_wait_for_each_other() -> None:
+    """A hundred handlers at once: nothing is lost, and none has to try again."""
+    async with world() as w:
+
+        @tool(w, "count")
+        async def count(ctx: Ctx, arguments: Json) -> str:
+            async with current_session().data.edit() as data:
+                seen = data.get("n", 0)
+                await asyncio.sleep(0)
+                data["n"] = seen + 1
+            return str(seen)
+
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        sent = [w.client().call("count", meta=in_session(session)) for _ in range(100)]
+
+        seen = sorted([int(text_of(await one.result())) for one in sent])
+        assert seen == [*range(100)]
+
+
+async def test_an_edit_of_another_session_does_not_wait() -> None:
+    """A lock per session, not one for all."""
+    async with world() as w:
+
+        @tool(w, "hold")
+        async def hold(ctx: Ctx, arguments: Json) -> str:
+            async with current_session().data.edit() as data:
+                data["x"] = 1
+                if "gate" in arguments:
+                    await w.box.gate("g").arrive()
+            return "held"
+
+        one, other = await w.connected(), await w.connected()
+        await one.start()
+        await other.start()
+        held = one.call("hold", gate="g")
+        await w.box.gate("g").started.wait()
+
+        assert await other.text("hold") == "held"
+        w.box.gate("g").go.set()
+        await held.result()
+
+
+async def test_an_edit_beside_another_process_is_a_conflict() -> None:
+    """``DataConflict``: "somebody else changed session.data first"; nothing was stored. Two
+    layers over one store stand for the two processes.
+    """
+    store = MemoryStore()
+    async with world(store=store) as w:
+        other_box = Toolbox()
+        other = SessionLayer(other_box.server, store=store, policy=w.layer.policy, clock=w.clock)
+        app = other.asgi_app()
+        outcome: list[str] = []
+
+        @tool(w, "slowly")
+        async def slowly(ctx: Ctx, arguments: Json) -> str:
+            try:
+                async with current_session().data.edit() as data:
+                    data["winner"] = "slow"
+                    await w.box.gate("g").arrive()
+            except DataConflict as conflict:
+                outcome.append(str(conflict))
+            return str(await current_session().data.read())
+
+        async def quickly(ctx: Ctx, arguments: Json) -> str:
+            async with current_session().data.edit() as data:
+                data["winner"] = "quick"
+            return "done"
+
+        other_box.tools["quickly"] = quickly
+        session = (await w.client().start())["sessionId"]
+        slow = w.client().call("slowly", meta=in_session(session))
+        await w.box.gate("g").started.wait()
+        async with other.lifespan(), in_process(app) as carrier:
+            await RawClient(carrier).text("quickly", meta=in_session(session))
+            w.box.gate("g").go.set()
+            assert text_of(await slow.result()) == str({"winner": "quick"})
+        assert outcome == ["session.data was changed elsewhere during this edit; read it again and retry"]
+
+
+async def test_a_keyed_request_has_its_session_too() -> None:
+    """The key changes who hears the answer, not who asked."""
+    async with world() as w:
+        session = (await w.client().start())["sessionId"]
+        assert await w.client().text("session_id", meta=keyed("k", session)) == session

@@ -1,0 +1,392 @@
+"""How long a session lives, how many there may be, and what is left when it is over."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+
+from mcp_sessions import SessionPolicy
+from mcp_sessions.errors import ConfigurationError
+from tests.support.raw import Json, RawClient, call_params, in_session, keyed, text_of, uris
+from tests.support.virtual_time import cycles
+from tests.support.world import Ctx, World, world
+
+pytestmark = pytest.mark.anyio
+
+
+async def is_there(w: World, session: str) -> bool:
+    """Whether the session is known to the store, looked at from the side."""
+    record = await w.layer.store.load(session, now=w.clock())  # type: ignore[arg-type]
+    return record is not None
+
+
+# --- idle -----------------------------------------------------------------------------------
+
+
+async def test_a_session_expires_when_nothing_was_asked_of_it() -> None:
+    """D2: at its deadline and not before; then it is unknown, and its traces are gone (D4)."""
+    async with world(idle_timeout=100) as w:
+        session = (await w.client().start())["sessionId"]
+        w.clock.advance(99)
+        assert await w.expire() == 0
+        w.clock.advance(1)
+        error = await w.client().error("session/resume", {"sessionId": session})
+        assert error["code"] == -32043  # by its deadline, not by the reaper's round
+        assert await w.expire() == 1
+        assert await w.layer.store.all_sessions() == []
+
+
+async def test_every_request_moves_the_deadline() -> None:
+    """D2: whatever it asks for, and however it names the session."""
+    async with world(idle_timeout=100) as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        for _ in range(3):
+            w.clock.advance(60)
+            await client.text("echo", text="x")
+            w.clock.advance(60)
+            await w.client().text("echo", text="x", meta=in_session(session))
+            await client.result("ping")
+        w.clock.advance(99)
+        assert await client.text("session_id") == session
+
+
+async def test_a_notification_moves_no_deadline() -> None:
+    """D2: "from the last finished request"; a client that only chatters is idle."""
+    async with world(idle_timeout=100) as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        for _ in range(3):
+            w.clock.advance(40)
+            await client.notify("notifications/roots/list_changed")
+            await cycles()
+        assert not await is_there(w, session)
+
+
+async def test_events_move_no_deadline() -> None:
+    """D2: what the server says is no sign of life of the client."""
+    async with world(idle_timeout=100) as w:
+        client = await w.connected()
+        stream = await client.get().started()
+        session = (await client.start())["sessionId"]
+        for _ in range(3):
+            w.clock.advance(40)
+            await w.layer.notify_tools_changed()
+        assert not await is_there(w, session)
+        await w.expire()
+        await stream.done()
+
+
+async def test_idle_time_counts_from_the_end_of_a_request() -> None:
+    """D2: "Idle time counts from the last finished request"."""
+    async with world(idle_timeout=100) as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        running = client.call("wait", gate="g")
+        await w.box.gate("g").started.wait()
+        w.clock.advance(90)
+        w.box.gate("g").go.set()
+        await running.result()
+
+        w.clock.advance(99)
+        assert await w.expire() == 0
+        assert await client.text("session_id") == session
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 5])
+async def test_a_busy_session_is_never_reaped(rounds: int) -> None:
+    """D2, D3: "a busy session is never reaped", nor is the connection that carries the request,
+    however long that runs and however rarely anybody looks.
+    """
+    async with world(idle_timeout=100) as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        running = client.call("wait", gate="g")
+        await w.box.gate("g").started.wait()
+        for _ in range(rounds):
+            w.clock.advance(90)
+            assert await w.expire() == 0
+        w.clock.advance(1_000)
+        assert await client.text("session_id") == session
+        assert await w.expire() == 0
+        w.box.gate("g").go.set()
+
+        assert text_of(await running.result()) == "through g"
+        w.clock.advance(99)
+        assert await client.text("session_id") == session
+
+
+async def test_a_busy_session_is_alive_past_its_idle_deadline() -> None:
+    """D2: between two rounds of the reaper, as when a laptop wakes up: changes reach it, and
+    its handler can ask its client; both found it expired.
+    """
+    async with world(idle_timeout=100) as w:
+        client = await w.connected(capabilities={"elicitation": {}})
+        stream = await client.get().started()
+        await client.start()
+        await client.result("resources/subscribe", {"uri": "a:1"})
+        await client.result("resources/subscribe", {"uri": "a:2", "_meta": in_session(None)})
+
+        async def later(ctx: Ctx, arguments: Json) -> str:
+            await w.box.gate("g").arrive()
+            return await w.box.tools["ask_standalone"](ctx, {"question": "?"})
+
+        w.box.tools["later"] = later
+        running = client.call("later")
+        await w.box.gate("g").started.wait()
+        w.clock.advance(36_000)
+
+        await w.layer.notify_resource_updated("a:1")
+        await w.layer.notify_resource_updated("a:2")
+        assert uris(await stream.has(2)) == ["a:1", "a:2"]
+        w.box.gate("g").go.set()
+        question = (await stream.has(3))[2]
+        await client.respond(question, {"action": "decline"})
+        assert text_of(await running.result()) == "decline: None"
+
+
+async def test_an_unheard_request_still_holds_its_session() -> None:
+    """D2: its client may come back for the answer."""
+    async with world(idle_timeout=100) as w:
+        client = await w.connected()
+        await client.start()
+        running = client.call("wait", gate="g")
+        await w.box.gate("g").started.wait()
+        await running.reply.started()
+        running.reply.leave()
+        await running.reply.done()
+        for _ in range(5):
+            w.clock.advance(90)
+            assert await w.expire() == 0
+        w.box.gate("g").go.set()
+        await cycles()
+
+        position = running.reply.events[0].id
+        assert "result" in await client.get(position).answer(running.id)
+
+
+# --- absolute ---------------------------------------------------------------------------------
+
+
+async def test_a_session_ends_at_its_absolute_lifetime_however_busy() -> None:
+    """D3: "Idle *and* absolute lifetime"; what runs is cancelled and answered."""
+    async with world(idle_timeout=100, max_lifetime=300) as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        other = await w.connected()
+        running = other.call("wait", gate="g", meta=in_session(session))
+        await w.box.gate("g").started.wait()
+        for _ in range(3):
+            w.clock.advance(90)
+            await client.text("echo", text="x")
+            assert await w.expire() == 0
+        w.clock.advance(30)
+
+        assert await w.expire() >= 1
+        assert (await running.error())["code"] == -32043
+        await w.box.gate("g").cancelled.wait()
+        assert not await is_there(w, session)
+
+
+async def test_expires_at_is_the_earlier_of_both() -> None:
+    """``expiresAt`` promises no more than the session has."""
+    async with world(idle_timeout=100, max_lifetime=150) as w:
+        w.clock.now = 1_800_000_000.0
+        client = w.client()
+        started = await client.start()
+        assert started["expiresAt"] == "2027-01-15T08:01:40Z"
+        w.clock.advance(90)
+        resumed = await client.resume(started["sessionId"])
+        assert resumed["expiresAt"] == "2027-01-15T08:02:30Z"
+
+
+async def test_a_transport_mode_session_ends_at_its_lifetime_too() -> None:
+    """404, and its client initializes anew."""
+    async with world(idle_timeout=100, max_lifetime=150) as w:
+        client = await w.connected()
+        stream = await client.get().started()
+        w.clock.advance(90)
+        await client.text("echo", text="x")
+        w.clock.advance(60)
+        await w.expire()
+
+        await stream.done()
+        assert (await client.post({"jsonrpc": "2.0", "id": 1, "method": "ping"}).done()).status == 404
+
+
+# --- how many ---------------------------------------------------------------------------------
+
+
+async def test_the_number_of_sessions_is_bounded() -> None:
+    """D3: "cap per process"; ``-31011`` with the limit's name; of both modes."""
+    async with world(max_sessions=3) as w:
+        client = await w.connected()
+        for _ in range(2):
+            await client.start()
+
+        error = await client.error("session/start")
+        refused = await w.client().send("initialize", _HANDSHAKE).error()
+
+        assert (error["code"], error["data"]) == (-31011, {"limit": "max_sessions"})
+        assert (refused["code"], refused["data"]) == (-31011, {"limit": "max_sessions"})
+        assert await client.text("echo", text="x") == "x"
+
+
+_HANDSHAKE: Json = {
+    "protocolVersion": "2025-11-25",
+    "capabilities": {},
+    "clientInfo": {"name": "x", "version": "1"},
+}
+
+
+async def test_the_sessions_of_one_principal_are_bounded() -> None:
+    """D3: "and per principal": one that has too many hinders nobody else."""
+    async with world(max_sessions_per_principal=2) as w:
+
+        async def user(subject: str) -> RawClient:
+            token = AccessToken(token=subject, client_id="c", scopes=[], subject=subject)
+            return RawClient(await w.carrier_of(AuthenticatedUser(token)))
+
+        greedy, other = await user("greedy"), await user("other")
+        sessions = [(await greedy.start())["sessionId"] for _ in range(2)]
+        error = await greedy.error("session/start")
+        assert (error["code"], error["data"]) == (-31011, {"limit": "max_sessions_per_principal"})
+        await other.start()
+        await greedy.end(sessions[0])
+        await greedy.start()
+
+
+async def test_expired_sessions_make_room() -> None:
+    """D3: whoever is refused is refused for sessions that live."""
+    async with world(max_sessions=2, idle_timeout=100) as w:
+        await w.client().start()
+        kept = (await w.client().start())["sessionId"]
+        w.clock.advance(60)
+        await w.client().resume(kept)
+        w.clock.advance(60)
+
+        await w.client().start()
+
+        assert (await w.client().error("session/start"))["code"] == -31011
+        await w.client().resume(kept)
+
+
+async def test_no_session_is_evicted_for_another() -> None:
+    """D3: "LRU never evicts a session with work in flight": none is evicted at all."""
+    async with world(max_sessions=2) as w:
+        client = await w.connected()
+        await client.start()
+        running = client.call("wait", gate="g")
+        await w.box.gate("g").started.wait()
+        for _ in range(3):
+            assert (await w.client().error("session/start"))["code"] == -31011
+        w.box.gate("g").go.set()
+        assert text_of(await running.result()) == "through g"
+
+
+async def test_subscriptions_are_bounded() -> None:
+    """C6: ``-31011`` with the limit's name; one that is there already is no new one."""
+    async with world(max_subscriptions=2) as w:
+        client = await w.connected()
+        for uri in ("a:1", "a:2", "a:1"):
+            await client.result("resources/subscribe", {"uri": uri})
+
+        error = await client.error("resources/subscribe", {"uri": "a:3"})
+        assert (error["code"], error["data"]) == (-31011, {"limit": "max_subscriptions"})
+        await client.result("resources/unsubscribe", {"uri": "a:1"})
+        await client.result("resources/subscribe", {"uri": "a:3"})
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("inf"), float("nan")])
+def test_a_limit_is_a_positive_number(wrong: float) -> None:
+    """A policy that cannot be kept is refused when it is made."""
+    with pytest.raises(ConfigurationError, match="idle_timeout"):
+        SessionPolicy(idle_timeout=wrong)
+
+
+# --- the end leaves nothing -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["session/end", "expiry"])
+async def test_the_end_removes_every_trace(end: str) -> None:
+    """D4: "remove every trace (session, events, leases …)": in the store and at work."""
+    async with world(idle_timeout=100) as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        await client.result("resources/subscribe", {"uri": "a:1"})
+        await client.call("echo", text="x", meta=keyed("k")).result()
+        await client.text("update", uri="a:1")
+        if end == "session/end":
+            await client.end(session)
+        else:
+            w.clock.advance(60)
+            await w.client().start()
+            await client.text("session_id", meta=in_session(None))
+            w.clock.advance(60)
+            await w.expire()
+
+        store: Any = w.layer.store
+        hub: Any = w.layer._hub  # pyright: ignore[reportPrivateUsage]
+        host: Any = w.layer._host  # pyright: ignore[reportPrivateUsage]
+        assert session not in store._sessions
+        assert store._by_uri == {}
+        assert session not in hub._used_on
+        assert all(session not in connection.attached for connection in hub.connections())
+        assert all(session not in c.upstream_peers for c in hub.connections())
+        assert session not in host.held
+        assert host._by_key == {}
+        log = store._sessions[client.session_id].streams["get"]
+        assert len(log) == 0
+
+
+async def test_a_late_write_does_not_bring_a_session_back() -> None:
+    """D5: "a late write or touch cannot re-create a deleted session": by the handler that
+    was cancelled with it, by its kept channel, by its handle.
+    """
+    async with world() as w:
+        results: list[str] = []
+
+        async def late(ctx: Ctx, arguments: Json) -> str:
+            from mcp_sessions import current_session
+
+            session = current_session()
+            try:
+                await w.box.gate("g").arrive()
+            except asyncio.CancelledError:
+                for attempt in (
+                    lambda: session.notify("notifications/x"),
+                    lambda: _edit(session),
+                    lambda: session.data.read(),
+                ):
+                    try:
+                        await attempt()
+                        results.append("done")
+                    except Exception as error:
+                        results.append(type(error).__name__)
+                await ctx.session.send_resource_updated("a:1")
+                w.box.gate("over").started.set()
+                raise
+            return "not cancelled"
+
+        w.box.tools["late"] = late
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        running = client.call("late")
+        await w.box.gate("g").started.wait()
+
+        await client.end(session)
+        await w.box.gate("over").started.wait()
+
+        assert (await running.error())["code"] == -32043
+        assert results == ["SessionNotFound"] * 3
+        assert not await is_there(w, session)
+        assert (await client.error("tools/list", call_params("x", {}, in_session(session))))[
+            "code"
+        ] == -32043
+
+
+async def _edit(session: Any) -> None:
+    async with session.data.edit() as data:
+        data["x"] = 1

@@ -1,0 +1,588 @@
+"""Requests at work: ids, cancellation, questions to the client, bounds on unheard work."""
+
+import asyncio
+import json
+from typing import Any
+
+import mcp_types as types
+import pytest
+
+from tests.support.apps import DEPRECATED
+from tests.support.raw import (
+    Json,
+    RawClient,
+    Reply,
+    Sent,
+    call_params,
+    in_session,
+    keyed,
+    text_of,
+)
+from tests.support.virtual_time import cycles
+from tests.support.world import Ctx, World, world
+
+pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(DEPRECATED)]
+
+ASKS: Json = {"elicitation": {}, "sampling": {}, "roots": {}}
+
+
+async def waiting(
+    w: World, client: RawClient, gate: str = "g", *, request_id: str | int | None = None
+) -> Sent:
+    """A call that waits at a gate, whose response is a stream by now."""
+    params = call_params("wait", {"gate": gate})
+    sent = client.send("tools/call", params, request_id=request_id)
+    await w.box.gate(gate).started.wait()
+    await sent.reply.started()
+    return sent
+
+
+async def cut(reply: Reply) -> None:
+    """The response stream breaks, and the server notices."""
+    reply.leave()
+    await reply.done()
+
+
+# --- ids --------------------------------------------------------------------------------------
+
+
+async def test_a_duplicate_id_is_refused() -> None:
+    """C3: "two requests with one id on one connection while the first can still be answered
+    there: ``-32600`` (``duplicate_id``) for the second"; the first is not disturbed.
+    """
+    async with world() as w:
+        client = await w.connected()
+        first = await waiting(w, client, request_id="same")
+
+        for method in ("tools/call", "tools/list", "session/start", "x/unknown"):
+            second = client.send(method, call_params("echo", {"text": "x"}), request_id="same")
+            error = await second.error()
+            assert (error["code"], error["data"]) == (-32600, {"reason": "duplicate_id"})
+        w.box.gate("g").go.set()
+
+        assert text_of(await first.result()) == "through g"
+        assert w.box.calls == ["wait"]
+
+
+async def test_a_duplicate_is_refused_before_its_answer_is_a_stream() -> None:
+    """ "while the first can still be answered": also within the 100 ms of a JSON answer."""
+    async with world() as w:
+        client = await w.connected()
+        params = call_params("wait", {"gate": "g"})
+        first = client.send("tools/call", params, request_id=1)
+        second = client.send("tools/call", params, request_id=1)
+
+        assert (await second.error())["data"] == {"reason": "duplicate_id"}
+        w.box.gate("g").go.set()
+        assert text_of(await first.result()) == "through g"
+        assert w.box.gate("g").arrivals == 1
+
+
+async def test_an_id_can_be_used_again_when_it_was_answered() -> None:
+    """Stock clients do not, and others may."""
+    async with world() as w:
+        client = await w.connected()
+        for _ in range(3):
+            sent = client.send("tools/call", call_params("echo", {"text": "x"}), request_id=5)
+            assert text_of(await sent.result()) == "x"
+
+
+async def test_one_and_the_text_one_are_two_ids() -> None:
+    """C3: an id is a string or a number, and they never cross (the SDK's streams do)."""
+    async with world() as w:
+        client = await w.connected()
+        number = await waiting(w, client, "n", request_id=1)
+        text = await waiting(w, client, "t", request_id="1")
+        w.box.gate("t").go.set()
+        w.box.gate("n").go.set()
+
+        assert (await text.answer())["id"] == "1"
+        assert (await number.answer())["id"] == 1
+        assert text_of(await text.result()) == "through t"
+
+
+async def test_a_cut_request_no_longer_counts() -> None:
+    """ "Over HTTP a request whose response stream was cut no longer counts": a TypeScript
+    client reconnects with ids from 0.
+    """
+    async with world() as w:
+        client = await w.connected()
+        first = await waiting(w, client, "a", request_id=0)
+        await cut(first.reply)
+
+        second = await waiting(w, client, "b", request_id=0)
+        w.box.gate("a").go.set()
+        w.box.gate("b").go.set()
+
+        assert text_of(await second.result()) == "through b"
+        answer = await client.get(first.reply.events[0].id).answer(0)
+        assert text_of(answer["result"]) == "through a"
+
+
+async def test_a_stream_that_was_fetched_again_counts_again() -> None:
+    """ "while the first can still be answered there"."""
+    async with world() as w:
+        client = await w.connected()
+        first = await waiting(w, client, request_id=0)
+        await cut(first.reply)
+        again = await client.get(first.reply.events[0].id).started()
+
+        second = client.send("ping", request_id=0)
+
+        assert (await second.error())["data"] == {"reason": "duplicate_id"}
+        w.box.gate("g").go.set()
+        assert text_of((await again.answer(0))["result"]) == "through g"
+
+
+async def test_lone_posts_share_no_ids() -> None:
+    """Each is a connection of its own."""
+    async with world() as w:
+        session = (await w.client().start())["sessionId"]
+        params = call_params("wait", {"gate": "g"}, in_session(session))
+        sent = [w.client().send("tools/call", params, request_id=1) for _ in range(3)]
+        await cycles()
+        w.box.gate("g").go.set()
+
+        assert [text_of(await one.result()) for one in sent] == ["through g"] * 3
+
+
+# --- cancellation ------------------------------------------------------------------------------
+
+
+async def test_a_cut_stream_cancels_nothing() -> None:
+    """ "A broken connection or response stream never cancels a request in the handshake era"."""
+    async with world() as w:
+        client = await w.connected()
+        sent = await waiting(w, client)
+        await cut(sent.reply)
+        w.box.gate("g").go.set()
+        await cycles()
+
+        assert not w.box.gate("g").cancelled.is_set()
+        assert "result" in await client.get(sent.reply.events[0].id).answer(sent.id)
+
+
+async def test_an_explicit_cancel_ends_a_request() -> None:
+    """C5: "An explicit cancel always wins"; the answer is the SDK's (-32800), and ends it."""
+    async with world() as w:
+        client = await w.connected()
+        sent = await waiting(w, client)
+
+        await client.notify("notifications/cancelled", {"requestId": sent.id, "reason": "x"})
+
+        error = await sent.error()
+        assert error == {"code": -32800, "message": "Request cancelled"}
+        await w.box.gate("g").cancelled.wait()
+        await sent.reply.done()
+
+
+async def test_a_cancel_by_id_means_the_newest() -> None:
+    """ "and a cancel by that id means the newest"."""
+    async with world() as w:
+        client = await w.connected()
+        first = await waiting(w, client, "a", request_id=0)
+        await cut(first.reply)
+        second = await waiting(w, client, "b", request_id=0)
+
+        await client.notify("notifications/cancelled", {"requestId": 0})
+
+        assert (await second.error())["code"] == -32800
+        assert not w.box.gate("a").cancelled.is_set()
+
+
+async def test_a_cancel_reaches_only_its_own_connection() -> None:
+    """C3: ids "mean nothing beyond their connection"."""
+    async with world() as w:
+        client, other = await w.connected(), await w.connected()
+        sent = await waiting(w, client, request_id=7)
+
+        await other.notify("notifications/cancelled", {"requestId": 7})
+        await cycles()
+        w.box.gate("g").go.set()
+
+        assert text_of(await sent.result()) == "through g"
+
+
+@pytest.mark.parametrize(
+    "params", [None, {}, {"requestId": None}, {"requestId": 99}, {"requestId": []}], ids=str
+)
+async def test_a_cancel_of_nothing_does_nothing(params: Json | None) -> None:
+    """It is accepted (202), and nothing more."""
+    async with world() as w:
+        client = await w.connected()
+        sent = await waiting(w, client)
+        await client.notify("notifications/cancelled", params)
+        await cycles()
+        w.box.gate("g").go.set()
+        await sent.result()
+
+
+async def test_a_handler_that_ignores_its_cancellation_delays_nothing() -> None:
+    """The answer does not wait for it, and nothing of it follows the answer."""
+    async with world() as w:
+
+        async def stubborn(ctx: Ctx, arguments: Json) -> str:
+            w.box.gate("started").started.set()
+            for _ in range(3):
+                try:
+                    await asyncio.sleep(5)
+                except asyncio.CancelledError:
+                    await ctx.session.report_progress(1)
+            w.box.gate("over").started.set()
+            return "never mind"
+
+        w.box.tools["stubborn"] = stubborn
+        client = await w.connected()
+        sent = client.call("stubborn", meta={"progressToken": 1})
+        await w.box.gate("started").started.wait()
+        await sent.reply.started()
+
+        await client.notify("notifications/cancelled", {"requestId": sent.id})
+        await sent.reply.done()
+        await w.box.gate("over").started.wait()
+
+        assert [m.get("error", m)["code"] for m in sent.reply.messages] == [-32800]
+
+
+async def test_a_notification_is_handled_while_requests_run() -> None:
+    """ "In a task: a handler may wait for the client, and the client for this 202"."""
+    async with world() as w:
+        client = await w.connected(capabilities=ASKS)
+        asked = client.call("ask", question="?")
+        question = (await asked.reply.has(1))[0]
+        await client.notify("notifications/roots/list_changed")
+        await client.respond(question, {"action": "decline"})
+        assert text_of(await asked.result()) == "decline: None"
+
+
+# --- questions to the client -------------------------------------------------------------------
+
+
+async def test_a_question_goes_to_the_stream_of_its_request() -> None:
+    """Issue A, 5: elicitation, sampling and roots work; ids are random text."""
+    async with world() as w:
+
+        async def sample(ctx: Ctx, arguments: Json) -> str:
+            result = await ctx.session.create_message(  # pyright: ignore[reportDeprecated]
+                [types.SamplingMessage(role="user", content=types.TextContent(text="?"))],
+                max_tokens=20,
+                related_request_id=ctx.request_id,
+            )
+            return str(result.content)
+
+        async def roots(ctx: Ctx, arguments: Json) -> str:
+            result = await ctx.session.list_roots()  # pyright: ignore[reportDeprecated]
+            return str(result.roots[0].uri)
+
+        w.box.tools.update(sample=sample, roots=roots)
+        client = await w.connected(capabilities=ASKS)
+        stream = client.get()
+        asked, sampled, rooted = (
+            client.call("ask", question="?"),
+            client.call("sample"),
+            client.call("roots"),
+        )
+        questions = [(await reply.has(1))[0] for reply in (asked.reply, sampled.reply, stream)]
+
+        assert [question["method"] for question in questions] == [
+            "elicitation/create",
+            "sampling/createMessage",
+            "roots/list",  # the SDK has it on the standalone channel only
+        ]
+        assert len({question["id"] for question in questions}) == 3
+        assert all(isinstance(q["id"], str) and len(q["id"]) >= 16 for q in questions)
+        await client.respond(questions[2], {"roots": [{"uri": "file:///r"}]})
+        text = {"type": "text", "text": "sampled"}
+        await client.respond(questions[1], {"role": "assistant", "content": text, "model": "m"})
+        await client.respond(questions[0], {"action": "accept", "content": {"answer": "42"}})
+        assert text_of(await asked.result()) == "accept: 42"
+        assert "sampled" in text_of(await sampled.result())
+        assert text_of(await rooted.result()) == "file:///r"
+
+
+async def test_a_question_is_answered_from_any_connection_of_its_owner() -> None:
+    """ "the first answer from any of the owner's connections counts", a lone POST among them;
+    the second is accepted and ignored.
+    """
+    async with world() as w:
+        client = await w.connected(capabilities=ASKS)
+        for answering in (client, await w.connected(), w.client()):
+            asked = client.call("ask", question="?")
+            question = (await asked.reply.has(1))[0]
+            await answering.respond(question, {"action": "accept", "content": {"answer": "1"}})
+            await client.respond(question, {"action": "accept", "content": {"answer": "2"}})
+            assert text_of(await asked.result()) == "accept: 1"
+
+
+async def test_an_answer_to_nothing_is_taken_from_a_connection_only() -> None:
+    """As the SDK answers it: 202; and 400 where there is no session at all."""
+    async with world() as w:
+        client = await w.connected()
+        answer = {"jsonrpc": "2.0", "id": "x", "result": {}}
+
+        assert (await client.post(answer).done()).status == 202
+        assert (await w.client().post(answer).done()).status == 400
+
+
+async def test_an_error_answers_a_question_too() -> None:
+    """The handler hears the client's own error."""
+    async with world() as w:
+        client = await w.connected(capabilities=ASKS)
+        asked = client.call("ask", question="?")
+        question = (await asked.reply.has(1))[0]
+        error = {"code": -1, "message": "no", "data": {"x": 1}}
+        reply = client.post({"jsonrpc": "2.0", "id": question["id"], "error": error})
+
+        assert (await reply.done()).status == 202
+        assert await asked.error() == error
+
+
+@pytest.mark.parametrize("tool", ["ask", "ask_standalone"])
+async def test_a_client_that_declared_nothing_is_not_asked(tool: str) -> None:
+    """ "They go only to a handshake-era peer that declared the capability; else the handler
+    gets an error at once"; with a session and without.
+    """
+    async with world() as w:
+        client = await w.connected(capabilities={"sampling": {}})
+        stream = await client.get().started()
+        for _ in range(2):
+            sent = client.call(tool, question="?")
+            assert "code" in await sent.error()
+            assert len(sent.reply.messages) == 1
+            await client.start()
+        assert stream.messages == []
+
+
+@pytest.mark.parametrize("tool", ["ask", "ask_standalone"])
+async def test_a_client_without_a_handshake_is_not_asked(tool: str) -> None:
+    """A lone POST cannot be."""
+    async with world() as w:
+        session = (await w.client().start())["sessionId"]
+        sent = w.client().call(tool, question="?", meta=in_session(session))
+
+        assert "code" in await sent.error()
+        assert len(sent.reply.messages) == 1
+
+
+async def test_a_question_beside_the_request_goes_to_the_get_stream() -> None:
+    """The standalone channel: of the session, or of the bare connection."""
+    async with world() as w:
+        client = await w.connected(capabilities=ASKS)
+        stream = client.get()
+        for number in range(2):
+            asked = client.call("ask_standalone", question="?")
+            question = (await stream.has(number + 1))[-1]
+            assert "sessionEventId" not in question["params"]  # no session event
+            await client.respond(question, {"action": "accept", "content": {"answer": "1"}})
+            assert text_of(await asked.result()) == "accept: 1"
+            await client.start()
+
+
+async def test_an_open_question_is_asked_again_of_the_new_connection() -> None:
+    """C4: "never left hanging": after a takeover it goes, with its id, to the new connection;
+    the old one's copy is withdrawn where it was not sent yet.
+    """
+    async with world() as w:
+        old = await w.connected(capabilities=ASKS)
+        started = await old.start()
+        asked = old.call("ask_standalone", question="?")  # waits for the first GET
+        await cycles()
+        new = await w.connected(capabilities=ASKS)
+        stream = await new.get().started()
+
+        await new.resume(started["sessionId"])
+        question = (await stream.has(1))[0]
+        await new.respond(question, {"action": "accept", "content": {"answer": "new"}})
+
+        assert text_of(await asked.result()) == "accept: new"
+        old_stream = await old.get().started()
+        await cycles()
+        assert old_stream.messages == []
+
+
+async def test_a_question_asked_while_nobody_is_attached_waits() -> None:
+    """ "a session's client, wherever it is": it is asked when it comes back."""
+    async with world() as w:
+        old = await w.connected(capabilities=ASKS)
+        started = await old.start()
+        asked = await waiting(w, old, "g")
+        del asked
+
+        async def later(ctx: Ctx, arguments: Json) -> str:
+            await w.box.gate("h").arrive()
+            return await w.box.tools["ask_standalone"](ctx, arguments)
+
+        w.box.tools["later"] = later
+        call = w.client().call("later", question="?", meta=keyed("k", started["sessionId"]))
+        await w.box.gate("h").started.wait()
+        await old.delete().done()
+        w.box.gate("h").go.set()
+        await cycles()
+        new = await w.connected(capabilities=ASKS)
+        stream = await new.get().started()
+
+        await new.resume(started["sessionId"])
+        question = (await stream.has(1))[0]
+        await new.respond(question, {"action": "accept", "content": {"answer": "late"}})
+
+        assert text_of(await call.result()) == "accept: late"
+
+
+async def test_an_open_question_is_not_asked_of_a_client_that_cannot_answer() -> None:
+    """ "They go only to a handshake-era peer that declared the capability", also when they go
+    again; the question stays open for one that did.
+    """
+    async with world() as w:
+        old = await w.connected(capabilities=ASKS)
+        started = await old.start()
+        asked = old.call("ask_standalone", question="?")
+        await cycles()
+        mute = await w.connected()
+        mute_stream = await mute.get().started()
+        await mute.resume(started["sessionId"])
+        await cycles()
+        assert mute_stream.messages == []
+
+        able = await w.connected(capabilities=ASKS)
+        stream = await able.get().started()
+        await able.resume(started["sessionId"])
+        question = (await stream.has(1))[0]
+        await able.respond(question, {"action": "decline"})
+
+        assert text_of(await asked.result()) == "decline: None"
+
+
+async def test_a_question_times_out_and_is_taken_back() -> None:
+    """C8: what a handler waits for has an end; the client is told."""
+    async with world() as w:
+
+        async def impatient(ctx: Ctx, arguments: Json) -> str:
+            await ctx.session.send_request(
+                types.PingRequest(), types.EmptyResult, request_read_timeout_seconds=5
+            )
+            return "answered"
+
+        w.box.tools["impatient"] = impatient
+        client = await w.connected()
+        stream = client.get()
+        sent = client.call("impatient")
+
+        assert (await sent.error())["code"] == -32001
+        ping, cancelled = await stream.has(2)
+        assert ping["method"] == "ping"
+        assert cancelled["method"] == "notifications/cancelled"
+        assert cancelled["params"]["requestId"] == ping["id"]
+
+
+# --- unheard work --------------------------------------------------------------------------
+
+
+async def test_unheard_work_is_bounded_in_time() -> None:
+    """C6: "Detached handlers are bounded in number, time and bytes"; who asks later hears
+    ``-31012``.
+    """
+    async with world(detached_timeout=60) as w:
+        client = await w.connected()
+        sent = await waiting(w, client)
+        await cut(sent.reply)
+
+        await asyncio.sleep(59)
+        assert not w.box.gate("g").cancelled.is_set()
+        await asyncio.sleep(2)
+        assert w.box.gate("g").cancelled.is_set()
+
+        answer = await client.get(sent.reply.events[0].id).answer(sent.id)
+        assert answer["error"]["code"] == -31012
+
+
+async def test_work_that_is_heard_again_is_not_bounded() -> None:
+    """Its client came back in time."""
+    async with world(detached_timeout=60) as w:
+        client = await w.connected()
+        sent = await waiting(w, client)
+        await cut(sent.reply)
+        await asyncio.sleep(59)
+        again = await client.get(sent.reply.events[0].id).started()
+
+        await asyncio.sleep(600)
+        w.box.gate("g").go.set()
+
+        assert "result" in await again.answer(sent.id)
+
+
+async def test_unheard_work_is_bounded_in_number() -> None:
+    """C6: the oldest goes first."""
+    async with world(max_detached_requests=3) as w:
+        client = await w.connected()
+        sent = [await waiting(w, client, f"g{number}") for number in range(5)]
+        for one in sent:
+            await cut(one.reply)
+        await cycles()
+
+        gone = [w.box.gate(f"g{number}").cancelled.is_set() for number in range(5)]
+        assert gone == [True, True, False, False, False]
+
+
+async def test_unheard_work_is_bounded_in_bytes() -> None:
+    """C6: what it emits stays within its stream's window; its answer is always kept."""
+    async with world(max_bytes=10_000) as w:
+
+        async def talk(ctx: Ctx, arguments: Json) -> str:
+            await w.box.gate("g").arrive()
+            for number in range(1_000):
+                await ctx.session.report_progress(number, None, "x" * 1_000)
+            return "talked"
+
+        w.box.tools["talk"] = talk
+        client = await w.connected()
+        sent = client.call("talk", meta={"progressToken": 1})
+        await sent.reply.started()
+        await cut(sent.reply)
+        w.box.gate("g").go.set()
+        await cycles(3_000)
+
+        store: Any = w.layer.store
+        session = store._sessions[client.session_id]
+        sizes = [log.size for log in session.streams.values()]
+        assert sizes
+        assert max(sizes) <= 10_000
+
+
+# --- answers that are hard to write ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value", [2**64, -(2**70), "\ud800", [2**200]], ids=["2**64", "-2**70", "surrogate", "nested"]
+)
+async def test_an_answer_that_is_hard_to_write_is_still_an_answer(value: object) -> None:
+    """C8: "nothing waits forever". Python's integers have no end and its text may hold half a
+    character; orjson takes neither, and the caller waited for ever.
+    """
+    async with world() as w:
+
+        async def big(ctx: Ctx, params: Any) -> Json:
+            return {"value": value}
+
+        w.box.server.add_request_handler("x/big", types.RequestParams, big)
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+
+        for meta in ({}, in_session(session), keyed("k")):
+            sent = client.send("x/big", {"_meta": meta})
+            result = await sent.result()
+            assert json.loads(json.dumps(result["value"])) == value
+
+
+async def test_a_handler_that_returns_what_is_no_json_is_answered() -> None:
+    """An error, as the SDK answers it; not silence."""
+    async with world() as w:
+
+        async def odd(ctx: Ctx, params: Any) -> Json:
+            return {"value": object()}
+
+        w.box.server.add_request_handler("x/odd", types.RequestParams, odd)
+        client = await w.connected()
+        await client.start()
+
+        for meta in ({}, keyed("k")):
+            assert "code" in await client.error("x/odd", {"_meta": meta})

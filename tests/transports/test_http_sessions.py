@@ -1,0 +1,456 @@
+"""``Mcp-Session-Id``: which of the two modes it may name, and whose sessions."""
+
+import pytest
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+
+from tests.support.raw import (
+    KEY,
+    SESSION,
+    VERSIONS,
+    Json,
+    RawClient,
+    Reply,
+    call_params,
+    in_session,
+    keyed,
+    text_of,
+    uris,
+)
+from tests.support.virtual_time import cycles
+from tests.support.world import World, world
+
+pytestmark = pytest.mark.anyio
+
+UNKNOWN = "U" * 43
+NOT_FOUND: Json = {
+    "jsonrpc": "2.0",
+    "id": None,
+    "error": {"code": -32600, "message": "Session not found"},
+}
+
+
+def user(subject: str) -> AuthenticatedUser:
+    """What the SDK's authentication leaves in the scope."""
+    token = AccessToken(token=f"t-{subject}", client_id="c", scopes=[], subject=subject)
+    return AuthenticatedUser(token)
+
+
+async def as_user(w: World, subject: str) -> RawClient:
+    """A client of that user, before its handshake."""
+    return RawClient(await w.carrier_of(user(subject)))
+
+
+def conflict(reply: Reply) -> bool:
+    """Whether it is the ``mode_conflict`` body."""
+    error = reply.json["error"]
+    return (error["code"], error["data"]) == (-32600, {"reason": "mode_conflict"})
+
+
+# --- transport-mode sessions ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_initialize_opens_a_transport_mode_session(version: str) -> None:
+    """Handshake era: "exactly 2025-11-25 Streamable HTTP", and our capabilities."""
+    async with world() as w:
+        client = w.client(version=version)
+        result = await client.initialize()
+
+        assert result["protocolVersion"] == version
+        assert result["capabilities"]["sessions"] == {}
+        ours = result["capabilities"]["extensions"]["io.github.mcp-sessions/sessions"]
+        assert ours["window"] == {"maxEvents": 1_000, "maxBytes": 1_048_576, "maxAge": 3_600}
+        assert ours["requestKeys"] == {"lifetime": 3_600, "maxBytes": 1_048_576}
+        assert await client.text("echo", text="x") == "x"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        None,
+        {},
+        {"protocolVersion": "2025-11-25"},
+        {"protocolVersion": 7, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
+        {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": "x"},
+    ],
+    ids=["none", "empty", "no client", "mistyped version", "mistyped client"],
+)
+async def test_a_handshake_that_fails_registers_nothing(params: Json | None) -> None:
+    """D1: "A session is registered only after the opening request validates"."""
+    async with world(max_sessions=1) as w:
+        for _ in range(3):
+            sent = w.client().send("initialize", params)
+            assert (await sent.error())["code"] == -32602
+            assert sent.reply.header("mcp-session-id") is None
+
+        assert await w.layer.store.all_sessions() == []
+        await w.connected()  # there is room
+
+
+async def test_a_handshake_ignores_a_session_it_comes_with() -> None:
+    """A client that initializes anew gets a new session; the old one is left alone."""
+    async with world() as w:
+        old = await w.connected()
+        session = (await old.start())["sessionId"]
+        new = w.client()
+        params = {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": {"name": "x", "version": "1"},
+        }
+        sent = new.send("initialize", params, headers={"Mcp-Session-Id": old.session_id})
+        await sent.result()
+
+        new.session_id = sent.reply.header("mcp-session-id")
+        assert new.session_id not in (None, old.session_id)
+        assert await new.text("session_id") == "none"
+        assert await old.text("session_id") == session
+
+
+@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+@pytest.mark.parametrize("sent", [UNKNOWN, "x", "", "a b", "ü"])
+async def test_an_unknown_id_is_not_found(method: str, sent: str) -> None:
+    """ "404 for unknown ids", which tells a stock client to initialize anew."""
+    async with world() as w:
+        client = w.client()
+        client.session_id = sent
+        body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}' if method == "POST" else b""
+
+        reply = await client.http(
+            method, {**client.headers(), "Content-Type": "application/json"}, body
+        ).done()
+
+        assert (reply.status, reply.json) == (404, NOT_FOUND)
+
+
+@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+async def test_no_id_is_a_bad_request(method: str) -> None:
+    """As in the SDK: only ``session/*`` and rule-1 requests come without."""
+    async with world() as w:
+        client = w.client()
+        body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}' if method == "POST" else b""
+        reply = await client.http(
+            method, {**client.headers(), "Content-Type": "application/json"}, body
+        ).done()
+
+        assert (reply.status, reply.json["error"]["code"]) == (400, -32600)
+        assert reply.json["error"]["message"] == "Bad Request: Missing session ID"
+
+
+# --- protocol-mode ids in the header ---------------------------------------------------------
+
+
+async def test_a_protocol_mode_id_names_no_stream() -> None:
+    """ "GET and DELETE naming one's own protocol-mode id … answer 400 with the
+    ``mode_conflict`` body", and the session is left alone.
+    """
+    async with world() as w:
+        holder = await w.connected()
+        stream = await holder.get().started()
+        session = (await holder.start())["sessionId"]
+        client = w.client()
+        client.session_id = session
+
+        for reply in (client.get(), client.get("x"), client.delete()):
+            await reply.done()
+            assert (reply.status, conflict(reply)) == (400, True)
+        assert await holder.text("session_id") == session
+        await holder.text("update", uri="a:1")
+        assert uris(await stream.has(1)) == ["a:1"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"id": 1, "method": "ping"},
+        {"id": 1, "method": "tools/call", "params": call_params("echo", {"text": "x"})},
+        {"id": 1, "method": "session/start"},
+        {"id": 1, "method": "tools/list", "params": {"_meta": {SESSION: None}}},
+        {"method": "notifications/initialized"},
+        {"id": 1, "result": {}},
+    ],
+    ids=["ping", "call", "start", "null", "notification", "answer"],
+)
+async def test_a_protocol_mode_id_is_no_connection(message: Json) -> None:
+    """ "a POST with such a ``Mcp-Session-Id`` and no ``_meta`` session": 400."""
+    async with world() as w:
+        client = w.client()
+        client.session_id = (await client.start())["sessionId"]
+
+        reply = await client.post({"jsonrpc": "2.0", **message}).done()
+
+        assert (reply.status, conflict(reply)) == (400, True)
+        assert reply.json["id"] == message.get("id")
+        assert w.box.calls == []
+
+
+@pytest.mark.parametrize("mirrors", [False, True], ids=["bare", "with _meta"])
+async def test_resume_with_an_equal_header_is_a_conflict(mirrors: bool) -> None:
+    """Document 002: "both transport headers and protocol resume parameters for the *same*
+    logical attempt": ``mode_conflict``, also where ``_meta`` makes the header a mirror
+    ("``session/resume`` with an equal ``Mcp-Session-Id`` keeps its ``mode_conflict``").
+    """
+    async with world() as w:
+        holder = await w.connected()
+        session = (await holder.start())["sessionId"]
+        params = {"sessionId": session, **({"_meta": in_session(session)} if mirrors else {})}
+
+        sent = w.client().send("session/resume", params, headers={"Mcp-Session-Id": session})
+        reply = await sent.reply.done()
+
+        assert conflict(reply)
+        assert reply.json["id"] == sent.id
+        assert await holder.text("session_id") == session
+
+
+async def test_resume_with_last_event_id_is_a_conflict() -> None:
+    """ "``mode_conflict`` is: ``session/resume`` with ``Last-Event-ID``": nothing is moved."""
+    async with world() as w:
+        holder = await w.connected()
+        session = (await holder.start())["sessionId"]
+        for client in (await w.connected(), w.client()):
+            sent = client.send(
+                "session/resume", {"sessionId": session}, headers={"Last-Event-ID": "x"}
+            )
+            error = await sent.error()
+            assert (error["code"], error["data"]) == (-32600, {"reason": "mode_conflict"})
+            assert sent.reply.status == 200
+        assert await holder.text("session_id") == session
+
+
+async def test_ownership_comes_before_mode() -> None:
+    """ "Ownership is checked before mode and before any effect": an unknown session stays
+    unknown, whatever else is wrong with the request.
+    """
+    async with world() as w:
+        client = await w.connected()
+        error = await client.error(
+            "session/resume", {"sessionId": UNKNOWN}, headers={"Last-Event-ID": "x"}
+        )
+        assert error["code"] == -32043
+
+
+@pytest.mark.parametrize("method", ["session/resume", "session/end"])
+async def test_session_methods_leave_transport_mode_sessions_alone(method: str) -> None:
+    """ "``session/*`` naming a transport-mode id is an error and leaves that session alone"."""
+    async with world() as w:
+        client, other = await w.connected(), await w.connected()
+        stream = await client.get().started()
+
+        for sender in (client, other, w.client()):
+            error = await sender.error(method, {"sessionId": client.session_id})
+            assert (error["code"], error["data"]) == (-32600, {"reason": "mode_conflict"})
+        assert await client.text("echo", text="x") == "x"
+        assert not stream.ended
+
+
+async def test_meta_naming_a_transport_mode_session_is_a_conflict() -> None:
+    """ "a mode used on the other kind"."""
+    async with world() as w:
+        client = await w.connected()
+        error = await client.error(
+            "tools/call", call_params("echo", {}, in_session(client.session_id))
+        )
+
+        assert (error["code"], error["data"]) == (-32600, {"reason": "mode_conflict"})
+        assert w.box.calls == []
+
+
+# --- the mirror ------------------------------------------------------------------------------
+
+
+async def test_an_equal_header_is_a_mirror() -> None:
+    """ "equal to the ``_meta`` sessionId it is a mirror (document 004 wants it), accepted, no
+    transport session meant".
+    """
+    async with world() as w:
+        session = (await w.client().start())["sessionId"]
+        client = w.client()
+        client.session_id = session
+
+        sent = client.call("session_id", meta=in_session(session))
+
+        assert text_of(await sent.result()) == session
+        assert sent.reply.status == 200
+
+
+async def test_an_equal_header_is_a_mirror_on_a_notification_too() -> None:
+    """A keyed request is cancelled by a notification "whose ``params._meta`` carries session
+    and key", and "our client sends" the mirror "except on ``session/*``".
+    """
+    async with world() as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        running = client.call("wait", gate="g", meta=keyed("k", session))
+        await w.box.gate("g").started.wait()
+        mirrored = w.client()
+        mirrored.session_id = session
+
+        await mirrored.notify("notifications/cancelled", {"_meta": keyed("k", session)})
+
+        assert (await running.error())["code"] == -32800
+
+
+async def test_a_lone_notification_may_name_its_session() -> None:
+    """The same without any header: an explicit cancel "always wins"."""
+    async with world() as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        running = client.call("wait", gate="g", meta=keyed("k", session))
+        await w.box.gate("g").started.wait()
+
+        await w.client().notify("notifications/cancelled", {"_meta": keyed("k", session)})
+
+        assert (await running.error())["code"] == -32800
+        assert (await w.client().post({"jsonrpc": "2.0", "method": "x"}).done()).status == 400
+
+
+async def test_another_id_in_the_header_is_the_connection() -> None:
+    """ "In the handshake era a different id is the transport-mode connection, no conflict":
+    client 1 of "What real clients were seen to do".
+    """
+    async with world() as w:
+        client = await w.connected()
+        session = (await w.client().start())["sessionId"]
+        stream = await client.get().started()
+
+        assert await client.text("session_id", meta=in_session(session)) == session
+        await client.text("update", uri="a:1", meta=in_session(session))
+
+        assert uris(await stream.has(1)) == ["a:1"]
+
+
+async def test_a_mirror_of_an_unknown_session_is_not_found_with_status_200() -> None:
+    """ "``-32043`` … HTTP status 200; 404 only for transport-mode ids"."""
+    async with world() as w:
+        client = w.client()
+        client.session_id = UNKNOWN
+
+        sent = client.call("echo", text="x", meta=in_session(UNKNOWN))
+
+        assert (await sent.error())["code"] == -32043
+        assert sent.reply.status == 200
+
+
+# --- whose they are ---------------------------------------------------------------------------
+
+
+async def test_a_foreign_session_looks_unknown() -> None:
+    """F4, B7: "the same answer" by every method, of either mode, and nothing is touched: not
+    the attachment, not the deadline, not a request key.
+    """
+    async with world(idle_timeout=100) as w:
+        owner = await as_user(w, "owner")
+        await owner.initialize()
+        stream = await owner.get().started()
+        session = (await owner.start())["sessionId"]
+        w.clock.advance(60)
+        await owner.notify("notifications/initialized")
+        thief = await as_user(w, "thief")
+        await thief.initialize()
+
+        async def answers(target: str) -> list[Json]:
+            return [
+                await thief.error("session/resume", {"sessionId": target}),
+                await thief.error("session/end", {"sessionId": target}),
+                await thief.error("tools/call", call_params("echo", {}, in_session(target))),
+                await thief.error("tools/call", call_params("echo", {}, keyed("k", target))),
+            ]
+
+        def told(target: str) -> Json:
+            data = {"sessionId": target}
+            return {"code": -32043, "message": "Session not found", "data": data}
+
+        assert owner.session_id is not None
+        assert await answers(session) == [told(session)] * 4
+        assert await answers(owner.session_id) == [told(owner.session_id)] * 4
+        assert await answers(UNKNOWN) == [told(UNKNOWN)] * 4
+        await owner.text("update", uri="a:1", meta=in_session(session))
+        assert uris(await stream.has(1)) == ["a:1"]
+        assert w.box.calls == ["update"]
+
+
+async def test_the_deadline_is_not_moved_by_a_foreign_request() -> None:
+    """B7: "the owner's identity *before*" any effect."""
+    async with world(idle_timeout=100) as w:
+        owner, thief = await as_user(w, "owner"), await as_user(w, "thief")
+        session = (await owner.start())["sessionId"]
+        await thief.initialize()
+        for _ in range(3):
+            w.clock.advance(30)
+            await thief.error("session/resume", {"sessionId": session})
+        w.clock.advance(20)
+        await w.expire()
+
+        assert (await owner.error("session/resume", {"sessionId": session}))["code"] == -32043
+
+
+@pytest.mark.parametrize("mode", ["transport", "protocol"])
+@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+async def test_a_foreign_id_in_the_header_looks_unknown(mode: str, method: str) -> None:
+    """F4: "somebody else's: 404 like any unknown id", in status, headers and body."""
+    async with world() as w:
+        owner = await as_user(w, "owner")
+        await owner.initialize()
+        stream = await owner.get().started()
+        session = (await owner.start())["sessionId"]
+        thief = await as_user(w, "thief")
+        replies: list[Reply] = []
+        for target in (owner.session_id if mode == "transport" else session, UNKNOWN):
+            thief.session_id = target
+            body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}' if method == "POST" else b""
+            headers = {**thief.headers(), "Content-Type": "application/json"}
+            replies.append(await thief.http(method, headers, body).done())
+
+        foreign, unknown = replies
+        assert foreign.status == unknown.status == 404
+        assert foreign.headers == unknown.headers
+        assert foreign.body == unknown.body
+        assert not stream.ended
+        assert await owner.text("session_id") == session
+
+
+async def test_a_foreign_answer_is_not_taken() -> None:
+    """ "the first answer from any of the owner's connections counts": the owner's."""
+    async with world() as w:
+        owner = await as_user(w, "owner")
+        owner.capabilities = {"elicitation": {}}
+        await owner.initialize()
+        thief = await as_user(w, "thief")
+        await thief.initialize()
+        asked = owner.call("ask", question="?")
+        question = (await asked.reply.has(1))[0]
+
+        await thief.respond(question, {"action": "accept", "content": {"answer": "forged"}})
+        await cycles()
+        assert asked.reply.answer_to(asked.id) is None
+        await owner.respond(question, {"action": "accept", "content": {"answer": "mine"}})
+
+        assert text_of(await asked.result()) == "accept: mine"
+
+
+async def test_a_foreign_cancel_is_not_obeyed() -> None:
+    """By session and key: the key of another's session is none of one's own."""
+    async with world() as w:
+        owner, thief = await as_user(w, "owner"), await as_user(w, "thief")
+        await thief.initialize()
+        session = (await owner.start())["sessionId"]
+        running = owner.call("wait", gate="g", meta=keyed("k", session))
+        await w.box.gate("g").started.wait()
+
+        await thief.notify("notifications/cancelled", {"_meta": keyed("k", session)})
+        await cycles()
+        w.box.gate("g").go.set()
+
+        assert text_of(await running.result()) == "through g"
+
+
+async def test_the_same_person_with_another_token_is_the_same_owner() -> None:
+    """ "a refreshed token of the same identity keeps it" (F2; here by the principal alone)."""
+    async with world() as w:
+        first, second = await as_user(w, "owner"), await as_user(w, "owner")
+        session = (await first.start())["sessionId"]
+
+        assert await second.text("session_id", meta=in_session(session)) == session
+        assert KEY  # the key belongs to the session, not to the token

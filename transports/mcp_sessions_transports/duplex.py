@@ -1,0 +1,378 @@
+"""A connection that carries everything both ways: what WebSocket and stdio have in common.
+
+Both eras. Answers, notifications and session events go out on one buffer, in the order in
+which they were decided: an answer to ``session/resume`` before the first replayed event.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.messages import (
+    Answer,
+    Malformed,
+    Notification,
+    NotNamed,
+    Request,
+    RequestId,
+    decode,
+    encode,
+    error_body,
+    error_message,
+    named_session,
+    parse,
+    wire_error,
+)
+from mcp_sessions.errors import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    InvalidParams,
+    Refusal,
+    SessionNotFound,
+    StoreUnavailable,
+    WireError,
+)
+from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId, parse_position
+from mcp_sessions.principal import Principal
+from mcp_sessions.security import mint_connection_id
+from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.modern import ModernRules
+from mcp_sessions.server.running import RunningRequest
+from mcp_sessions.server.upstream import UpstreamError, UpstreamPeer
+from mcp_sessions.stores.base import CurrentSession, Peer, SessionRecord
+from mcp_sessions_transports.http_handshake import DEFAULT_VERSION, Served
+from mcp_sessions_transports.listen import LISTEN, Filter, acknowledgement, completion, stamped
+from mcp_sessions_transports.outbox import Outbox
+from mcp_sessions_transports.sse import LogFeed
+
+logger = logging.getLogger(__name__)
+
+
+class DuplexChannel:
+    """A :class:`~mcp_sessions.server.connection.RequestChannel` on a shared connection."""
+
+    close_stream: Callable[[], Awaitable[None]] | None = None
+
+    def __init__(self, connection: DuplexConnection) -> None:
+        self._connection = connection
+        self.on_closed: Callable[[], None] | None = None
+        self.on_reopened: Callable[[], None] | None = None
+        self._callbacks: list[Callable[[], None]] | None = None
+        connection.channels[self] = None
+
+    @property
+    def is_open(self) -> bool:
+        """See :class:`RequestChannel`."""
+        return not self._connection.outbox.closed
+
+    async def emit(self, message: bytes) -> None:
+        """See :class:`RequestChannel`."""
+        self._connection.outbox.push(message)
+        await self._connection.outbox.room()
+
+    async def answer(self, message: bytes, *, code: int | None = None) -> None:
+        """See :class:`RequestChannel`."""
+        self._connection.channels.pop(self, None)
+        self._connection.outbox.push(message)
+        for callback in self._callbacks or ():
+            callback()
+
+    def after_answer(self, callback: Callable[[], None]) -> None:
+        """See :class:`RequestChannel`."""
+        self._callbacks = [*(self._callbacks or ()), callback]
+
+    def closed(self) -> None:
+        """The connection is gone before the answer."""
+        for callback in self._callbacks or ():
+            callback()
+        if self.on_closed is not None:
+            self.on_closed()
+
+
+class _Lane:
+    """One session's part of the shared way out; behind it stands the session's log."""
+
+    def __init__(self, connection: DuplexConnection) -> None:
+        self._connection = connection
+        self.closed = False
+        self.refill: Callable[[], Awaitable[bool]] | None = None
+
+    @property
+    def full(self) -> bool:
+        return self._connection.outbox.full
+
+    def push(self, chunk: bytes, origin: SessionId | None = None) -> None:
+        self._connection.push_event(chunk, origin)
+
+    def wake(self) -> None:
+        self._connection.outbox.wake()
+
+    def finish(self) -> None:
+        self.closed = True
+
+    def cut(self) -> None:
+        # The window moved on while the peer took nothing: it has to resume, and hears why.
+        self._connection.outbox.was_slow = True
+        self._connection.outbox.cut()
+
+
+class DuplexConnection:
+    """A :class:`~mcp_sessions.server.connection.TransportConnection` both ways."""
+
+    def __init__(self, kind: str, principal: Principal, served: Served, rules: ModernRules) -> None:
+        """Take what it works with.
+
+        Args:
+            kind: ``websocket`` or ``stdio``.
+        """
+        self.kind = kind
+        self.id: ConnectionId = mint_connection_id(kind)
+        self.principal = principal
+        self.peer = Peer(DEFAULT_VERSION)
+        self.transport_session: SessionId | None = None
+        self.attached: dict[SessionId, FencingEpoch] = {}
+        self.requests: dict[RequestId, RunningRequest] = {}
+        self.upstream_peers: dict[SessionId | None, UpstreamPeer] = {}
+        self.close_stream: Callable[[], Awaitable[None]] | None = None
+        self.channels: dict[DuplexChannel, None] = {}
+        policy = served.policy
+        self.outbox = Outbox(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
+        self.outbox.refill = self._refill
+        self.is_draining = False
+        """Closed by this side, in order."""
+
+        self._served = served
+        self._rules = rules
+        self._current: CurrentSession | None = None
+        self._lanes: dict[SessionId, LogFeed[_Lane]] = {}
+        self._listens: dict[SessionId, tuple[RequestId, Filter, SessionRecord]] = {}
+        self._holds = 0
+        self._held: list[tuple[bytes, SessionId | None]] = []
+
+    # --- the port --------------------------------------------------------------------------
+
+    async def current(self) -> CurrentSession | None:
+        """See :class:`TransportConnection`."""
+        return self._current
+
+    async def set_current(self, current: CurrentSession | None) -> None:
+        """See :class:`TransportConnection`."""
+        self._current = current
+
+    async def deliver(self, session_id: SessionId, event: LoggedEvent) -> None:
+        """See :class:`TransportConnection`."""
+        feed = self._lanes.get(session_id)
+        if feed is None:
+            position = parse_position(event.event_id)
+            if position is None:
+                raise AssertionError("the store mints positions")
+            before = Position(position.log_epoch, position.number - 1).event_id()
+            feed = LogFeed(
+                _Lane(self),
+                lambda after: self._read(session_id, after),
+                before,
+                lambda logged: self._frame(session_id, logged),
+                is_behind=False,
+            )
+            self._lanes[session_id] = feed
+        feed.offer(event)
+
+    async def send(self, draft: Draft) -> None:
+        """See :class:`TransportConnection`."""
+        self.push_event(draft.before, draft.origin)
+
+    async def withdraw(self, session_id: SessionId) -> None:
+        """See :class:`TransportConnection`."""
+        self._lanes.pop(session_id, None)
+        self.outbox.purge(session_id)
+        self._held = [entry for entry in self._held if entry[1] != session_id]
+        self._end_listen(session_id, None)
+
+    async def session_over(self, session_id: SessionId) -> None:
+        """See :class:`TransportConnection`."""
+        self._end_listen(session_id, wire_error(SessionNotFound(session_id)))
+        await self.withdraw(session_id)
+
+    async def room(self) -> None:
+        """See :class:`TransportConnection`."""
+        await self.outbox.room()
+
+    def hold(self) -> Callable[[], None]:
+        """See :class:`TransportConnection`: events wait, answers do not."""
+        self._holds += 1
+        released = False
+
+        def release() -> None:
+            nonlocal released
+            if released:
+                return
+            released = True
+            self._holds -= 1
+            if not self._holds:
+                held, self._held = self._held, []
+                for chunk, origin in held:
+                    self.outbox.push(chunk, origin)
+
+        return release
+
+    def close(self) -> None:
+        """See :class:`TransportConnection`."""
+        self.is_draining = True
+        for session_id in list(self._listens):
+            self._end_listen(session_id, None)
+        self.outbox.finish()
+
+    # --- what came in ------------------------------------------------------------------------
+
+    async def take(self, body: bytes) -> None:
+        """Serve one message; what is wrong with it is answered."""
+        try:
+            message = parse(decode(body))
+        except ValueError:
+            self._refuse(None, error_body(PARSE_ERROR, "Parse error"))
+            return
+        except Malformed as malformed:
+            self._refuse(None, error_body(INVALID_REQUEST, f"Invalid request: {malformed}"))
+            return
+        try:
+            await self._take(message)
+        except StoreUnavailable:
+            logger.exception("the session store is away")
+            if isinstance(message, Request):
+                text = "the session store is away: ask again later"
+                self._refuse(message.id, error_body(INTERNAL_ERROR, text))
+
+    async def gone(self) -> None:
+        """The peer is not there any more: its sessions wait, its requests run on."""
+        self.outbox.cut()
+        await self._served.hub.remove(self)
+        for channel in list(self.channels):
+            channel.closed()
+        self.channels.clear()
+
+    def push_event(self, chunk: bytes, origin: SessionId | None) -> None:
+        """Hand over what is no answer: it waits behind an answer that has to come first."""
+        if self._holds:
+            self._held.append((chunk, origin))
+        else:
+            self.outbox.push(chunk, origin)
+
+    async def _take(self, message: Request | Notification | Answer) -> None:
+        router = self._served.router
+        if isinstance(message, Answer):
+            router.answer(message, self._inbound())
+        elif isinstance(message, Notification):
+            await router.notification(message, self._inbound())
+        elif message.method == "initialize" and not self.peer.modern:
+            await self._initialize(message)
+        elif self._rules.is_modern(message.params):
+            await self._modern(message)
+        else:
+            await router.request(message, self._inbound())
+
+    async def _initialize(self, request: Request) -> None:
+        async def register(peer: Peer) -> DuplexConnection:
+            self.peer = peer
+            return self
+
+        # A client that initializes has no connection yet.
+        alone = Inbound(self.principal, self.peer, None, DuplexChannel(self))
+        answer, connection = await self._served.router.initialize(request, alone, register)
+        await alone.channel.answer(answer)
+        if connection is None:
+            return
+        for stale in [key for key in self.upstream_peers if key is not None]:
+            # What was made before the handshake knows nothing of the client.
+            del self.upstream_peers[stale]
+
+    async def _modern(self, request: Request) -> None:
+        route = self._rules.route(request.method, request.params)
+        if isinstance(route, tuple):
+            code, text, data = route
+            self._refuse(request.id, error_body(code, text, data))
+            return
+        capabilities = {"capabilities": route.client_capabilities}
+        peer = Peer(route.protocol_version, capabilities, modern=True)
+        if self.peer.initialize_params is None:
+            self.peer = peer
+        inbound = self._inbound(peer)
+        inbound.modern, inbound.route = True, route
+        if request.method == LISTEN and _names_session(request):
+            await self._listen(request, inbound)
+        else:
+            await self._served.router.request(request, inbound)
+
+    async def _listen(self, request: Request, inbound: Inbound) -> None:
+        """Events are pushed here anyway: a listen sets the filter and adds its id."""
+        served = self._served
+        try:
+            served.upstream.validate(LISTEN, inbound.peer.protocol_version, request.params)
+            record = await served.router.admitted(request, inbound)
+            if record is None or not inbound.principal.scopes >= record.principal.scopes:
+                raise SessionNotFound(record.session_id if record is not None else "")
+            session_id, wanted = record.session_id, Filter(request.params or {})
+            if not await served.store.set_filter(session_id, wanted.uris, wanted.lists):
+                raise SessionNotFound(session_id)
+            if session_id not in self.attached:
+                attached = await served.hub.attach(session_id, self)
+                if attached is None:
+                    raise SessionNotFound(session_id)
+        except WireError as refused:
+            await inbound.channel.answer(inbound.error(request.id, wire_error(refused)))
+            return
+        except UpstreamError as failed:
+            await inbound.channel.answer(inbound.error(request.id, failed.error))
+            return
+        self._end_listen(session_id, None)
+        self._listens[session_id] = (request.id, wanted, record)
+        self.outbox.push(encode(acknowledgement(wanted, request.id)))
+
+    def _end_listen(self, session_id: SessionId, error: dict[str, Any] | None) -> None:
+        listening = self._listens.pop(session_id, None)
+        if listening is None:
+            return
+        request_id, _, record = listening
+
+        def result(members: dict[str, Any]) -> dict[str, Any]:
+            return {**self._served.methods.stamp(members, record), "resultType": "complete"}
+
+        self.outbox.push(encode(completion(request_id, error, result)))
+
+    # --- what goes out ---------------------------------------------------------------------
+
+    def _inbound(self, peer: Peer | None = None) -> Inbound:
+        return Inbound(self.principal, peer or self.peer, self, DuplexChannel(self))
+
+    def _refuse(self, request_id: RequestId | None, error: dict[str, Any]) -> None:
+        self.outbox.push(error_message(request_id, error))
+
+    async def _read(
+        self, session_id: SessionId, after: str
+    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+        return await self._served.store.read(session_id, after, now=self._served.clock())
+
+    def _frame(self, session_id: SessionId, event: LoggedEvent) -> bytes | None:
+        listening = self._listens.get(session_id)
+        if listening is None:
+            return event.payload
+        request_id, wanted, _ = listening
+        return stamped(event.payload, request_id) if wanted.admits(event) else None
+
+    async def _refill(self) -> bool:
+        more = False
+        for feed in list(self._lanes.values()):
+            if feed.stream.refill is not None and await feed.stream.refill():
+                more = True
+        return more
+
+
+def _names_session(request: Request) -> bool:
+    try:
+        return not isinstance(named_session(request.params), NotNamed)
+    except InvalidParams:
+        # Malformed metadata is answered as what it is.
+        return True
