@@ -16,7 +16,6 @@
     │   ├── InvalidParams       -32602  malformed params or metadata
     │   │   └── InvalidState -32602 a ``state`` that is not one of ours; one text for each cause
     │   └── InvalidRequest      -32600  mode_conflict, key_reused, duplicate_id
-    ├── Fenced                  a later attachment exists; nothing was written
     ├── ReplayRefused           a position that cannot be replayed whole (never on the wire
     │                           as an error: the answer says ``catchup: false``)
     └── StoreUnavailable        the store: unknown whether the last write happened
@@ -126,13 +125,6 @@ class StoreUnavailable(SessionsError):
     """The store did not answer; whether its last write happened is unknown."""
 
 
-class Fenced(SessionsError):
-    """A later attachment of the session exists. Nothing was written."""
-
-    def __str__(self) -> str:
-        return "a later attachment of this session exists"
-
-
 class ReplayRefused(SessionsError):
     """A position from which the log cannot be replayed whole."""
 
@@ -157,7 +149,8 @@ class WireError(SessionsError):
             data: The error's ``data`` member; holds nothing that the peer did not send.
             status: The HTTP status, where the answer goes over HTTP.
         """
-        super().__init__(self.code, data)
+        # Not ``data``: it may hold a session id, and an exception's repr ends up in logs.
+        super().__init__(self.code)
         self.data = data
         self.status = status
 

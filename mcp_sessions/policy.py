@@ -17,6 +17,10 @@ COALESCED_BY_DEFAULT: Mapping[str, str | None] = {
 """Method → the member of ``params`` that is its key, or None: keyed by method alone."""
 
 
+_NEVER_COALESCED = frozenset({"notifications/cancelled", "notifications/progress"})
+"""What belongs to one request, each of it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPolicy:
     """The limits that one layer enforces. Durations are in seconds, sizes in bytes.
@@ -68,7 +72,7 @@ class SessionPolicy:
     detached_timeout: float = 900
     """How long one request may run on with nobody listening."""
 
-    max_finished_streams: int = 64
+    max_finished_streams: int = 16
     """Response streams of one connection whose end can still be fetched with
     ``Last-Event-ID``."""
 
@@ -100,6 +104,17 @@ class SessionPolicy:
 
     def __post_init__(self) -> None:
         for limit in fields(self):
-            value = getattr(self, limit.name)
-            if isinstance(value, (int, float)) and not (value > 0 and math.isfinite(value)):
-                raise ConfigurationError(f"{limit.name} must be a positive number, not {value!r}")
+            value: object = getattr(self, limit.name)
+            if limit.name == "coalescing" or (value is None and "None" in str(limit.type)):
+                continue
+            kind = (int, float) if str(limit.type) == "float" else int
+            if (
+                not isinstance(value, kind)
+                or isinstance(value, bool)
+                or not (value > 0 and math.isfinite(value))
+            ):
+                what = "number (whole)" if kind is int else "number"
+                raise ConfigurationError(f"{limit.name} must be a positive {what}, not {value!r}")
+        for method in self.coalescing:
+            if not method.startswith("notifications/") or method in _NEVER_COALESCED:
+                raise ConfigurationError(f"{method} cannot be coalesced")

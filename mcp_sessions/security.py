@@ -51,6 +51,9 @@ _LEAST_MAX_TOKEN = 256
 """Room for the token of an empty state, which ``sessions/create`` always issues."""
 
 
+_last_epoch = 0
+
+
 def mint_session_id() -> SessionId:
     """A new session id: 43 characters of base64url, 256 random bits."""
     return SessionId(secrets.token_urlsafe(32))
@@ -67,8 +70,13 @@ def mint_request_id() -> str:
 
 
 def mint_log_epoch() -> LogEpoch:
-    """The epoch of a log that is made now."""
-    return log_epoch(time.time_ns() // 1_000_000, secrets.randbelow(1_000_000))
+    """The epoch of a log that is made now, later than every epoch that this process minted:
+    also within one millisecond, and when the clock was set back.
+    """
+    global _last_epoch
+    minted = time.time_ns() // 1_000_000 * 1_000_000 + secrets.randbelow(1_000_000)
+    _last_epoch = max(minted, _last_epoch + 1)
+    return log_epoch(*divmod(_last_epoch, 1_000_000))
 
 
 def mint_key() -> str:

@@ -8,6 +8,7 @@ id differs.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -35,6 +36,8 @@ MAX_REQUEST_KEY = 256
 """Characters of a request key."""
 
 RequestId = str | int
+
+_LARGE_INTEGER = re.compile(rb"[0-9]{19}")
 
 
 @dataclass(slots=True)
@@ -83,7 +86,17 @@ def decode(body: bytes) -> Any:
     Raises:
         ValueError: It holds none (bad JSON, bad UTF-8, too deep).
     """
-    return orjson.loads(body)
+    if _LARGE_INTEGER.search(body) is None:
+        return orjson.loads(body)
+    # orjson reads an integer beyond 64 bits as a float, which is another number.
+    try:
+        return json.loads(body, parse_constant=_no_constant)
+    except RecursionError as failed:
+        raise ValueError("too deep") from failed
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
 
 
 def encode(message: Any) -> bytes:
@@ -164,6 +177,14 @@ def parse(value: Any) -> Message:
     raise Malformed('a message has "method", "result" or "error"')
 
 
+def id_of(value: object) -> RequestId | None:
+    """The ``id`` of a decoded value that is no message, if it has one that can be one."""
+    given = cast(dict[str, Any], value).get("id") if isinstance(value, dict) else None
+    if isinstance(given, (str, int)) and not isinstance(given, bool):
+        return given
+    return None
+
+
 def _request_id(value: object) -> RequestId:
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return value
@@ -198,6 +219,8 @@ def named_session(params: Mapping[str, Any] | None) -> SessionId | NotNamed:
         InvalidParams: The metadata is there but is not ``{"sessionId": string, …}``.
     """
     meta = meta_of(params)
+    if meta is None and params is not None and params.get("_meta") is not None:
+        raise InvalidParams("_meta must be an object")
     if meta is None or SESSION_META not in meta:
         return NotNamed.ABSENT
     value = meta[SESSION_META]
@@ -304,8 +327,8 @@ def request_message(request_id: str, method: str, params: Mapping[str, Any] | No
     return encode(message)
 
 
-_EVENT_ID_HERE = "\N{WORD JOINER}sessionEventId\N{WORD JOINER}"
-_SESSION_HERE = "\N{WORD JOINER}sessionId\N{WORD JOINER}"
+_EVENT_ID_HERE = "mcp-sessions:event-id-here"
+_SESSION_HERE = "mcp-sessions:session-id-here"
 
 
 class EventTemplate:

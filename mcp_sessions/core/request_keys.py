@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from mcp_sessions.errors import InvalidParams
 from mcp_sessions.ids import RequestKey
 
 _KEY_COST = 96
@@ -57,7 +58,7 @@ class KeyedRequest:
     """Names the process that runs it; another one cannot know how it goes."""
 
     at: float
-    """Seconds on the session clock, when it was first seen."""
+    """Seconds on the session clock: when it was first seen, then when it finished."""
 
     state: KeyState = KeyState.RUNNING
     outcome: bytes = b""
@@ -68,29 +69,38 @@ def content_digest(method: str, params: Mapping[str, Any] | None) -> bytes:
     """What makes two requests the same: method and params, but for ``_meta``.
 
     ``_meta`` is left out: progress token and ``state`` differ when a request is sent again.
+
+    Raises:
+        InvalidParams: They are nested too deeply to be compared.
     """
     members = {name: value for name, value in (params or {}).items() if name != "_meta"}
     try:
         body = orjson.dumps([method, members], option=orjson.OPT_SORT_KEYS)
     except TypeError:
         # An integer beyond 64 bits, a lone surrogate, many levels: JSON has them.
-        body = json.dumps([method, members], sort_keys=True).encode()
+        try:
+            body = json.dumps([method, members], sort_keys=True).encode()
+        except RecursionError as failed:
+            raise InvalidParams("params are nested too deeply for a request key") from failed
     return hashlib.blake2b(body, digest_size=32).digest()
 
 
 class RequestKeys:
     """The keyed requests of one session."""
 
-    __slots__ = ("_bytes", "_keys", "_lifetime", "_max_bytes")
+    __slots__ = ("_answers", "_bytes", "_finished", "_lifetime", "_max_bytes", "_running")
 
     def __init__(self, *, max_bytes: int, lifetime: float) -> None:
-        self._keys: dict[RequestKey, KeyedRequest] = {}
+        self._running: dict[RequestKey, KeyedRequest] = {}
+        # In the order in which they finished, which is the order in which they are forgotten.
+        self._finished: dict[RequestKey, KeyedRequest] = {}
         self._bytes = 0
+        self._answers = 0
         self._max_bytes = max_bytes
         self._lifetime = lifetime
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._running) + len(self._finished)
 
     @property
     def size(self) -> int:
@@ -99,7 +109,7 @@ class RequestKeys:
 
     def get(self, key: RequestKey) -> KeyedRequest | None:
         """What is known of ``key``."""
-        return self._keys.get(key)
+        return self._running.get(key) or self._finished.get(key)
 
     def begin(
         self, key: RequestKey, digest: bytes, *, runner: str, now: float
@@ -111,7 +121,7 @@ class RequestKeys:
             method or params; ``FULL`` with None; else the state of the known entry.
         """
         self._expire(now)
-        known = self._keys.get(key)
+        known = self.get(key)
         if known is not None:
             if known.digest != digest:
                 return Begun.OTHER_CONTENT, known
@@ -119,39 +129,50 @@ class RequestKeys:
         cost = len(key) + _KEY_COST
         if not self._make_room(cost):
             return Begun.FULL, None
-        entry = self._keys[key] = KeyedRequest(digest, runner, now)
+        entry = self._running[key] = KeyedRequest(digest, runner, now)
         self._bytes += cost
         return Begun.FIRST, entry
 
     def finish(self, key: RequestKey, outcome: bytes | None, *, now: float) -> bool:
-        """Keep the outcome of ``key`` (None: it cannot be known); whether it was kept."""
+        """Keep the outcome of ``key`` (None: it cannot be known); whether it was kept.
+
+        Its lifetime begins now, however long the request took.
+        """
         self._expire(now)
-        entry = self._keys.get(key)
-        if entry is None or entry.state is not KeyState.RUNNING:
+        entry = self._running.pop(key, None)
+        if entry is None:
             return False
+        entry.at = now
+        self._finished[key] = entry
         if outcome is None or not self._make_room(len(outcome)):
             entry.state = KeyState.DROPPED
             return False
         entry.state, entry.outcome = KeyState.ANSWERED, outcome
         self._bytes += len(outcome)
+        self._answers += len(outcome)
         return True
 
     def _make_room(self, wanted: int) -> bool:
         if self._bytes + wanted <= self._max_bytes:
             return True
-        for entry in self._keys.values():
+        if self._bytes - self._answers + wanted > self._max_bytes:
+            # It will not fit, whatever goes: then nothing has to go.
+            return False
+        for entry in self._finished.values():
             if entry.state is KeyState.ANSWERED:
                 self._bytes -= len(entry.outcome)
+                self._answers -= len(entry.outcome)
                 entry.state, entry.outcome = KeyState.DROPPED, b""
                 if self._bytes + wanted <= self._max_bytes:
                     return True
-        return False
+        raise AssertionError("all answers together made room enough")
 
     def _expire(self, now: float) -> None:
-        while self._keys:
-            key, oldest = next(iter(self._keys.items()))
-            # A running request is known until it ends, however long that takes.
-            if oldest.state is KeyState.RUNNING or oldest.at >= now - self._lifetime:
+        # A running request is known until it ends, however long that takes.
+        while self._finished:
+            key, oldest = next(iter(self._finished.items()))
+            if oldest.at >= now - self._lifetime:
                 return
-            del self._keys[key]
+            del self._finished[key]
             self._bytes -= len(key) + _KEY_COST + len(oldest.outcome)
+            self._answers -= len(oldest.outcome)

@@ -147,6 +147,9 @@ class Inbound:
     resumes_stream: bool = False
     """The POST carried ``Last-Event-ID``."""
 
+    session_header: str | None = None
+    """The POST's ``Mcp-Session-Id``."""
+
     modern: bool = False
     """Of the modern era: every request names its session, results carry ``resultType``."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mcp_sessions.core.log import Draft
@@ -22,19 +22,11 @@ logger = logging.getLogger(__name__)
 class SessionOutbound:
     """To the client of a protocol-mode session, wherever it is attached: session events."""
 
-    def __init__(
-        self,
-        hub: Hub,
-        host: Host,
-        store: SessionStore,
-        record: SessionRecord,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, hub: Hub, host: Host, store: SessionStore, record: SessionRecord) -> None:
         self._hub = hub
         self._host = host
         self._store = store
         self._record = record
-        self._clock = clock
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """See :class:`Outbound`. After the session's end, a line in the log."""
@@ -52,7 +44,8 @@ class SessionOutbound:
     ) -> dict[str, Any]:
         """See :class:`Outbound`. With nobody attached it waits until somebody is."""
         session_id = self._record.session_id
-        record = await self._store.load(session_id, now=self._clock())
+        # Its handler is at work, so it lives, whatever its idle deadline says.
+        record = await self._store.load(session_id, now=0)
         if record is None:
             raise PeerError(INVALID_REQUEST, "the session is over")
         connection = await self._attached(record)
@@ -63,7 +56,7 @@ class SessionOutbound:
 
     async def _send(self, message: bytes) -> None:
         session_id = self._record.session_id
-        record = await self._store.load(session_id, now=self._clock())
+        record = await self._store.load(session_id, now=0)
         connection = await self._attached(record) if record is not None else None
         if connection is not None:
             await connection.send(Draft(message, None, None, session_id))

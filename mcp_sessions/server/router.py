@@ -194,12 +194,13 @@ class Router:
             await self._cancel(notification.params, inbound)
 
     async def admitted(self, request: Request, inbound: Inbound) -> SessionRecord | None:
-        """The session that a request names, admitted; None: it names none (rule 1 only).
+        """The session that a listen request names, admitted; None: it names none (rule 1 only).
 
         Raises:
             WireError: As for any request.
         """
-        association = await self._associate(request.params, inbound, request)
+        # A key of it would never be finished: a listen ends with its connection.
+        association = await self._associate(request.params, inbound, request, keyed=False)
         return association.admitted.record if association.admitted is not None else None
 
     # --- requests ----------------------------------------------------------------------------
@@ -239,17 +240,23 @@ class Router:
         )
 
     async def _associate(
-        self, params: dict[str, Any] | None, inbound: Inbound, request: Request | None
+        self,
+        params: dict[str, Any] | None,
+        inbound: Inbound,
+        request: Request | None,
+        *,
+        keyed: bool = True,
     ) -> Association:
         """Rules 1 to 3.
 
         Args:
             request: Record its key, if it has one; None: a notification, which has none.
+            keyed: False: a key is ignored.
 
         Raises:
             InvalidParams, SessionNotFound, SessionDetached, InvalidRequest
         """
-        key = request_key(params) if request is not None else None
+        key = request_key(params) if request is not None and keyed else None
         named = named_session(params)
         connection = inbound.connection
         if not isinstance(named, NotNamed):
@@ -409,7 +416,7 @@ class Router:
         if connection is None or inbound.modern:
             outbound = None
             if record is not None:
-                outbound = SessionOutbound(self._hub, self._host, self._store, record, self._clock)
+                outbound = SessionOutbound(self._hub, self._host, self._store, record)
             session_id = record.session_id if record is not None else None
             if inbound.modern:
                 return self._upstream.modern_peer(inbound.route, outbound, session_id)
@@ -419,7 +426,7 @@ class Router:
         if known is not None:
             return known
         if record is not None:
-            outbound = SessionOutbound(self._hub, self._host, self._store, record, self._clock)
+            outbound = SessionOutbound(self._hub, self._host, self._store, record)
             self._hub.used(record.session_id, connection)
             peer = self._upstream.peer(inbound.peer, outbound, record.session_id)
         else:
@@ -458,7 +465,7 @@ class Router:
     def _standalone(self, running: RunningRequest) -> Any:
         inbound, record = running.carriers[-1].inbound, running.record
         if record is not None:
-            return SessionOutbound(self._hub, self._host, self._store, record, self._clock)
+            return SessionOutbound(self._hub, self._host, self._store, record)
         if inbound.connection is not None:
             return ConnectionOutbound(self._hub, self._host, inbound.connection)
         return LateOutbound()

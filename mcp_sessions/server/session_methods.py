@@ -276,9 +276,10 @@ class SessionMethods:
             # A weaker credential does not read what a stronger one may hear (pitfall F3).
             logger.warning("session %s: resume with fewer scopes refused", digest(session_id))
             raise SessionNotFound(session_id)
-        if inbound.resumes_stream:
+        if inbound.resumes_stream or inbound.session_header == session_id:
             raise InvalidRequest(
-                InvalidReason.MODE_CONFLICT, "session/resume does not go with Last-Event-ID"
+                InvalidReason.MODE_CONFLICT,
+                "session/resume goes with neither Last-Event-ID nor its own Mcp-Session-Id",
             )
         connection = inbound.connection if inbound.has_stream else None
         release = connection.hold() if connection is not None else None

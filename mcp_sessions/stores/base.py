@@ -81,7 +81,7 @@ class CurrentSession:
 class SessionRecord:
     """What is known of one session. Read it; change it by the store's methods only."""
 
-    session_id: SessionId
+    session_id: SessionId = field(repr=False)
     mode: Mode
     principal: Principal
     """Its maker; ``principal.scopes`` are the scopes it was made with."""

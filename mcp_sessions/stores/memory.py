@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.core.log import Draft, EventLog, LoggedEvent, Window
-from mcp_sessions.core.request_keys import KeyState, RequestKeys
+from mcp_sessions.core.request_keys import Begun, KeyState, RequestKeys
 from mcp_sessions.core.states import BEGINS, Change, State, after
 from mcp_sessions.errors import LimitReached, Refusal
 from mcp_sessions.ids import (
@@ -155,6 +155,8 @@ class MemoryStore:
         begun, entry = keys.begin(key.key, key.digest, runner=key.runner, now=now)
         if entry is None:
             return Admitted(record, begun)
+        if begun is Begun.OTHER_CONTENT:
+            return Admitted(record, begun)
         outcome = entry.outcome if entry.state is KeyState.ANSWERED else None
         return Admitted(record, begun, outcome, entry.runner)
 
@@ -183,9 +185,9 @@ class MemoryStore:
         """See :meth:`SessionStore.expire`."""
         expired: list[SessionRecord] = []
         put_back: list[tuple[float, SessionId]] = []
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][0] <= now and len(expired) < limit:
-            _, session_id = heapq.heappop(deadlines)
+        # Not a name for the heap: ending a session may replace it by a shorter one.
+        while self._deadlines and self._deadlines[0][0] <= now and len(expired) < limit:
+            _, session_id = heapq.heappop(self._deadlines)
             session = self._sessions.get(session_id)
             if session is None:
                 continue
@@ -199,7 +201,7 @@ class MemoryStore:
                 self._finish(session, Change.EXPIRE)
                 expired.append(record)
         for entry in put_back:
-            heapq.heappush(deadlines, entry)
+            heapq.heappush(self._deadlines, entry)
         return expired
 
     async def append(
@@ -207,7 +209,7 @@ class MemoryStore:
     ) -> Appended | None:
         """See :meth:`SessionStore.append`."""
         session = self._sessions.get(session_id)
-        if session is None:
+        if session is None or now >= session.record.ends_at:
             return None
         if stream == EVENTS:
             return Appended(session.events.append(draft, now=now), session.record.attachment)
@@ -426,6 +428,7 @@ class MemoryStore:
         self._change(session, change)
         record = session.record
         del self._sessions[record.session_id]
+        self._compact()
         left = self._by_principal[record.principal] - 1
         if left:
             self._by_principal[record.principal] = left
@@ -433,6 +436,13 @@ class MemoryStore:
             del self._by_principal[record.principal]
         for uri in record.subscriptions:
             self._forget_subscription(record.session_id, uri)
+
+    def _compact(self) -> None:
+        """Sessions that ended leave nothing behind (pitfall D8), not their deadlines either."""
+        if len(self._deadlines) > 2 * len(self._sessions) + 64:
+            live = self._sessions.values()
+            self._deadlines = [(s.record.expires_at, s.record.session_id) for s in live]
+            heapq.heapify(self._deadlines)
 
     def _forget_subscription(self, session_id: SessionId, uri: str) -> None:
         sessions = self._by_uri.get(uri)

@@ -19,6 +19,7 @@ from mcp_sessions.core.messages import (
     Request,
     answer_with,
     decode,
+    decode_kept,
     encode,
     error_body,
     error_message,
@@ -166,16 +167,31 @@ def test_the_smallest_messages_are_understood() -> None:
     assert parse({"jsonrpc": "2.0", "error": error}) == Answer(None, None, error)
 
 
-@pytest.mark.xfail(reason="orjson reads an integer over 64 bits as a float", strict=True)
 def test_an_integer_of_any_size_is_read_as_it_was_written() -> None:
     """The SDK's parser keeps it; here a tool would be called with another number."""
     assert decode(b'{"n":18446744073709551617}') == {"n": 2**64 + 1}
 
 
-@pytest.mark.xfail(reason="orjson refuses integers over 64 bits", strict=True, raises=TypeError)
-def test_an_integer_of_any_size_can_be_written() -> None:
-    """The SDK's encoder writes it; here the answer would fail after the tool has run."""
-    assert result_outcome({"value": 2**64}) == b'"result":{"value":18446744073709551616}'
+RARE: list[Any] = [2**64, -(2**70), "\ud800", {"a": [{"b": 2**64}]}]
+DEEP = json.loads("[" * 300 + "1" + "]" * 300)
+
+
+@pytest.mark.parametrize("value", [*RARE, DEEP], ids=["large", "low", "surrogate", "inner", "deep"])
+def test_what_orjson_refuses_and_json_can_say_is_written(value: object) -> None:
+    """The handler ran: its answer must not fail because of an integer over 64 bits."""
+    outcome = result_outcome({"value": value})
+
+    assert decode_kept(outcome) == {"result": {"value": value}}
+    assert json.loads(answer_with(outcome, 1)) == json.loads(result_message(1, {"value": value}))
+
+
+@pytest.mark.parametrize(
+    "value", [{1: 2}, {"a": 2**64, "b": {1: 2}}, {"a": {None: 2**64}}, object(), {"a": b"bytes"}]
+)
+def test_what_json_cannot_say_is_a_type_error(value: object) -> None:
+    """One error whatever the cause; a name that is no string is not quietly made one."""
+    with pytest.raises(TypeError):
+        encode(value)
 
 
 # --- what a request says about its session -----------------------------------------------------
@@ -392,6 +408,17 @@ def test_a_spliced_event_is_the_event_encoded_whole(
 
     assert orjson.loads(encoded) == {"jsonrpc": "2.0", "method": method, "params": expected}
     assert len(encoded) == len(encode({"jsonrpc": "2.0", "method": method, "params": expected}))
+
+
+@pytest.mark.parametrize("value", RARE, ids=["large", "low", "surrogate", "inner"])
+def test_an_event_may_hold_what_orjson_refuses(value: object) -> None:
+    """``encode`` writes it, so a template must be able to split it."""
+    encoded = EventTemplate("m", {"value": value}, None).draft(SessionId("s")).encode(EVENT_ID)
+
+    event = json.loads(encoded)
+    assert event["params"]["value"] == value
+    assert event["params"]["sessionEventId"] == EVENT_ID
+    assert event["params"]["_meta"][SESSION_META] == {"sessionId": "s"}
 
 
 @given(TRICKY_PARAMS)

@@ -13,7 +13,7 @@ import pytest
 from tests.interop import environments
 from tests.interop.clients import ClientKind, StockClient, connect
 from tests.interop.driver import Driver
-from tests.interop.harness import IS_BARE, Connect, UnderTest
+from tests.interop.harness import IS_BARE, RECONNECTS_BY_DEFAULT, Connect, UnderTest
 from tests.support.apps import KINDS, make_app
 from tests.support.bare import bare_asgi_app
 from tests.support.proxy import TcpProxy
@@ -22,14 +22,26 @@ from tests.support.servers import serve
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "layer_only: of what the SDK alone does not do")
+    config.addinivalue_line(
+        "markers",
+        "reconnects(*also): takes the second after which clients come back; run by default "
+        "with one pair of server and client, and those in `also`",
+    )
 
 
+# First, so that what is marked here as full is left out where that is asked for.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not IS_BARE:
-        return
-    left_out = [item for item in items if item.get_closest_marker("layer_only")]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not item.get_closest_marker("layer_only")]
+    for item in items:
+        marker = item.get_closest_marker("reconnects")
+        if marker is not None and isinstance(item, pytest.Function):
+            pair = (item.callspec.params["under_test"], item.callspec.params["kind"])
+            if pair not in (RECONNECTS_BY_DEFAULT, *marker.args):
+                item.add_marker(pytest.mark.full)
+    if IS_BARE:
+        left_out = [item for item in items if item.get_closest_marker("layer_only")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("layer_only")]
 
 
 @pytest.fixture(scope="module", params=KINDS)

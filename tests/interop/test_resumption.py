@@ -39,6 +39,7 @@ async def resumed(client: StockClient, under_test: UnderTest, *, since: int) -> 
 
 @clients(*ALL)
 @pytest.mark.parametrize("finishes", ["while the client is away", "after it is back"])
+@pytest.mark.reconnects(("fastmcp", "fastmcp-4"))
 async def test_a_call_survives_the_cut_of_its_response_stream(
     under_test: UnderTest, connected: Connect, proxy: TcpProxy, gate: str, finishes: str
 ) -> None:
@@ -66,6 +67,7 @@ async def test_a_call_survives_the_cut_of_its_response_stream(
 
 
 @clients(*ALL)
+@pytest.mark.reconnects
 async def test_a_call_survives_a_cut_before_its_first_message(
     under_test: UnderTest, connected: Connect, proxy: TcpProxy, gate: str
 ) -> None:
@@ -95,6 +97,7 @@ async def test_a_call_survives_a_cut_before_its_first_message(
 
 @clients(*ALL)
 @pytest.mark.parametrize("finishes", ["while the client is away", "after it is back"])
+@pytest.mark.reconnects
 async def test_a_call_survives_the_end_of_its_stream_by_the_server(
     under_test: UnderTest, connected: Connect, gate: str, finishes: str
 ) -> None:
@@ -117,6 +120,7 @@ async def test_a_call_survives_the_end_of_its_stream_by_the_server(
 
 
 @clients(*ALL)
+@pytest.mark.reconnects(("fastmcp", "fastmcp-4"))
 async def test_the_get_stream_is_resumed_and_brings_what_was_missed(
     under_test: UnderTest, connected: Connect, proxy: TcpProxy, note: str
 ) -> None:
@@ -144,6 +148,7 @@ async def test_the_get_stream_is_resumed_and_brings_what_was_missed(
 
 @clients(*ALL)
 @pytest.mark.layer_only
+@pytest.mark.reconnects
 async def test_the_get_stream_is_resumed_from_before_its_first_message(
     under_test: UnderTest, connected: Connect, proxy: TcpProxy, note: str
 ) -> None:

@@ -148,6 +148,7 @@ async def test_a_second_resume_with_nothing_new_replays_nothing(
 
 
 @clients(*SHOWS_RAW_MESSAGES)
+@pytest.mark.reconnects
 async def test_the_get_stream_of_a_session_is_resumed_by_the_client_itself(
     under_test: UnderTest, connected: Connect, proxy: TcpProxy, note: str
 ) -> None:

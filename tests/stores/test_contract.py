@@ -7,26 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sessions import testing
 from mcp_sessions.testing import STORE_CHECKS, Check, MakeStore, check_session_store
 from tests.stores.every_store import STORES
 
 ROOT = Path(__file__).parents[2]
 
 
-KNOWN_FAULTS: dict[tuple[str, Check], str] = {
-    ("memory", testing.an_append_after_the_lifetime_stores_nothing): "append reads no deadline",
-    ("memory", testing.a_key_with_other_content_is_given_no_answer): "the outcome comes along",
-}
-"""What a store is known to break, and why; empty it."""
-
-
 def every_check_of_every_store() -> Iterator[object]:
     for name, make in STORES.items():
         for check in STORE_CHECKS:
-            fault = KNOWN_FAULTS.get((name, check))
-            marks = [pytest.mark.xfail(reason=fault, strict=True)] if fault else []
-            yield pytest.param(make, check, id=f"{name}-{check.__name__}", marks=marks)
+            yield pytest.param(make, check, id=f"{name}-{check.__name__}")
 
 
 @pytest.mark.anyio

@@ -176,7 +176,6 @@ def test_sessions_that_expired_leave_no_memory_behind() -> None:
     assert bytes_left(Change.EXPIRE) < 32 * 1024
 
 
-@pytest.mark.xfail(reason="an ended session stays in the heap of deadlines", strict=True)
 def test_sessions_that_ended_leave_no_memory_behind() -> None:
     """D4, D8: "every trace", so not its id until its deadline would have come either."""
     assert bytes_left(Change.END) < 32 * 1024

@@ -82,6 +82,9 @@ class Reply:
 
     def feed(self, chunk: bytes) -> None:
         """A piece of the body came."""
+        if self.is_sse:
+            # The SDK ends its lines so, and whole events at a time.
+            chunk = chunk.replace(b"\r\n", b"\n")
         self.body += chunk
         self._board.announce()
 

@@ -29,6 +29,8 @@ class Side:
     carrier: AsgiCarrier
     masked: dict[str, str] = field(default_factory=dict[str, str])
     replies: list[Reply] = field(default_factory=list[Reply])
+    asked: list[str] = field(default_factory=list[str])
+    """The requests, for people."""
 
     def client(self, **options: Any) -> ModernClient:
         """A modern client whose exchanges are compared."""
@@ -38,6 +40,8 @@ class Side:
         """A `Carrier` that keeps its replies."""
         reply = self.carrier.send(method, path, headers, body)
         self.replies.append(reply)
+        lines = [f"{method} {path}", *(f"{n}: {v}" for n, v in headers), repr(body[:1_000])]
+        self.asked.append("\n".join(lines))
         return reply
 
     def mask(self, value: str, name: str) -> None:
@@ -106,14 +110,22 @@ async def compare(make: Callable[[], Rich], script: Script) -> list[str]:
         AssertionError: They answered differently.
     """
     transcripts: list[list[str]] = []
+    asked: list[str] = []
     for side_of in (bare, wrapped):
         async with AsyncExitStack() as stack:
             side = await stack.enter_async_context(side_of(make))
             await script(side)
             transcripts.append(side.transcript())
+        asked = side.asked
     expected, answered = transcripts
-    for one, other in zip(expected, answered, strict=True):
-        assert _steady(other) == _steady(one)
+    differing = [
+        f"asked:\n{request}\n\nbare:\n{one}\n\nwrapped:\n{other}"
+        for request, one, other in zip(asked, expected, answered, strict=True)
+        if _steady(one) != _steady(other)
+    ]
+    # Not `assert`: pytest would explain strings of pages, character by character.
+    if differing:
+        raise AssertionError(f"{len(differing)} answers differ\n\n" + "\n\n".join(differing[:5]))
     return expected
 
 

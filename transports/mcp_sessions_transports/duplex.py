@@ -22,6 +22,7 @@ from mcp_sessions.core.messages import (
     encode,
     error_body,
     error_message,
+    id_of,
     named_session,
     parse,
     wire_error,
@@ -231,12 +232,16 @@ class DuplexConnection:
     async def take(self, body: bytes) -> None:
         """Serve one message; what is wrong with it is answered."""
         try:
-            message = parse(decode(body))
+            value = decode(body)
         except ValueError:
             self._refuse(None, error_body(PARSE_ERROR, "Parse error"))
             return
+        try:
+            message = parse(value)
         except Malformed as malformed:
-            self._refuse(None, error_body(INVALID_REQUEST, f"Invalid request: {malformed}"))
+            # With its id, if it has one: whoever sent it may be waiting.
+            error = error_body(INVALID_REQUEST, f"Invalid request: {malformed}")
+            self._refuse(id_of(value), error)
             return
         try:
             await self._take(message)

@@ -265,9 +265,11 @@ class HttpConnection:
             self._finished.pop(name, None)
 
     def close(self) -> None:
-        """End every stream: the session is over, or the server stops."""
+        """End every stream, after what was handed to it: the session is over, or the server
+        stops.
+        """
         if self._get is not None:
-            self._get.stream.cut()
+            self._get.stream.finish()
         for channel in list(self.posts.values()):
             channel.close()
 

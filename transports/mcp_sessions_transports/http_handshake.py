@@ -56,6 +56,7 @@ from mcp_sessions_transports.http_connection import HttpConnection
 from mcp_sessions_transports.http_io import (
     BodyTooLarge,
     Disconnected,
+    Draining,
     Headers,
     accepts,
     is_json,
@@ -117,16 +118,30 @@ class HandshakeHttp:
         return self._loop_or_none
 
     async def serve(
-        self, scope: Scope, receive: Receive, send: Send, headers: Headers, principal: Principal
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        headers: Headers,
+        principal: Principal,
+        draining: bool = False,
     ) -> None:
-        """Serve one HTTP request whose Host and Origin are right."""
+        """Serve one HTTP request whose Host and Origin are right.
+
+        Args:
+            draining: The server stops. No new request is served, but those that run may
+                still be answered and cancelled: else their grace would be for nothing.
+
+        Raises:
+            Draining: This is a new request.
+        """
         method = scope["method"]
         if method in ("GET", "DELETE") and not self._served.store.remembers:
             # Without a store there is neither a stream to open nor a session to delete.
             method = "none"
         match method:
             case "POST":
-                await self._post(scope, receive, send, headers, principal)
+                await self._post(scope, receive, send, headers, principal, draining)
             case "GET":
                 await self._get(scope, receive, send, headers, principal)
             case "DELETE":
@@ -150,7 +165,13 @@ class HandshakeHttp:
     # --- POST ----------------------------------------------------------------------------------
 
     async def _post(
-        self, scope: Scope, receive: Receive, send: Send, headers: Headers, principal: Principal
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        headers: Headers,
+        principal: Principal,
+        draining: bool,
     ) -> None:
         if accepts(headers) != (True, True):
             text = "Not Acceptable: Client must accept both application/json and text/event-stream"
@@ -170,6 +191,8 @@ class HandshakeHttp:
         message = await _parse(body, send)
         if message is None:
             return
+        if draining and isinstance(message, Request):
+            raise Draining
         session_header = _session_header(headers)
         connection: HttpConnection | None = None
         if session_header is not None and self._served.store.remembers:
@@ -190,6 +213,7 @@ class HandshakeHttp:
             context=HttpRequest(scope, replay_body(body)),
             has_stream=connection is not None,
             resumes_stream=b"last-event-id" in headers,
+            session_header=session_header,
         )
         if isinstance(message, Request):
             if message.method == "initialize":

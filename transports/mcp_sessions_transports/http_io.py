@@ -16,6 +16,10 @@ class BodyTooLarge(Exception):
     """The body is larger than the limit; the rest of it was not read."""
 
 
+class Draining(Exception):
+    """The server is shutting down and takes nothing new."""
+
+
 class Disconnected(Exception):
     """The client went away before its body was here."""
 
@@ -98,13 +102,9 @@ async def send_empty(
 async def send_text(
     send: Send, status: int, text: str, *, headers: list[tuple[bytes, bytes]] | None = None
 ) -> None:
-    """Answer with a line of text."""
+    """Answer with a line of text, without a type, as the SDK does."""
     body = text.encode()
-    fields = [
-        (b"content-type", b"text/plain; charset=utf-8"),
-        (b"content-length", str(len(body)).encode()),
-        *(headers or []),
-    ]
+    fields = [(b"content-length", str(len(body)).encode()), *(headers or [])]
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": body})
 

@@ -100,6 +100,8 @@ class ModernHttp:
             inbound = self._inbound(principal, peer, http_request)
             inbound.route = route
             inbound.resumes_stream = b"last-event-id" in headers
+            header = headers.get(b"mcp-session-id")
+            inbound.session_header = header.decode("latin-1") if header is not None else None
             await self._serve(request, inbound, receive, send)
 
     async def _serve(

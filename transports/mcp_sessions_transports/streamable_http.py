@@ -14,11 +14,13 @@ from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
 from mcp_sessions.principal import Principal
 from mcp_sessions_transports.doorkeeper import Doorkeeper
 from mcp_sessions_transports.http_handshake import HandshakeHttp
-from mcp_sessions_transports.http_io import Headers, send_json, send_text
+from mcp_sessions_transports.http_io import Draining, Headers, send_json, send_text
 from mcp_sessions_transports.http_modern import ModernHttp
 from mcp_sessions_transports.origin import OriginGuard
 
 logger = logging.getLogger(__name__)
+
+_DRAINING = "the server is shutting down"
 
 RETRY_AFTER_STORE = 1.0
 """Seconds after which a client should ask again when the store was away."""
@@ -63,12 +65,14 @@ class StreamableHttp:
             # RFC 9110, 5.5: white space around a value is no part of it. Not every HTTP
             # server takes it off.
             scope = {**scope, "headers": fields}
-        headers: Headers = dict(fields)
-        if self.retry_after is not None:
-            await _unavailable(send, "the server is shutting down", self.retry_after)
-            return
+        # Of a field that is there twice the first counts, as for the SDK.
+        headers: Headers = dict(reversed(fields))
         version = headers.get(b"mcp-protocol-version")
-        if version is not None and version not in self._handshake_versions:
+        is_modern = version is not None and version not in self._handshake_versions
+        if self.retry_after is not None and (is_modern or scope["method"] != "POST"):
+            await _unavailable(send, _DRAINING, self.retry_after)
+            return
+        if is_modern:
             modern = self._modern.serve(scope, receive, send, headers, self._principal_of(scope))
             await _guarded(modern, send)
             return
@@ -77,8 +81,12 @@ class StreamableHttp:
             status, text = refused
             await send_text(send, status, text)
             return
-        handshake = self._handshake.serve(scope, receive, send, headers, self._principal_of(scope))
-        await _guarded(handshake, send)
+        principal, draining = self._principal_of(scope), self.retry_after is not None
+        handshake = self._handshake.serve(scope, receive, send, headers, principal, draining)
+        try:
+            await _guarded(handshake, send)
+        except Draining:
+            await _unavailable(send, _DRAINING, self.retry_after or 0)
 
 
 async def _guarded(serving: Coroutine[Any, Any, None], send: Send) -> None:

@@ -1,0 +1,108 @@
+"""The client's own requests: sent on one link, answered or failed within a bounded time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import anyio
+
+from mcp_sessions.client import wire
+from mcp_sessions.client.dialer import Failed, Failure, Json, Link
+from mcp_sessions.core.resume import Cause
+from mcp_sessions.errors import INTERNAL_ERROR
+
+
+class Refused(Exception):
+    """The server answered a request of ours with an error."""
+
+    def __init__(self, error: Json) -> None:
+        super().__init__(f"refused: {error.get('code')}")
+        self.code: int = error.get("code", INTERNAL_ERROR)
+        self.error = error
+
+
+@dataclass(slots=True)
+class _Waiter:
+    link: Link
+    done: anyio.Event = field(default_factory=anyio.Event)
+    message: Json | None = None
+    failure: Failure | None = None
+
+
+class Exchanges:
+    """The client's own requests that are open."""
+
+    def __init__(self, *, timeout: float) -> None:
+        """Take the limit.
+
+        Args:
+            timeout: Seconds that one exchange may take.
+        """
+        self._timeout = timeout
+        self._open: dict[object, _Waiter] = {}
+        self._count = 0
+
+    async def ask(
+        self,
+        link: Link,
+        method: str,
+        params: Json | None,
+        envelope: wire.Envelope | None = None,
+        *,
+        within: float | None = None,
+    ) -> Json:
+        """The result of a request of ours.
+
+        Raises:
+            Refused: The server answered with an error.
+            Failed: There is no answer, or there was none in time.
+        """
+        self._count += 1
+        request_id = f"mcp-sessions-{self._count}"
+        message, headers = wire.request(request_id, method, params, envelope)
+        waiter = self._open[request_id] = _Waiter(link)
+        try:
+            with anyio.fail_after(within if within is not None else self._timeout):
+                await link.send(message, headers)
+                await waiter.done.wait()
+        except TimeoutError:
+            raise Failed(Failure(Cause.SILENT, f"no answer to {method} in time")) from None
+        finally:
+            del self._open[request_id]
+            if waiter.message is None and waiter.failure is None:
+                link.abandon(request_id)
+        if waiter.failure is not None:
+            if waiter.failure.is_answer and waiter.failure.error is not None:
+                if not waiter.failure.says_session:
+                    raise Refused(waiter.failure.error)
+            raise Failed(waiter.failure)
+        answer = cast("Json", waiter.message)
+        if "error" in answer:
+            raise Refused(cast("Json", answer["error"]))
+        return cast("Json", answer.get("result") or {})
+
+    def answered(self, message: Json) -> bool:
+        """Take an answer; False: it is to none of ours."""
+        waiter = self._open.get(message.get("id"))
+        if waiter is None:
+            return False
+        waiter.message = message
+        waiter.done.set()
+        return True
+
+    def failed(self, request_id: object, failure: Failure) -> bool:
+        """Take a failure; False: it is of none of ours."""
+        waiter = self._open.get(request_id)
+        if waiter is None:
+            return False
+        waiter.failure = failure
+        waiter.done.set()
+        return True
+
+    def down(self, link: Link, failure: Failure) -> None:
+        """A link is over, and all that was asked on it."""
+        for waiter in self._open.values():
+            if waiter.link is link and not waiter.done.is_set():
+                waiter.failure = failure
+                waiter.done.set()

@@ -1,0 +1,228 @@
+"""Sessions that a client keeps between runs, each for one server and one user.
+
+Rules that must hold, and that ``tests/client/test_jar.py`` owns:
+
+1. A session is offered to the server that it is of, and to no other: the key is the target
+   (for a URL without user, password and query) and the user.
+2. The file is for its owner alone (0600) and is replaced as a whole: whoever reads it sees
+   what was before or what is after, and a crash leaves one of the two.
+3. Two processes may use one file. Each has a session of its own, since a session has one
+   connection: the second to come gets another one, and both are kept.
+
+The state and the id are credentials; nothing here logs them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Generator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol, cast
+
+from mcp_sessions.core.resume import EventId
+
+logger = logging.getLogger(__name__)
+
+SLOTS = 16
+"""Processes that can keep a session of the same server and user at the same time."""
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSession:
+    """What one session needs to be taken up again."""
+
+    session_id: str
+    state: str | None = None
+    expires_at: str | None = None
+    position: EventId | None = None
+    resumable: bool = True
+
+
+class JarSlot(Protocol):
+    """The place of one client's session, held until it is closed."""
+
+    def load(self) -> SavedSession | None:
+        """What was saved there; None: nothing, or nothing that can be read."""
+        ...
+
+    def save(self, session: SavedSession | None) -> None:
+        """Keep ``session``; None: there is none any more.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let others have the place."""
+        ...
+
+
+class Jar(Protocol):
+    """Keeps sessions between runs."""
+
+    def open(self, target: str, user: str) -> JarSlot | None:
+        """A place for a session of that server and user; None: all are taken.
+
+        Raises:
+            OSError: The jar cannot be used.
+        """
+        ...
+
+
+class FileJar:
+    """A jar in one file.
+
+    Args:
+        path: The file; its folder must exist. Beside it lie its lock files, which are empty.
+        user: Whose sessions these are, where one file serves several users.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, user: str = "") -> None:
+        self.path = Path(path)
+        self.user = user
+
+    def open(self, target: str, user: str = "") -> JarSlot | None:
+        """See `Jar`."""
+        for number in range(SLOTS):
+            name = json.dumps([target, user or self.user, number])
+            held = _try_lock(self._lock_path(name))
+            if held is not None:
+                return _FileSlot(self, name, held)
+        logger.warning("all %d places of a jar are taken", SLOTS)
+        return None
+
+    def _lock_path(self, name: str) -> Path:
+        import hashlib
+
+        short = hashlib.sha256(name.encode()).hexdigest()[:16]
+        return self.path.with_name(f".{self.path.name}.{short}.lock")
+
+    def read(self) -> dict[str, Any]:
+        """Name → what was saved; empty if there is no file or it cannot be understood."""
+        try:
+            content = json.loads(self.path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except ValueError:
+            logger.warning("%s is no jar: its sessions are given up", self.path)
+            return {}
+        if not isinstance(content, dict) or cast("dict[str, Any]", content).get("version") != 1:
+            logger.warning("%s is of another version: its sessions are given up", self.path)
+            return {}
+        sessions = cast("dict[str, Any]", content).get("sessions")
+        return cast("dict[str, Any]", sessions) if isinstance(sessions, dict) else {}
+
+    def change(self, name: str, saved: SavedSession | None) -> None:
+        """Replace one entry. Others' entries are left as they are, also while they write.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        with self._locked():
+            sessions = self.read()
+            if saved is None:
+                sessions.pop(name, None)
+            else:
+                sessions[name] = asdict(saved)
+            self._replace({"version": _VERSION, "sessions": sessions})
+
+    @contextlib.contextmanager
+    def _locked(self) -> Generator[None]:
+        with _open_private(self.path.with_name(f".{self.path.name}.lock")) as lock:
+            _lock(lock, wait=True)
+            yield
+
+    def _replace(self, content: dict[str, Any]) -> None:
+        # mkstemp makes it 0600 from the start: there is no moment in which others can read.
+        descriptor, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(content, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+
+
+class _FileSlot:
+    """One client's entry."""
+
+    def __init__(self, jar: FileJar, name: str, held: IO[bytes]) -> None:
+        self._jar = jar
+        self._name = name
+        self._held = held
+
+    def load(self) -> SavedSession | None:
+        """See `JarSlot`."""
+        entry = self._jar.read().get(self._name)
+        if not isinstance(entry, dict):
+            return None
+        members = cast("dict[str, Any]", entry)
+        session_id, position = members.get("session_id"), members.get("position")
+        if not isinstance(session_id, str):
+            return None
+        return SavedSession(
+            session_id,
+            state=_text(members.get("state")),
+            expires_at=_text(members.get("expires_at")),
+            position=position if isinstance(position, (str, int)) else None,
+            resumable=members.get("resumable") is not False,
+        )
+
+    def save(self, session: SavedSession | None) -> None:
+        """See `JarSlot`."""
+        self._jar.change(self._name, session)
+
+    def close(self) -> None:
+        """See `JarSlot`. The lock goes with the file, also if the process is killed."""
+        self._held.close()
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _open_private(path: Path) -> IO[bytes]:
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+
+
+def _try_lock(path: Path) -> IO[bytes] | None:
+    file = _open_private(path)
+    try:
+        _lock(file, wait=False)
+    except BlockingIOError:
+        file.close()
+        return None
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: IO[bytes], *, wait: bool) -> None:
+        file.seek(0)
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            raise BlockingIOError from error
+
+else:
+    import fcntl
+
+    def _lock(file: IO[bytes], *, wait: bool) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,175 @@
+"""The application's ``subscriptions/listen`` streams over a session's one (modern era).
+
+A session has one listen stream; an application may open several. On the wire there is one,
+whose filter is what all of them ask together; the application's are made of it here, each
+with its own acknowledgement, its own subscription id and its own part of the events.
+
+Rules that must hold, and that ``tests/client/test_listening.py`` owns:
+
+1. An event reaches each of the application's streams that asked for it, once.
+2. A stream that is cut on the wire is not cut for the application.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from mcp_sessions.client.dialer import Json
+from mcp_sessions.client.requests import Pending
+from mcp_sessions.client.wire import (
+    ACKNOWLEDGED,
+    RESOURCE_UPDATED,
+    SUBSCRIPTION_ID,
+    notification,
+    with_meta,
+)
+from mcp_sessions.core.messages import RequestId, meta_of
+
+_FLAGS = {
+    "notifications/tools/list_changed": "toolsListChanged",
+    "notifications/prompts/list_changed": "promptsListChanged",
+    "notifications/resources/list_changed": "resourcesListChanged",
+}
+
+
+def _filter_of(message: Json) -> Json:
+    params = message.get("params")
+    wanted = cast("Json", params).get("notifications") if isinstance(params, dict) else None
+    return cast("Json", wanted) if isinstance(wanted, dict) else {}
+
+
+def _uris(wanted: Mapping[str, Any]) -> list[str]:
+    uris = wanted.get("resourceSubscriptions")
+    return [u for u in cast("list[object]", uris) if isinstance(u, str)] if uris else []
+
+
+@dataclass(slots=True)
+class _Listening:
+    request: Pending
+    wanted: Json
+    is_acknowledged: bool = False
+
+
+@dataclass(slots=True)
+class Listens:
+    """The application's listen streams, and the one on the wire."""
+
+    wire_id: str | None = None
+    """The id of the one on the wire; None: there is none."""
+
+    _open: dict[RequestId, _Listening] = field(default_factory=dict[RequestId, _Listening])
+    _on_wire: Json = field(default_factory=dict[str, Any])
+    _count: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def add(self, request: Pending) -> None:
+        """The application opened one."""
+        self._open[request.app_id] = _Listening(request, _filter_of(request.message))
+
+    def remove(self, app_id: RequestId) -> bool:
+        """The application closed one; whether there was one of that id."""
+        return self._open.pop(app_id, None) is not None
+
+    def requests(self) -> list[Pending]:
+        """The application's requests, oldest first."""
+        return [listening.request for listening in self._open.values()]
+
+    def is_covered(self) -> bool:
+        """Whether the stream on the wire brings all that is asked for."""
+        if self.wire_id is None:
+            return False
+        needed = self._union()
+        flags = all(self._on_wire.get(flag) for flag in _FLAGS.values() if needed.get(flag))
+        return flags and set(_uris(needed)) <= set(_uris(self._on_wire))
+
+    def next_request(self) -> Json:
+        """The listen request to send now: the newest of the application's, asking for all."""
+        self._count += 1
+        self.wire_id = f"mcp-sessions-listen-{self._count}"
+        self._on_wire = self._union()
+        newest = list(self._open.values())[-1].request.message
+        params = {**cast("Json", newest.get("params") or {}), "notifications": self._on_wire}
+        return {**newest, "id": self.wire_id, "params": params}
+
+    def headers(self) -> Mapping[str, str]:
+        """The HTTP headers that go with it."""
+        return list(self._open.values())[-1].request.headers
+
+    def _union(self) -> Json:
+        union: Json = {}
+        uris: dict[str, None] = {}
+        for listening in self._open.values():
+            for flag in _FLAGS.values():
+                if listening.wanted.get(flag):
+                    union[flag] = True
+            uris.update(dict.fromkeys(_uris(listening.wanted)))
+        if uris:
+            union["resourceSubscriptions"] = list(uris)
+        return union
+
+    def acknowledged(self, params: Mapping[str, Any] | None) -> list[Json]:
+        """The server acknowledged the stream on the wire: the acknowledgements to give."""
+        honored = cast("Json", (params or {}).get("notifications") or {})
+        told: list[Json] = []
+        for app_id, listening in self._open.items():
+            if listening.is_acknowledged:
+                continue
+            listening.is_acknowledged = True
+            mine: Json = {
+                flag: True
+                for flag in _FLAGS.values()
+                if listening.wanted.get(flag) and honored.get(flag)
+            }
+            known = set(_uris(honored))
+            uris = [uri for uri in _uris(listening.wanted) if uri in known]
+            if uris:
+                mine["resourceSubscriptions"] = uris
+            meta = {SUBSCRIPTION_ID: app_id}
+            told.append(notification(ACKNOWLEDGED, {"notifications": mine, "_meta": meta}))
+        return told
+
+    def is_acknowledgement(self, message: Json) -> bool:
+        """Whether a message acknowledges the stream on the wire."""
+        if message.get("method") != ACKNOWLEDGED or self.wire_id is None:
+            return False
+        meta = meta_of(cast("Json | None", message.get("params")))
+        return meta is not None and meta.get(SUBSCRIPTION_ID) == self.wire_id
+
+    def parts(self, message: Json) -> list[Json]:
+        """One event as each of the application's streams shall see it."""
+        method = message.get("method")
+        flag = _FLAGS.get(cast(str, method))
+        uri = cast("Json", message.get("params") or {}).get("uri")
+        exact = any(uri in _uris(listening.wanted) for listening in self._open.values())
+        told: list[Json] = []
+        for app_id, listening in self._open.items():
+            if flag is not None:
+                wants = bool(listening.wanted.get(flag))
+            elif method == RESOURCE_UPDATED:
+                # What nobody asked for by name is a resource below one that somebody did:
+                # which one that is only the server knows.
+                uris = _uris(listening.wanted)
+                wants = uri in uris if exact else bool(uris)
+            else:
+                wants = True
+            if wants and listening.is_acknowledged:
+                told.append(with_meta(message, {SUBSCRIPTION_ID: app_id}))
+        return told
+
+    def everything(self) -> list[Json]:
+        """There was a gap: a change of all that is listened to, for everybody to read again."""
+        told: list[Json] = []
+        for app_id, listening in self._open.items():
+            if not listening.is_acknowledged:
+                continue
+            meta = {"_meta": {SUBSCRIPTION_ID: app_id}}
+            for method, flag in _FLAGS.items():
+                if listening.wanted.get(flag):
+                    told.append(notification(method, dict(meta)))
+            for uri in _uris(listening.wanted):
+                told.append(notification(RESOURCE_UPDATED, {"uri": uri, **meta}))
+        return told

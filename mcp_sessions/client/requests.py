@@ -1,0 +1,171 @@
+"""What the application asked and still waits for, and what the server asked of it.
+
+Rules that must hold, and that ``tests/client/test_requests.py`` owns:
+
+1. Each time a request is sent it has another id on the wire: an answer to an earlier sending
+   that still arrives is recognised, and whichever comes first is the answer. The
+   application sees its own id, always.
+2. A question of the server that comes again (it is sent again on a new connection) reaches
+   the application once; an answer that was given is given again, from memory.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from mcp_sessions.client.dialer import Json, Link
+from mcp_sessions.core.messages import RequestId
+
+_ANSWERS_KEPT = 256
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A request of the application."""
+
+    app_id: RequestId
+    message: Json
+    headers: Mapping[str, str]
+    asked_at: float
+    """Seconds on the client's clock."""
+
+    wire_ids: list[RequestId] = field(default_factory=list[RequestId])
+    link: Link | None = None
+    """Where it was sent last and can still be answered; None: it waits to be sent."""
+
+    key: str | None = None
+    session_id: str | None = None
+    generation: int = -1
+    """Which session it was sent in."""
+
+    first_sent: float | None = None
+    """When it may first have reached the server; None: it certainly never ran."""
+
+    sent_before: bool = False
+    """An earlier sending may have reached the server."""
+
+    refusals: int = 0
+    """How often it was refused because its session was not there."""
+
+    was_accepted: bool = False
+    """Something came back for it before its answer: it was not refused outright."""
+
+    is_waiting: bool = False
+    """A delay runs before it is sent again."""
+
+    @property
+    def method(self) -> str:
+        """Its method."""
+        method: str = self.message["method"]
+        return method
+
+    def forget_sending(self) -> None:
+        """It never ran: it may be sent as if for the first time."""
+        self.key = self.first_sent = self.session_id = self.link = None
+        self.generation = -1
+        self.was_accepted = self.sent_before = False
+
+
+class Requests:
+    """The application's open requests."""
+
+    def __init__(self) -> None:
+        self._open: dict[RequestId, Pending] = {}
+        self._by_wire_id: dict[RequestId, Pending] = {}
+
+    def __iter__(self) -> Iterator[Pending]:
+        return iter(list(self._open.values()))
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, pending: Pending) -> None:
+        """The application asked."""
+        replaced = self._open.pop(pending.app_id, None)
+        if replaced is not None:
+            self._forget(replaced)
+        self._open[pending.app_id] = pending
+
+    def sending(self, pending: Pending, link: Link) -> RequestId:
+        """It is about to be sent: its id on the wire."""
+        wire_id: RequestId = pending.app_id
+        if pending.wire_ids:
+            wire_id = f"{pending.app_id}~{len(pending.wire_ids)}"
+        pending.wire_ids.append(wire_id)
+        pending.link = link
+        self._by_wire_id[wire_id] = pending
+        return wire_id
+
+    def find(self, wire_id: RequestId) -> Pending | None:
+        """Whose answer, or failure, that id on the wire names."""
+        return self._by_wire_id.get(wire_id)
+
+    def is_newest(self, pending: Pending, wire_id: RequestId) -> bool:
+        """Whether that was its last sending."""
+        return bool(pending.wire_ids) and pending.wire_ids[-1] == wire_id
+
+    def asked(self, app_id: object) -> Pending | None:
+        """The open request that the application knows by that id."""
+        return self._open.get(app_id) if isinstance(app_id, (str, int)) else None
+
+    def done(self, pending: Pending) -> bool:
+        """It has its answer; False: it had one already."""
+        if self._open.get(pending.app_id) is not pending:
+            return False
+        del self._open[pending.app_id]
+        self._forget(pending)
+        return True
+
+    def is_open(self, pending: Pending) -> bool:
+        """Whether the application still waits for it."""
+        return self._open.get(pending.app_id) is pending
+
+    def _forget(self, pending: Pending) -> None:
+        for wire_id in pending.wire_ids:
+            self._by_wire_id.pop(wire_id, None)
+
+
+class Questions:
+    """The requests that the server made of the application."""
+
+    def __init__(self) -> None:
+        self._open: set[RequestId] = set()
+        self._answers: OrderedDict[RequestId, Json] = OrderedDict()
+        self._undelivered: dict[RequestId, Json] = {}
+
+    def asked(self, question_id: RequestId) -> tuple[bool, Json | None]:
+        """The server asked.
+
+        Returns:
+            Whether the application shall hear it, and the answer to give again.
+        """
+        answer = self._answers.get(question_id)
+        if answer is not None:
+            return False, answer
+        if question_id in self._open:
+            return False, None
+        self._open.add(question_id)
+        return True, None
+
+    def answered(self, question_id: RequestId, answer: Json) -> None:
+        """The application answered; kept, should the server not get it."""
+        self._open.discard(question_id)
+        self._answers[question_id] = self._undelivered[question_id] = answer
+        if len(self._answers) > _ANSWERS_KEPT:
+            oldest, _ = self._answers.popitem(last=False)
+            self._undelivered.pop(oldest, None)
+
+    def delivered(self, question_id: RequestId) -> None:
+        """The answer went out."""
+        self._undelivered.pop(question_id, None)
+
+    def withdrawn(self, question_id: object) -> None:
+        """The server does not want to know any more."""
+        if isinstance(question_id, (str, int)):
+            self._open.discard(question_id)
+
+    def undelivered(self) -> list[tuple[RequestId, Json]]:
+        """The answers that could not be sent."""
+        return list(self._undelivered.items())

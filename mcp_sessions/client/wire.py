@@ -1,0 +1,189 @@
+"""Raw messages of the client: what it adds to a request, and which requests it makes.
+
+Raw, because the SDK's typed models drop what this is about: ``capabilities.sessions`` and
+``sessionEventId``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from mcp_sessions.client.dialer import Json
+from mcp_sessions.core.messages import (
+    EVENT_ID_META,
+    EXTENSION,
+    REQUEST_KEY_META,
+    SESSION_META,
+    RequestId,
+    error_body,
+    meta_of,
+)
+from mcp_sessions.core.resume import EventId, SessionView
+
+INITIALIZE = "initialize"
+INITIALIZED = "notifications/initialized"
+DISCOVER = "server/discover"
+CANCELLED = "notifications/cancelled"
+DETACHED = "notifications/sessions/detached"
+LISTEN = "subscriptions/listen"
+ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+SUBSCRIBE = "resources/subscribe"
+UNSUBSCRIBE = "resources/unsubscribe"
+RESOURCE_UPDATED = "notifications/resources/updated"
+TOOL_CALL = "tools/call"
+
+PROTOCOL_VERSION_META = "io.modelcontextprotocol/protocolVersion"
+CLIENT_CAPABILITIES_META = "io.modelcontextprotocol/clientCapabilities"
+SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
+_ENVELOPE = (
+    PROTOCOL_VERSION_META,
+    "io.modelcontextprotocol/clientInfo",
+    CLIENT_CAPABILITIES_META,
+)
+
+OUR_METHODS = frozenset(
+    {"session/start", "session/resume", "session/end", "sessions/create", "sessions/delete"}
+)
+"""An application that calls these itself manages sessions of its own: they pass as they are."""
+
+SESSION_HEADER = "mcp-session-id"
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every request of the modern era carries, learnt from the application's own."""
+
+    meta: Mapping[str, Any]
+    protocol_version: str
+
+
+def envelope_of(message: Json) -> Envelope | None:
+    """The modern era's envelope of a request; None: it has none, it is of the other era."""
+    meta = meta_of(cast("Json | None", message.get("params")))
+    version = meta.get(PROTOCOL_VERSION_META) if meta else None
+    if meta is None or not isinstance(version, str):
+        return None
+    members = {name: meta[name] for name in _ENVELOPE if name in meta}
+    capabilities = members.get(CLIENT_CAPABILITIES_META)
+    if isinstance(capabilities, dict):
+        members[CLIENT_CAPABILITIES_META] = declaring(cast(Json, capabilities))
+    return Envelope(members, version)
+
+
+def declaring(capabilities: Mapping[str, Any]) -> Json:
+    """Client capabilities, and our extension among them."""
+    extensions = capabilities.get("extensions")
+    known = cast("Json", extensions) if isinstance(extensions, dict) else {}
+    return {**capabilities, "extensions": {**known, EXTENSION: known.get(EXTENSION, {})}}
+
+
+def declared(message: Json) -> Json:
+    """An ``initialize`` request that also declares our extension: we hear of detachments."""
+    params = cast("Json", message.get("params") or {})
+    capabilities = params.get("capabilities")
+    if not isinstance(capabilities, dict):
+        return message
+    own = declaring(cast("Json", capabilities))
+    return {**message, "params": {**params, "capabilities": own}}
+
+
+def with_meta(message: Json, added: Mapping[str, Any]) -> Json:
+    """A copy of a message with more in its ``_meta``."""
+    params = cast("Json", message.get("params") or {})
+    meta = dict(meta_of(params) or {})
+    return {**message, "params": {**params, "_meta": {**meta, **added}}}
+
+
+def stamped(
+    message: Json, wire_id: RequestId, session: SessionView, key: str | None, modern: bool
+) -> Json:
+    """A request as it goes out: its id there, its session, its key."""
+    added: Json = {SESSION_META: session.metadata()}
+    if key is not None:
+        added[REQUEST_KEY_META] = key
+    if modern:
+        capabilities = (meta_of(message.get("params")) or {}).get(CLIENT_CAPABILITIES_META)
+        if isinstance(capabilities, dict):
+            added[CLIENT_CAPABILITIES_META] = declaring(cast("Json", capabilities))
+    return {**with_meta(message, added), "id": wire_id}
+
+
+def names_own_session(message: Json) -> bool:
+    """Whether the application put a session, or null, into the request itself."""
+    meta = meta_of(cast("Json | None", message.get("params")))
+    return meta is not None and SESSION_META in meta
+
+
+def request(
+    request_id: str, method: str, params: Json | None, envelope: Envelope | None
+) -> tuple[Json, dict[str, str]]:
+    """A request of our own, and the headers that go with it over HTTP."""
+    message: Json = {"jsonrpc": "2.0", "id": request_id, "method": method}
+    if params is not None:
+        message["params"] = params
+    headers: dict[str, str] = {}
+    if envelope is not None:
+        message = with_meta(message, envelope.meta)
+        headers = {"mcp-protocol-version": envelope.protocol_version, "mcp-method": method}
+    return message, headers
+
+
+def notification(method: str, params: Json | None = None) -> Json:
+    """A notification."""
+    message: Json = {"jsonrpc": "2.0", "method": method}
+    if params is not None:
+        message["params"] = params
+    return message
+
+
+def error_answer(request_id: RequestId, code: int, text: str, data: Any = None) -> Json:
+    """What a request gets that the server never answers."""
+    return {"jsonrpc": "2.0", "id": request_id, "error": error_body(code, text, data)}
+
+
+def result_answer(request_id: RequestId, result: Json) -> Json:
+    """A result that is ours to give."""
+    return {"jsonrpc": "2.0", "id": request_id, "result": result}
+
+
+def session_of_start(result: Mapping[str, Any]) -> tuple[SessionView, EventId | None] | None:
+    """The session in a ``session/start`` result, and its head; None: there is none in it."""
+    session_id = result.get("sessionId")
+    if not isinstance(session_id, str):
+        return None
+    expires_at = result.get("expiresAt")
+    view = SessionView(session_id, expires_at=expires_at if isinstance(expires_at, str) else None)
+    return view, _event_id(result.get("sessionEventId"))
+
+
+def session_of_create(result: Mapping[str, Any]) -> tuple[SessionView, EventId | None] | None:
+    """The session in a ``sessions/create`` result, and its head if it has one."""
+    session = result.get("session")
+    if not isinstance(session, dict):
+        return None
+    members = cast("Json", session)
+    session_id = members.get("sessionId")
+    if not isinstance(session_id, str):
+        return None
+    state, expires_at = members.get("state"), members.get("expiresAt")
+    head = _event_id((meta_of(result) or {}).get(EVENT_ID_META))
+    view = SessionView(
+        session_id,
+        state if isinstance(state, str) else None,
+        expires_at if isinstance(expires_at, str) else None,
+        resumable=head is not None,
+    )
+    return view, head
+
+
+def head_of(result: Mapping[str, Any]) -> EventId | None:
+    """The head in a ``session/resume`` result."""
+    return _event_id(result.get("sessionEventId"))
+
+
+def _event_id(value: object) -> EventId | None:
+    if isinstance(value, (str, int)) and not isinstance(value, bool):
+        return value
+    return None

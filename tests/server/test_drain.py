@@ -1,0 +1,196 @@
+"""``await layer.drain(grace=…)``: stop taking, tell clients to come back, let what runs finish."""
+
+import asyncio
+
+import pytest
+
+from mcp_sessions import SessionLayer
+from tests.support.raw import EXTENSION, Json, RawClient, Reply, in_process, keyed, text_of
+from tests.support.virtual_time import cycles
+from tests.support.world import Ctx, Toolbox, World, world
+
+pytestmark = pytest.mark.anyio
+
+KNOWS_US: Json = {"extensions": {EXTENSION: {}}}
+
+
+async def draining(w: World, *, grace: float = 10) -> "asyncio.Task[None]":
+    """A drain that has begun."""
+    task = asyncio.create_task(w.layer.drain(grace))
+    await cycles(5)
+    return task
+
+
+async def waiting(w: World, client: RawClient, **meta: object) -> tuple[Reply, str | int]:
+    """A call that waits at its gate."""
+    sent = client.call("wait", gate="g", meta=meta or None)
+    await w.box.gate("g").started.wait()
+    await sent.reply.started()
+    return sent.reply, sent.id
+
+
+async def test_new_requests_are_told_to_come_back() -> None:
+    """C7: "stop attaching": 503 with ``Retry-After``, by every method, of either era."""
+    async with world(reconnect_spread=7.2) as w:
+        client = await w.connected()
+        running, _ = await waiting(w, client)
+        task = await draining(w)
+
+        modern = {"Mcp-Protocol-Version": "2026-07-28"}
+        ping = {"jsonrpc": "2.0", "id": 9, "method": "ping"}
+        for reply in (
+            client.post(ping),
+            client.get(),
+            client.delete(),
+            w.client().post({"jsonrpc": "2.0", "id": 9, "method": "session/start"}),
+            w.client().post(ping, headers=modern),
+        ):
+            await reply.done()
+            assert (reply.status, reply.header("retry-after")) == (503, "8")
+            assert reply.json["error"]["code"] == -32603
+        assert not running.ended
+        w.box.gate("g").go.set()
+        await task
+
+
+async def test_clients_that_know_us_are_told_when_to_come_back() -> None:
+    """"at shutdown each attached session gets it with ``draining`` and ``retryAfter``
+    (seconds)", once per session, and others nothing.
+    """
+    async with world(reconnect_spread=7.5) as w:
+        client, other = await w.connected(capabilities=KNOWS_US), await w.connected()
+        stream, other_stream = await client.get().started(), await other.get().started()
+        sessions = [(await client.start())["sessionId"] for _ in range(2)]
+        await other.start()
+
+        await w.layer.drain(grace=0)
+        await w.layer.drain(grace=0)
+        await stream.done()
+        await other_stream.done()
+
+        assert stream.messages == [
+            {
+                "jsonrpc": "2.0",
+                "method": "notifications/sessions/detached",
+                "params": {"sessionId": session, "reason": "draining", "retryAfter": 7.5},
+            }
+            for session in sessions
+        ]
+        assert other_stream.messages == []
+
+
+async def test_what_runs_may_finish() -> None:
+    """C7: "finish or park what runs": within the grace, and no longer than it takes."""
+    async with world() as w:
+        client = await w.connected()
+        stream = await client.get().started()
+        running, request_id = await waiting(w, client)
+        begun = asyncio.get_running_loop().time()
+        task = await draining(w, grace=100)
+        assert not task.done()
+        w.box.gate("g").go.set()
+
+        await task
+        await stream.done()
+
+        assert asyncio.get_running_loop().time() - begun < 1
+        answer = await running.answer(request_id)
+        assert text_of(answer["result"]) == "through g"
+
+
+async def test_what_does_not_finish_is_answered() -> None:
+    """C8: "running calls get grace then -31012", a keyed one among them; its sender is not
+    left waiting, and its handler is cancelled.
+    """
+    async with world() as w:
+        client = await w.connected()
+        await client.start()
+        running, request_id = await waiting(w, client, **keyed("k"))
+        begun = asyncio.get_running_loop().time()
+
+        await w.layer.drain(grace=10)
+
+        assert 10 <= asyncio.get_running_loop().time() - begun < 11
+        error = (await running.answer(request_id))["error"]
+        assert (error["code"], error["message"]) == (-31012, "Outcome unknown")
+        await running.done()
+        assert w.box.gate("g").cancelled.is_set()
+
+
+async def test_a_handler_that_ignores_its_cancellation_does_not_hold_the_server() -> None:
+    """Every wait at shutdown has an end."""
+    async with world() as w:
+        over = asyncio.Event()
+
+        async def stubborn(ctx: Ctx, arguments: Json) -> str:
+            w.box.gate("g").started.set()
+            while not over.is_set():
+                try:
+                    await over.wait()
+                except asyncio.CancelledError:
+                    continue
+            return "at last"
+
+        w.box.tools["stubborn"] = stubborn
+        client = await w.connected()
+        sent = client.call("stubborn")
+        await w.box.gate("g").started.wait()
+
+        await w.layer.drain(grace=1)
+
+        assert (await sent.error())["code"] == -31012
+        over.set()
+        await cycles()
+
+
+async def test_sessions_stay_in_the_store() -> None:
+    """"Sessions stay in the store": another process, or the next one, goes on with them."""
+    async with world() as w:
+        client = await w.connected()
+        started = await client.start()
+        await client.text("update", uri="a:1")
+
+        await w.layer.drain(grace=0)
+
+        records = await w.layer.store.all_sessions()
+        assert {record.session_id for record in records} == {
+            client.session_id,
+            started["sessionId"],
+        }
+
+
+async def test_an_answer_is_taken_while_the_server_drains() -> None:
+    """A call that gets its grace may be waiting for its client: the client's answer is no new
+    work, and neither is its cancellation; refused with 503, the grace would be for nothing.
+    """
+    async with world() as w:
+        client = await w.connected(capabilities={"elicitation": {}})
+        asked = client.call("ask", question="?")
+        question = (await asked.reply.has(1))[0]
+        running, request_id = await waiting(w, client)
+        task = await draining(w, grace=10)
+
+        await client.respond(question, {"action": "accept", "content": {"answer": "1"}})
+        await client.notify("notifications/cancelled", {"requestId": request_id})
+
+        assert text_of(await asked.result()) == "accept: 1"
+        assert (await running.answer(request_id))["error"]["code"] == -32800
+        await task
+
+
+async def test_leaving_the_lifespan_drains() -> None:
+    """Whoever waits when the application stops is answered, and every stream ends."""
+    box = Toolbox()
+    layer = SessionLayer(box.server)
+    async with in_process(layer.asgi_app()) as carrier:
+        client = RawClient(carrier)
+        async with layer.lifespan():
+            await client.initialize()
+            stream = await client.get().started()
+            sent = client.call("wait", gate="g")
+            await box.gate("g").started.wait()
+            await sent.reply.started()
+        await stream.done()
+
+        assert (await sent.error())["code"] == -31012
+        assert box.gate("g").cancelled.is_set()

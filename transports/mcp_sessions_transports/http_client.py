@@ -1,0 +1,562 @@
+"""Streamable HTTP, the client side of both eras: a `mcp_sessions.client.dialer.Link`.
+
+Without sessions it does what the SDK's own transport does: the same headers, the same
+errors, the same two attempts with ``Last-Event-ID``. With sessions, a broken response is
+reported at once, and the notification stream is opened again for as long as the link lasts,
+also when it is only silent (pitfall G3).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, cast
+
+import anyio
+import httpx2
+from anyio.abc import TaskGroup, TaskStatus
+
+from mcp_sessions.client.dialer import (
+    Accepted,
+    Event,
+    Failed,
+    Failure,
+    Json,
+    Link,
+    LinkSettings,
+    Received,
+    StreamRefused,
+    StreamReopened,
+    Unanswered,
+)
+from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.core.backoff import Backoff
+from mcp_sessions.core.messages import (
+    Malformed,
+    RequestId,
+    decode,
+    encode,
+    error_body,
+    parse,
+)
+from mcp_sessions.core.resume import Cause
+from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
+from mcp_sessions_transports.sse_reader import EventTooLarge, ReadEvent, SseReader
+
+logger = logging.getLogger(__name__)
+
+Sink = Callable[[Link, Event], Awaitable[None]]
+
+CONNECTION_CLOSED = -32000
+"""The SDK's code for "it ended without an answer"."""
+
+_SESSION_HEADER = "mcp-session-id"
+_VERSION_HEADER = "mcp-protocol-version"
+_TIMEOUT = 30.0
+_STOCK_ATTEMPTS = 2
+_STOCK_DELAY = 1.0
+_BODY_LOOKED_AT = 65_536
+
+
+class HttpDialer:
+    """Makes links to one URL."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        client: httpx2.AsyncClient | None = None,
+        headers: Mapping[str, str] | None = None,
+        auth: httpx2.Auth | None = None,
+        policy: ReconnectPolicy,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        """Take what its links work with.
+
+        Args:
+            client: Used and never closed; None: each link has its own.
+            draw: A random number from 0 to 1.
+        """
+        self.url = url
+        self.target = without_credentials(url)
+        self._client = client
+        self._headers = dict(headers or {})
+        self._auth = auth
+        self._policy = policy
+        self._draw = draw
+
+    def link(self) -> HttpLink:
+        """See `Dialer`."""
+        return HttpLink(self.url, self._client, self._headers, self._auth, self._policy, self._draw)
+
+
+def without_credentials(url: str) -> str:
+    """The URL for people and jars: no user, no password, no query."""
+    parsed = httpx2.URL(url)
+    return str(parsed.copy_with(userinfo=b"", query=None, fragment=None))
+
+
+class HttpLink:
+    """One transport session over HTTP, or what goes to a URL without one."""
+
+    kind = "http"
+
+    def __init__(
+        self,
+        url: str,
+        client: httpx2.AsyncClient | None,
+        headers: Mapping[str, str],
+        auth: httpx2.Auth | None,
+        policy: ReconnectPolicy,
+        draw: Callable[[], float],
+    ) -> None:
+        self.name = without_credentials(url)
+        self.settings = LinkSettings()
+        self.transport_session: str | None = None
+        self._url = url
+        self._given_client = client
+        self._client_or_none: httpx2.AsyncClient | None = client
+        self._headers = dict(headers)
+        self._auth = auth
+        self._policy = policy
+        self._draw = draw
+        self._sink: Sink | None = None
+        self._tasks: TaskGroup | None = None
+        self._done = anyio.Event()
+        self._posts: dict[RequestId, anyio.CancelScope] = {}
+        self._version: str | None = None
+        self._listens = False
+
+    # --- the port ---------------------------------------------------------------------------
+
+    async def run(self, sink: Sink, *, task_status: TaskStatus[None]) -> None:
+        """See `Link`."""
+        self._sink = sink
+        if self._given_client is None:
+            timeout = httpx2.Timeout(_TIMEOUT, read=self._policy.response_silence)
+            self._client_or_none = httpx2.AsyncClient(timeout=timeout)
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                task_status.started()
+                await self._done.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            self._tasks = None
+            if self._given_client is None and self._client_or_none is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._client_or_none.aclose()
+
+    async def send(self, message: Json, headers: Mapping[str, str]) -> None:
+        """See `Link`."""
+        if self._tasks is None or self._done.is_set():
+            raise Failed(Failure(Cause.CLOSED, "the link is closed"))
+        method = message.get("method")
+        if method == "initialize":
+            # It is the negotiation: what a probe before it said does not hold.
+            self._version = None
+        version = next((v for k, v in headers.items() if k.lower() == _VERSION_HEADER), None)
+        if version is not None:
+            self._version = version
+        if method is not None and "id" in message:
+            scope = anyio.CancelScope()
+            self._posts[message["id"]] = scope
+            self._tasks.start_soon(self._post_request, message, dict(headers), scope)
+            return
+        failure = await self._post_other(message, headers)
+        if failure is not None:
+            raise Failed(failure)
+        if method == "notifications/initialized" and self.transport_session is not None:
+            self.listen()
+
+    def listen(self) -> None:
+        """Open the notification stream of the transport session."""
+        if not self._listens and self._tasks is not None:
+            self._listens = True
+            self._tasks.start_soon(self._read_notifications)
+
+    def abandon(self, request_id: RequestId) -> None:
+        """See `Link`: the response stream is closed."""
+        scope = self._posts.pop(request_id, None)
+        if scope is not None:
+            scope.cancel()
+
+    async def close(self, *, leave: bool) -> None:
+        """See `Link`."""
+        if leave and self.transport_session is not None and not self._done.is_set():
+            with anyio.move_on_after(self._policy.closing_timeout, shield=True):
+                try:
+                    async with self._stream("DELETE", None, {}) as response:
+                        logger.debug("transport session left: %d", response.status_code)
+                except (httpx2.HTTPError, OSError) as error:
+                    logger.debug("the transport session could not be left: %r", error)
+        self._done.set()
+
+    # --- requests ---------------------------------------------------------------------------
+
+    async def _post_request(
+        self, message: Json, headers: Mapping[str, str], scope: anyio.CancelScope
+    ) -> None:
+        request_id: RequestId = message["id"]
+        failure: Failure | None = None
+        with scope:
+            try:
+                failure = await self._exchange(message, headers)
+            except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+                failure = describe(error)
+        if scope.cancel_called:
+            return
+        if self._posts.get(request_id) is scope:
+            del self._posts[request_id]
+        if failure is not None:
+            await self._tell(Unanswered(request_id, failure))
+
+    async def _exchange(self, message: Json, headers: Mapping[str, str]) -> Failure | None:
+        request_id: RequestId = message["id"]
+        async with self._stream("POST", message, headers) as response:
+            if response.status_code == 202:
+                return _refusal(202, INVALID_REQUEST, "server answered a request with 202 Accepted")
+            redirect = _redirect(response)
+            if redirect is not None:
+                return _refusal(response.status_code, INVALID_REQUEST, redirect)
+            if response.status_code >= 400:
+                return await self._refused(response, request_id)
+            if message.get("method") == "initialize":
+                given = response.headers.get(_SESSION_HEADER)
+                if given:
+                    self.transport_session = given
+            content_type = response.headers.get("content-type", "").lower()
+            if content_type.startswith("application/json"):
+                return await self._read_json(response, request_id)
+            if content_type.startswith("text/event-stream"):
+                await self._tell(Accepted(request_id))
+                return await self._read_answer(response, request_id)
+            return _refusal(
+                response.status_code, INVALID_REQUEST, f"Unexpected content type: {content_type}"
+            )
+
+    async def _read_json(self, response: httpx2.Response, request_id: RequestId) -> Failure | None:
+        body = await response.aread()
+        try:
+            message = decode(body)
+            parse(message)
+        except (ValueError, Malformed) as error:
+            return _refusal(200, PARSE_ERROR, f"Failed to parse JSON response: {error}")
+        await self._tell(Received(message))
+        return None
+
+    async def _read_answer(
+        self, response: httpx2.Response, request_id: RequestId
+    ) -> Failure | None:
+        """Hand over a response stream up to its answer; what is wrong if it has none."""
+        last_id: str | None = None
+        retry: int | None = None
+        attempts = 0
+        failure = Failure(
+            Cause.CUT,
+            "the response stream ended without an answer",
+            error=error_body(CONNECTION_CLOSED, "SSE stream ended without a response"),
+        )
+        while True:
+            try:
+                async with aclosing(self._events(response)) as events:
+                    async for event in events:
+                        last_id = event.id or last_id
+                        retry = event.retry if event.retry is not None else retry
+                        if await self._is_answer(event, request_id):
+                            return None
+                attempts = 0
+            except EventTooLarge:
+                return _refusal(200, CONNECTION_CLOSED, "SSE stream failed: an event is too large")
+            except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+                logger.debug("a response stream ended: %r", error)
+                failure = describe(error, was_sent=True)
+            finally:
+                # The first is closed by whoever opened it as well, which does no harm.
+                with anyio.CancelScope(shield=True):
+                    await response.aclose()
+            if self.settings.has_keys or last_id is None:
+                return failure
+            opened = None
+            while opened is None:
+                if attempts >= _STOCK_ATTEMPTS:
+                    return failure
+                attempts += 1
+                await anyio.sleep(retry / 1000 if retry is not None else _STOCK_DELAY)
+                opened = await self._reopen(last_id)
+            response = opened
+
+    async def _reopen(self, last_id: str) -> httpx2.Response | None:
+        try:
+            response = await self._open("GET", None, {"last-event-id": last_id})
+        except (httpx2.HTTPError, OSError) as error:
+            logger.debug("a response stream could not be reopened: %r", error)
+            return None
+        if response.status_code == 200 and _is_sse(response):
+            return response
+        await response.aclose()
+        return None
+
+    async def _is_answer(self, event: ReadEvent, request_id: RequestId) -> bool:
+        """Hand over one event of a response stream; whether it was the answer."""
+        message = self._message(event)
+        if message is None:
+            return False
+        is_answer = "method" not in message
+        if is_answer:
+            # As the SDK does: what answers on this stream answers this request.
+            message["id"] = request_id
+        await self._tell(Received(message))
+        return is_answer
+
+    async def _post_other(self, message: Json, headers: Mapping[str, str]) -> Failure | None:
+        """Send a notification or an answer: the server only takes it."""
+        try:
+            with anyio.fail_after(self._policy.connect_timeout):
+                async with self._stream("POST", message, headers) as response:
+                    if response.status_code >= 400:
+                        return await self._refused(response, None)
+        except TimeoutError:
+            return Failure(Cause.SILENT, "the server did not take a message in time")
+        except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+            return describe(error)
+        return None
+
+    async def _refused(self, response: httpx2.Response, request_id: RequestId | None) -> Failure:
+        status = response.status_code
+        body = b""
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if len(body) > _BODY_LOOKED_AT:
+                break
+        error: Json | None = None
+        is_answer = False
+        if response.headers.get("content-type", "").lower().startswith("application/json"):
+            try:
+                value = decode(body)
+                parse(value)
+                if isinstance(value.get("error"), dict):
+                    error = cast(Json, value["error"])
+                    is_answer = request_id is not None and value.get("id") == request_id
+            except (ValueError, Malformed):
+                logger.debug("the body of a %d is no JSON-RPC error", status)
+        says_session = b"session" in body.lower()
+        if error is None:
+            if status == 404 and self.transport_session is None:
+                error = error_body(METHOD_NOT_FOUND, "Not Found")
+            elif status == 404:
+                error = error_body(INVALID_REQUEST, "Session terminated")
+            else:
+                error = error_body(INTERNAL_ERROR, "Server returned an error response")
+        return Failure(
+            Cause.STATUS,
+            f"the server answered {status}",
+            status=status,
+            retry_after=_retry_after(response),
+            error=error,
+            is_answer=is_answer,
+            says_session=says_session,
+        )
+
+    # --- the notification stream ------------------------------------------------------------
+
+    async def _read_notifications(self) -> None:
+        """Keep the GET stream open. Without sessions: for as long as the SDK would try."""
+        backoff = Backoff(base=self._policy.backoff_base, cap=self._policy.backoff_cap)
+        last_id: str | None = None
+        retry: int | None = None
+        was_open = False
+        failures = 0
+        while True:
+            headers = {"accept": "text/event-stream", "cache-control": "no-store"}
+            if last_id is not None:
+                headers["last-event-id"] = last_id
+            try:
+                async with self._stream("GET", None, headers, silent=True) as response:
+                    if response.status_code == 405:
+                        logger.debug("the server has no notification stream")
+                        return
+                    if response.status_code in (400, 404, 410) and self.settings.has_sessions:
+                        await self._tell(StreamRefused(await self._refused(response, None)))
+                        return
+                    response.raise_for_status()
+                    if not _is_sse(response):
+                        return
+                    if was_open:
+                        await self._tell(StreamReopened(continued=last_id is not None))
+                    was_open = True
+                    async with aclosing(self._events(response)) as events:
+                        async for event in events:
+                            backoff.progressed()
+                            last_id = event.id or last_id
+                            retry = event.retry if event.retry is not None else retry
+                            message = self._message(event)
+                            if message is not None:
+                                await self._tell(Received(message))
+                failures = 0
+            except (httpx2.HTTPError, httpx2.StreamError, OSError, EventTooLarge) as error:
+                logger.debug("the notification stream ended: %r", error)
+                failures += 1
+            if self.settings.has_sessions:
+                delay = backoff.failed(self._draw())
+                if retry is not None and backoff.failures == 1:
+                    delay = retry / 1000
+            elif failures >= _STOCK_ATTEMPTS:
+                return
+            else:
+                delay = retry / 1000 if retry is not None else _STOCK_DELAY
+            await anyio.sleep(delay)
+
+    async def _events(self, response: httpx2.Response) -> AsyncGenerator[ReadEvent]:
+        reader = SseReader(max_bytes=self._policy.max_message)
+        async with aclosing(response.aiter_bytes()) as chunks:
+            async for chunk in chunks:
+                for event in reader.feed(chunk):
+                    yield event
+
+    def _message(self, event: ReadEvent) -> Json | None:
+        if not event.data or event.event != "message":
+            return None
+        try:
+            message = decode(event.data)
+            parse(message)
+        except (ValueError, Malformed) as error:
+            logger.warning("dropped what is no message: %s", error)
+            return None
+        return cast(Json, message)
+
+    async def _tell(self, event: Event) -> None:
+        if self._sink is not None and not self._done.is_set():
+            await self._sink(self, event)
+
+    # --- HTTP -------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _stream(
+        self,
+        method: str,
+        message: Json | None,
+        headers: Mapping[str, str],
+        *,
+        silent: bool = False,
+    ) -> AsyncGenerator[httpx2.Response]:
+        response = await self._open(method, message, headers, silent=silent)
+        try:
+            yield response
+        finally:
+            with anyio.CancelScope(shield=True):
+                await response.aclose()
+
+    async def _open(
+        self,
+        method: str,
+        message: Json | None,
+        headers: Mapping[str, str],
+        *,
+        silent: bool = False,
+    ) -> httpx2.Response:
+        """Send a request, following redirects only while they stay with this server.
+
+        Args:
+            silent: A stream on which nothing may come for long, but not for too long.
+        """
+        client = self._client_or_none
+        if client is None:
+            raise AssertionError("a link is used before it runs")
+        fields = {
+            **self._headers,
+            "accept": "application/json, text/event-stream",
+            "content-type": "application/json",
+        }
+        if self.transport_session is not None:
+            fields[_SESSION_HEADER] = self.transport_session
+        version = self._version or self.settings.protocol_version
+        if version is not None and (message or {}).get("method") != "initialize":
+            fields[_VERSION_HEADER] = version
+        fields.update({name.lower(): value for name, value in headers.items()})
+        options: dict[str, Any] = {}
+        if silent and self.settings.has_sessions:
+            options["timeout"] = httpx2.Timeout(_TIMEOUT, read=self._policy.stream_silence)
+        content = encode(message) if message is not None else None
+        request = client.build_request(
+            method, self._url, content=content, headers=fields, **options
+        )
+        followed = 0
+        while True:
+            if self._auth is not None:
+                response = await client.send(
+                    request, stream=True, follow_redirects=False, auth=self._auth
+                )
+            else:
+                response = await client.send(request, stream=True, follow_redirects=False)
+            onward = _onward(response)
+            if onward is None or followed >= client.max_redirects:
+                return response
+            try:
+                await response.aread()
+            finally:
+                await response.aclose()
+            request = onward
+            followed += 1
+
+
+def describe(error: Exception, *, was_sent: bool = False) -> Failure:
+    """What a failed exchange means."""
+    closed = error_body(CONNECTION_CLOSED, f"Connection closed: {type(error).__name__}")
+    unsent = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+    if not was_sent and isinstance(error, unsent):
+        cause = Cause.UNREACHABLE
+    elif isinstance(error, httpx2.TimeoutException):
+        cause = Cause.SILENT
+    else:
+        cause = Cause.CUT
+    # Not the error's text: it may hold the URL with its query.
+    return Failure(cause, f"{cause.value}: {type(error).__name__}", error=closed)
+
+
+def _refusal(status: int, code: int, text: str) -> Failure:
+    return Failure(Cause.STATUS, text, status=status, error=error_body(code, text), is_answer=True)
+
+
+def _is_sse(response: httpx2.Response) -> bool:
+    media_type = response.headers.get("content-type", "").partition(";")[0]
+    return media_type.strip().lower() == "text/event-stream"
+
+
+def _retry_after(response: httpx2.Response) -> float | None:
+    value = response.headers.get("retry-after", "")
+    return float(value) if value.isascii() and value.isdigit() else None
+
+
+def _redirect(response: httpx2.Response) -> str | None:
+    onward = response.next_request
+    if onward is None:
+        return None
+    location = onward.url.copy_with(userinfo=b"", query=None, fragment=None)
+    return f"Redirect to {location} not followed"
+
+
+def _onward(response: httpx2.Response) -> httpx2.Request | None:
+    """The request that follows a redirect, if it keeps its method and stays with the server.
+
+    Everything in it, the credentials above all, was meant for that server alone.
+    """
+    onward = response.next_request
+    if onward is None:
+        return None
+    sent = response.request
+    here, there = sent.url, onward.url
+    same = (here.scheme, here.host, here.port) == (there.scheme, there.host, there.port)
+    upgrade = (
+        here.host == there.host
+        and (here.scheme, there.scheme) == ("http", "https")
+        and here.port is None
+        and there.port is None
+    )
+    if onward.method != sent.method or not (same or upgrade):
+        return None
+    if there.userinfo and there.userinfo != here.userinfo:
+        return None
+    return onward

@@ -1,0 +1,124 @@
+"""Server-sent events, read: bytes in, events out, wherever the bytes are split.
+
+The other direction is in `sse`. The rules are those of the HTML standard, 9.2.6; lines are
+split here and not by ``str.splitlines``, which would also split at U+2028, which JSON may
+contain as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class EventTooLarge(Exception):
+    """One event has more bytes than the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEvent:
+    """One event. What has neither data nor id is none."""
+
+    id: str | None
+    """The event's own ``id`` field; None: it has none."""
+
+    data: bytes
+    """Without a final line feed; empty: a priming event, which only carries its id."""
+
+    event: str
+    """Its type; ``message`` if it names none."""
+
+    retry: int | None
+    """Milliseconds."""
+
+
+class SseReader:
+    """The events of one stream."""
+
+    __slots__ = (
+        "_after_cr",
+        "_data",
+        "_event",
+        "_id",
+        "_is_first",
+        "_limit",
+        "_line",
+        "_retry",
+        "_size",
+    )
+
+    def __init__(self, *, max_bytes: int) -> None:
+        """Take the limit of one event."""
+        self._limit = max_bytes
+        self._line = bytearray()
+        self._after_cr = False
+        self._is_first = True
+        self._clear()
+
+    def _clear(self) -> None:
+        self._data: list[bytes] = []
+        self._id: str | None = None
+        self._event = ""
+        self._retry: int | None = None
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> list[ReadEvent]:
+        """The events that ``chunk`` completes.
+
+        Raises:
+            EventTooLarge: And nothing more may be fed.
+        """
+        if not chunk:
+            return []
+        if self._after_cr and chunk.startswith(b"\n"):
+            chunk = chunk[1:]
+        self._after_cr = chunk.endswith(b"\r")
+        found: list[ReadEvent] = []
+        # CR, LF and CRLF all end a line; a CR at the very end already did.
+        *lines, rest = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        for line in lines:
+            self._count(len(line))
+            whole, self._line = bytes(self._line + line), bytearray()
+            event = self._take(whole)
+            if event is not None:
+                found.append(event)
+        self._count(len(rest))
+        self._line += rest
+        return found
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        if self._size > self._limit:
+            raise EventTooLarge
+
+    def _take(self, line: bytes) -> ReadEvent | None:
+        if self._is_first:
+            line, self._is_first = line.removeprefix(_BOM), False
+        if not line:
+            event = None
+            if self._data or self._id is not None or self._retry is not None:
+                event = ReadEvent(
+                    self._id, b"\n".join(self._data), self._event or "message", self._retry
+                )
+            self._clear()
+            return event
+        if line.startswith(b":"):
+            self._size -= len(line)
+            return None
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        match name:
+            case b"data":
+                self._data.append(value)
+            case b"id":
+                if b"\0" not in value:
+                    self._id = value.decode("utf-8", "replace")
+            case b"event":
+                self._event = value.decode("utf-8", "replace")
+            case b"retry":
+                if value.isdigit():
+                    self._retry = int(value)
+            case _:
+                pass
+        return None
