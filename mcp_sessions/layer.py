@@ -164,7 +164,7 @@ class SessionLayer:
         )
         for name, value in shell.state.items():
             setattr(inner.state, name, value)
-        websocket = self._websocket(inner, served, guard)
+        websocket = self._websocket(endpoint, inner, served, guard)
         return MountedApp(inner, endpoint if shell.is_bare else None, websocket, path)
 
     def routes(
@@ -180,7 +180,7 @@ class SessionLayer:
         The application must run the layer: ``Starlette(lifespan=layer.lifespan, …)``.
         Arguments and errors are those of :meth:`asgi_app`.
         """
-        _, shell, served, guard = self._endpoint(path, host, security, max_body)
+        endpoint, shell, served, guard = self._endpoint(path, host, security, max_body)
         for route in shell.routes:
             if isinstance(route, (Route, Mount)):
                 for entry in reversed(shell.middleware):
@@ -188,7 +188,7 @@ class SessionLayer:
         door = Starlette(routes=shell.routes)
         for name, value in shell.state.items():
             setattr(door.state, name, value)
-        websocket = self._websocket(door, served, guard, at=path)
+        websocket = self._websocket(endpoint, door, served, guard, at=path)
         return [*shell.routes, WebSocketRoute(path, endpoint=websocket)]
 
     def lifespan(self, app: object = None) -> AbstractAsyncContextManager[None]:
@@ -438,16 +438,23 @@ class SessionLayer:
         )
 
     def _websocket(
-        self, door: ASGIApp, served: Served, guard: OriginGuard, at: str | None = None
+        self,
+        endpoint: StreamableHttp,
+        door: ASGIApp,
+        served: Served,
+        guard: OriginGuard,
+        at: str | None = None,
     ) -> ASGIApp:
         """The WebSocket endpoint.
 
         Args:
+            endpoint: Where HTTP requests are served.
             door: What HTTP requests to the endpoint go through.
             at: The endpoint's path behind the door, if the connection's is another.
         """
         doorkeeper = Doorkeeper(_at(door, at), principal_of)
-        binding = WebSocketBinding(served, SdkModernRules(self._upstream), guard, doorkeeper)
+        rules = SdkModernRules(self._upstream)
+        binding = WebSocketBinding(served, rules, guard, doorkeeper, lambda: endpoint.retry_after)
 
         return _Ready(self._check_running, binding.serve)
 

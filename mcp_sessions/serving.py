@@ -29,7 +29,7 @@ class MountedApp:
         self._inner = inner
         self._endpoint = endpoint
         self._websocket = websocket
-        self._path = path.rstrip("/")
+        self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or connection."""
@@ -45,7 +45,11 @@ class MountedApp:
         path, root = scope["path"], scope.get("root_path", "")
         if root and path.startswith(root):
             path = path[len(root) :]
-        return path.rstrip("/") == self._path
+        # Another spelling of the path is for the application to answer: it redirects. That
+        # helps no WebSocket.
+        return path == self._path or (
+            scope["type"] == "websocket" and path.rstrip("/") == self._path.rstrip("/")
+        )
 
 
 class DrainingServer(uvicorn.Server):

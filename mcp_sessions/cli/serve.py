@@ -1,4 +1,4 @@
-"""``mcp-sessions serve TARGET``: an MCP server, wrapped, on Streamable HTTP.
+"""``mcp-sessions serve TARGET``: an MCP server, wrapped, on HTTP, WebSocket and stdio.
 
 What costs nothing to check is checked first: the store's URL, then the target, whose
 code runs, then the port. The SDK is imported no sooner than the target's code needs it.
@@ -30,7 +30,8 @@ DEFAULT_STORE = "memory://"
 
 HANDSHAKE_ERA = ("2025-03-26", "2025-06-18", "2025-11-25")
 MODERN_ERA = ("2026-07-28",)
-TRANSPORTS = ("Streamable HTTP",)
+TRANSPORTS = ("Streamable HTTP", "WebSocket")
+DEFAULT_PORT = 8000
 
 LISTEN_BACKLOG = 2048
 """Connections that the system accepts before we do, as uvicorn asks for."""
@@ -48,11 +49,19 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     logs.configure(level=options.log_level, format=options.log_format)
     layer, store = _layer(options)
-    with listening_socket(options.host, options.port) as sock:
+    if options.stdio and options.port is None:
+        print(_start_up(options, None, store), file=sys.stderr, flush=True)
+        try:
+            layer.run("stdio")
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        return 0
+    port = DEFAULT_PORT if options.port is None else options.port
+    with listening_socket(options.host, port) as sock:
         start = _start_up(options, sock, store)
         try:
             layer.run(
-                "http",
+                "stdio" if options.stdio else "http",
                 host=options.host,
                 port=sock.getsockname()[1],
                 path=options.path,
@@ -144,10 +153,18 @@ def redacted(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{place}"))
 
 
-def _start_up(options: argparse.Namespace, sock: socket.socket, store: str) -> str:
-    """What is printed when the server is ready."""
+def _start_up(options: argparse.Namespace, sock: socket.socket | None, store: str) -> str:
+    """What is printed when the server is ready.
+
+    Args:
+        sock: Where it listens; None: standard input and output only.
+    """
     host = f"[{options.host}]" if ":" in options.host else options.host
-    url = f"http://{host}:{sock.getsockname()[1]}{options.path}"
+    url = "standard input and output"
+    transports = ("stdio",) if options.stdio else ()
+    if sock is not None:
+        url = f"http://{host}:{sock.getsockname()[1]}{options.path}"
+        transports = (*TRANSPORTS, *transports)
     if options.log_format == "json":
         return json.dumps(
             {
@@ -156,7 +173,7 @@ def _start_up(options: argparse.Namespace, sock: socket.socket, store: str) -> s
                 "target": options.target,
                 "url": url,
                 "eras": {"handshake": HANDSHAKE_ERA, "modern": MODERN_ERA},
-                "transports": TRANSPORTS,
+                "transports": transports,
                 "store": store,
             }
         )
@@ -166,7 +183,7 @@ def _start_up(options: argparse.Namespace, sock: socket.socket, store: str) -> s
             f"  at          {url}",
             f"  eras        handshake ({', '.join(HANDSHAKE_ERA)}), "
             f"modern ({', '.join(MODERN_ERA)})",
-            f"  transports  {', '.join(TRANSPORTS)}",
+            f"  transports  {', '.join(transports)}",
             f"  store       {store}",
         ]
     )
@@ -185,7 +202,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
     parser.add_argument(
-        "--port", type=types.port, default=8000, help="0: any free one; default: %(default)s"
+        "--port",
+        type=types.port,
+        help=f"0: any free one; default: {DEFAULT_PORT}, with --stdio: none",
+    )
+    parser.add_argument(
+        "--stdio",
+        action="store_true",
+        help="serve the client at standard input and output; with --port HTTP and WebSocket too",
     )
     parser.add_argument("--path", type=types.url_path, default="/mcp", help="default: %(default)s")
     parser.add_argument(

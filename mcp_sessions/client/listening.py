@@ -61,6 +61,7 @@ class Listens:
 
     _open: dict[RequestId, _Listening] = field(default_factory=dict[RequestId, _Listening])
     _on_wire: Json = field(default_factory=dict[str, Any])
+    _honored: Json | None = None
     _count: int = 0
 
     def __bool__(self) -> bool:
@@ -90,7 +91,7 @@ class Listens:
         """The listen request to send now: the newest of the application's, asking for all."""
         self._count += 1
         self.wire_id = f"mcp-sessions-listen-{self._count}"
-        self._on_wire = self._union()
+        self._on_wire, self._honored = self._union(), None
         newest = list(self._open.values())[-1].request.message
         params = {**cast("Json", newest.get("params") or {}), "notifications": self._on_wire}
         return {**newest, "id": self.wire_id, "params": params}
@@ -113,7 +114,14 @@ class Listens:
 
     def acknowledged(self, params: Mapping[str, Any] | None) -> list[Json]:
         """The server acknowledged the stream on the wire: the acknowledgements to give."""
-        honored = cast("Json", (params or {}).get("notifications") or {})
+        self._honored = cast("Json", (params or {}).get("notifications") or {})
+        return self.not_yet_acknowledged()
+
+    def not_yet_acknowledged(self) -> list[Json]:
+        """The acknowledgements to give to streams that the one on the wire covers already."""
+        honored = self._honored
+        if honored is None or not self.is_covered():
+            return []
         told: list[Json] = []
         for app_id, listening in self._open.items():
             if listening.is_acknowledged:

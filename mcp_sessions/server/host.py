@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -89,7 +90,7 @@ class Host:
         return len(self._running)
 
     def by_key(self, session_id: SessionId, key: RequestKey) -> RunningRequest | None:
-        """The running request with that key."""
+        """The request with that key that runs, or is about to be answered."""
         return self._by_key.get((session_id, key))
 
     def start(
@@ -119,7 +120,7 @@ class Host:
         self._listen(running, carrier)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        task = self._loop.create_task(self._run(running, peer, handle, close_peer))
+        task = _started(self._run(running, peer, handle, close_peer), self._loop)
         running.task = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -285,6 +286,8 @@ class Host:
             # The handler ran. Whoever still listens gets the answer; who asks again later
             # hears that the outcome is unknown.
             logger.exception("the outcome of %s could not be stored", running.request.method)
+        # Until here the same request, sent again, could join: the store did not know better.
+        self._forget_carriers(running)
         for carrier in running.carriers:
             message, code = self._written(running, carrier, result, error)
             await carrier.inbound.channel.answer(message, code=code)
@@ -346,6 +349,8 @@ class Host:
                 at_work.pop(running, None)
                 if not at_work:
                     del self._by_session[session_id]
+
+    def _forget_carriers(self, running: RunningRequest) -> None:
         if running.session_id is not None and running.key is not None:
             self._by_key.pop((running.session_id, running.key), None)
         for carrier in running.carriers:
@@ -356,6 +361,17 @@ class Host:
     def log_state(self) -> dict[str, int]:
         """How much is at work, for logs and tests."""
         return {"running": len(self._running), "unheard": len(self._unheard)}
+
+
+def _started(
+    work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop
+) -> asyncio.Task[None]:
+    """A task for ``work``. Where Python can, its first step is done at once: a handler that
+    waits for nothing then costs no turn of the event loop.
+    """
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, eager_start=True)
+    return loop.create_task(work)
 
 
 def _no_standalone(running: RunningRequest) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
@@ -49,6 +50,12 @@ class Hub:
         self._connections: dict[ConnectionId, TransportConnection] = {}
         self._bare: dict[str, list[TransportConnection]] = {}
         self._used_on: dict[SessionId, list[TransportConnection]] = {}
+        # One step of a session's story at a time: an event that was stored must be handed
+        # over before the next one is, and before or after a takeover, never in its middle,
+        # however the store suspends in between (pitfall A5).
+        self._turns: weakref.WeakValueDictionary[SessionId, asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
         self._changes: deque[tuple[str, Mapping[str, Any] | None]] = deque()
         self._fan_out: asyncio.Task[None] | None = None
         self.revive: Revive = _nobody
@@ -125,21 +132,29 @@ class Hub:
     async def _publish(
         self, session_id: SessionId, template: EventTemplate, *, wait: bool = False
     ) -> bool:
-        appended = await self._store.append(
-            session_id, template.draft(session_id), now=self._clock()
-        )
-        if appended is None:
-            return False
-        if appended.attachment is not None:
-            connection = await self.find(appended.attachment.connection_id)
-            if connection is not None:
-                await connection.deliver(session_id, appended.event)
-                if wait:
-                    await connection.room()
+        connection = None
+        async with self._turn(session_id):
+            appended = await self._store.append(
+                session_id, template.draft(session_id), now=self._clock()
+            )
+            if appended is None:
+                return False
+            if appended.attachment is not None:
+                connection = await self.find(appended.attachment.connection_id)
+                if connection is not None:
+                    await connection.deliver(session_id, appended.event)
+        if wait and connection is not None:
+            await connection.room()
         elif wait:
             # A handler that only emits must let others run.
             await asyncio.sleep(0)
         return True
+
+    def _turn(self, session_id: SessionId) -> asyncio.Lock:
+        turn = self._turns.get(session_id)
+        if turn is None:
+            turn = self._turns[session_id] = asyncio.Lock()
+        return turn
 
     async def send_bare(
         self,
@@ -176,6 +191,16 @@ class Hub:
         Returns:
             None if the session is over or not free.
         """
+        async with self._turn(session_id):
+            return await self._attach(session_id, connection, position, only_if_free)
+
+    async def _attach(
+        self,
+        session_id: SessionId,
+        connection: TransportConnection | None,
+        position: str | None,
+        only_if_free: bool,
+    ) -> Attached | None:
         attached = await self._store.attach(
             session_id,
             connection.id if connection is not None else None,
@@ -207,18 +232,20 @@ class Hub:
 
     async def detach(self, session_id: SessionId, connection: TransportConnection) -> None:
         """Let go of a session; its events wait in its window."""
-        fencing_epoch = connection.attached.pop(session_id, None)
-        if fencing_epoch is not None:
-            await self._store.detach(session_id, fencing_epoch)
-            await connection.withdraw(session_id)
+        async with self._turn(session_id):
+            fencing_epoch = connection.attached.pop(session_id, None)
+            if fencing_epoch is not None:
+                await self._store.detach(session_id, fencing_epoch)
+                await connection.withdraw(session_id)
 
     async def displace(self, session_id: SessionId, reason: Detached) -> None:
         """Take a session from its connection without giving it to another: its client has
         to resume it.
         """
-        attached = await self._store.attach(session_id, None, now=self._clock())
-        if attached is not None and attached.previous is not None:
-            await self._displace(session_id, attached.previous, reason)
+        async with self._turn(session_id):
+            attached = await self._store.attach(session_id, None, now=self._clock())
+            if attached is not None and attached.previous is not None:
+                await self._displace(session_id, attached.previous, reason)
 
     async def forget(self, record: SessionRecord) -> None:
         """A session is over: nothing of it is handed over any more."""
@@ -228,8 +255,10 @@ class Hub:
                 await self.remove(gone)
                 gone.close()
             return
-        if record.attachment is not None:
-            connection = self.local(record.attachment.connection_id)
+        async with self._turn(record.session_id):
+            # An event that was stored before the end is not handed over after it.
+            attachment = record.attachment
+            connection = self.local(attachment.connection_id) if attachment is not None else None
             if connection is not None:
                 connection.attached.pop(record.session_id, None)
                 await connection.session_over(record.session_id)

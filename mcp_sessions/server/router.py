@@ -7,7 +7,9 @@ everything else by the wrapped server.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -108,6 +110,9 @@ class Router:
         self._advertise = advertise
         self._clock = clock
         self._locks = Locks()
+        self._begins: weakref.WeakValueDictionary[RequestKey, asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
         host.standalone = self._standalone
 
     # --- what bindings call ------------------------------------------------------------------
@@ -206,6 +211,19 @@ class Router:
     # --- requests ----------------------------------------------------------------------------
 
     async def _serve(self, request: Request, inbound: Inbound) -> None:
+        key = request_key(request.params)
+        if key is None:
+            await self._serve_now(request, inbound)
+            return
+        # The same key again waits until the first runs or is refused: recorded in the store,
+        # but at work nowhere yet, it would look lost.
+        begins = self._begins.get(key)
+        if begins is None:
+            begins = self._begins[key] = asyncio.Lock()
+        async with begins:
+            await self._serve_now(request, inbound)
+
+    async def _serve_now(self, request: Request, inbound: Inbound) -> None:
         self._check_id(request, inbound)
         association = await self._associate(request.params, inbound, request)
         admitted = association.admitted
@@ -347,7 +365,7 @@ class Router:
                 return
             case Begun.RUNNING:
                 running = self._host.by_key(record.session_id, key) if key is not None else None
-                if running is not None and not running.done:
+                if running is not None:
                     if carrier.named:
                         await self._attach_if_free(record, carrier.inbound)
                     await self._host.join(running, carrier)

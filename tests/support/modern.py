@@ -1,7 +1,7 @@
 """A raw client of the modern era (2026-07-28): every POST stands alone and carries its envelope.
 
-It goes over the carriers of `tests.support.raw`. A `Heard` is a reply in the modern era's own
-framing (``\r\n``), read as far as it has come.
+It goes over the carriers of `tests.support.raw`. A `Heard` is the reply to one request, read
+as far as it has come.
 """
 
 import itertools
@@ -73,17 +73,15 @@ class Heard:
         return self.reply.is_sse
 
     @property
-    def blocks(self) -> list[str]:
-        """The whole blocks of the stream so far: events and comments."""
-        return bytes(self.reply.body).decode().split("\r\n\r\n")[:-1]
-
-    @property
     def messages(self) -> list[Json]:
         """The messages so far."""
-        if not self.is_sse:
-            return [self.reply.json] if self.reply.ended and self.reply.body else []
-        prefix = "event: message\r\ndata: "
-        return [json.loads(b[len(prefix) :]) for b in self.blocks if b.startswith(prefix)]
+        return self.reply.messages
+
+    @property
+    def pings(self) -> int:
+        """How often the stream said that it lives."""
+        _ = self.reply.events  # Reads as far as it has come.
+        return self.reply.comments.count(": ping")
 
     @property
     def events(self) -> list[Json]:

@@ -53,7 +53,8 @@ class Side:
         return [self._written(reply) for reply in self.replies]
 
     def _written(self, reply: Reply) -> str:
-        body = bytes(reply.body)
+        # As it was sent: a reply reads every line end alike.
+        body = b"".join(chunk for of, chunk in self.carrier.journal if of is reply)
         declared = reply.header("content-length")
         assert declared is None or int(declared) == len(body), reply
         text = _without_ours(body).decode("utf-8")

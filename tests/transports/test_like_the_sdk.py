@@ -232,6 +232,12 @@ DIFFERENCES: dict[str, str] = {
     "content type missing": "the SDK answers 400 and not HTTP's own 415",
     "content type text": "the SDK answers 400 and not HTTP's own 415",
     "content type in capitals": "the SDK refuses what RFC 9110 says is the same type",
+    "NaN": "the SDK's parser takes what is no JSON",
+    **dict.fromkeys(
+        ("id null", "id true", "id 1.5", "id list", "id object"),
+        "the SDK takes a request with a malformed id for a notification, and nobody answers it",
+    ),
+    "handshake without params": "D1: the SDK names a session though it opened none",
 }
 
 

@@ -32,6 +32,8 @@ from mcp_sessions.errors import (
     INVALID_REQUEST,
     PARSE_ERROR,
     InvalidParams,
+    InvalidReason,
+    InvalidRequest,
     Refusal,
     SessionNotFound,
     StoreUnavailable,
@@ -41,8 +43,10 @@ from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId, pa
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
 from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.host import REQUEST_CANCELLED
 from mcp_sessions.server.modern import ModernRules
 from mcp_sessions.server.running import RunningRequest
+from mcp_sessions.server.session_methods import SESSION_METHODS
 from mcp_sessions.server.upstream import UpstreamError, UpstreamPeer
 from mcp_sessions.stores.base import CurrentSession, Peer, SessionRecord
 from mcp_sessions_transports.http_handshake import DEFAULT_VERSION, Served
@@ -63,7 +67,6 @@ class DuplexChannel:
         self.on_closed: Callable[[], None] | None = None
         self.on_reopened: Callable[[], None] | None = None
         self._callbacks: list[Callable[[], None]] | None = None
-        connection.channels[self] = None
 
     @property
     def is_open(self) -> bool:
@@ -107,7 +110,8 @@ class _Lane:
         return self._connection.outbox.full
 
     def push(self, chunk: bytes, origin: SessionId | None = None) -> None:
-        self._connection.push_event(chunk, origin)
+        if not self.closed:
+            self._connection.push_event(chunk, origin)
 
     def wake(self) -> None:
         self._connection.outbox.wake()
@@ -188,7 +192,10 @@ class DuplexConnection:
 
     async def withdraw(self, session_id: SessionId) -> None:
         """See :class:`TransportConnection`."""
-        self._lanes.pop(session_id, None)
+        feed = self._lanes.pop(session_id, None)
+        if feed is not None:
+            # It may be reading its log just now.
+            feed.stream.finish()
         self.outbox.purge(session_id)
         self._held = [entry for entry in self._held if entry[1] != session_id]
         self._end_listen(session_id, None)
@@ -243,13 +250,24 @@ class DuplexConnection:
             error = error_body(INVALID_REQUEST, f"Invalid request: {malformed}")
             self._refuse(id_of(value), error)
             return
+        channel = DuplexChannel(self)
+        if isinstance(message, Request):
+            # Only what is owed an answer has a way back that can break.
+            self.channels[channel] = None
         try:
-            await self._take(message)
+            await self._take(message, channel)
         except StoreUnavailable:
             logger.exception("the session store is away")
             if isinstance(message, Request):
-                text = "the session store is away: ask again later"
-                self._refuse(message.id, error_body(INTERNAL_ERROR, text))
+                error = error_body(INTERNAL_ERROR, "the session store is away: ask again later")
+                await channel.answer(error_message(message.id, error))
+        if self.outbox.full:
+            # Who takes no answers may not go on asking for more.
+            await self.outbox.room()
+
+    def refuse_too_big(self) -> None:
+        """Answer a message that was too big to be read."""
+        self._refuse(None, error_body(INVALID_REQUEST, "Invalid request: message too big"))
 
     async def gone(self) -> None:
         """The peer is not there any more: its sessions wait, its requests run on."""
@@ -266,26 +284,34 @@ class DuplexConnection:
         else:
             self.outbox.push(chunk, origin)
 
-    async def _take(self, message: Request | Notification | Answer) -> None:
+    async def _take(self, message: Request | Notification | Answer, channel: DuplexChannel) -> None:
         router = self._served.router
         if isinstance(message, Answer):
-            router.answer(message, self._inbound())
+            router.answer(message, self._inbound(channel))
         elif isinstance(message, Notification):
-            await router.notification(message, self._inbound())
+            if not self._cancels_listen(message):
+                await router.notification(message, self._inbound(channel))
         elif message.method == "initialize" and not self.peer.modern:
-            await self._initialize(message)
-        elif self._rules.is_modern(message.params):
-            await self._modern(message)
+            await self._initialize(message, channel)
+        elif self._rules.is_modern(message.params) or self._lacks_envelope(message):
+            await self._modern(message, channel)
         else:
-            await router.request(message, self._inbound())
+            await router.request(message, self._inbound(channel))
 
-    async def _initialize(self, request: Request) -> None:
+    def _lacks_envelope(self, request: Request) -> bool:
+        """A client of the modern era sends it with every request; the methods of ours and
+        what names its session do without, in either era.
+        """
+        ours = request.method in SESSION_METHODS or _names_session(request)
+        return self.peer.modern and not ours
+
+    async def _initialize(self, request: Request, channel: DuplexChannel) -> None:
         async def register(peer: Peer) -> DuplexConnection:
             self.peer = peer
             return self
 
         # A client that initializes has no connection yet.
-        alone = Inbound(self.principal, self.peer, None, DuplexChannel(self))
+        alone = Inbound(self.principal, self.peer, None, channel)
         answer, connection = await self._served.router.initialize(request, alone, register)
         await alone.channel.answer(answer)
         if connection is None:
@@ -294,20 +320,27 @@ class DuplexConnection:
             # What was made before the handshake knows nothing of the client.
             del self.upstream_peers[stale]
 
-    async def _modern(self, request: Request) -> None:
+    async def _modern(self, request: Request, channel: DuplexChannel) -> None:
         route = self._rules.route(request.method, request.params)
         if isinstance(route, tuple):
             code, text, data = route
-            self._refuse(request.id, error_body(code, text, data))
+            await channel.answer(error_message(request.id, error_body(code, text, data)), code=code)
             return
         capabilities = {"capabilities": route.client_capabilities}
         peer = Peer(route.protocol_version, capabilities, modern=True)
         if self.peer.initialize_params is None:
             self.peer = peer
-        inbound = self._inbound(peer)
+        inbound = self._inbound(channel, peer)
         inbound.modern, inbound.route = True, route
-        if request.method == LISTEN and _names_session(request):
+        if self._is_listening(request.id):
+            refused = InvalidRequest(
+                InvalidReason.DUPLICATE_ID, "a request with this id is still open"
+            )
+            await channel.answer(inbound.error(request.id, wire_error(refused)))
+        elif request.method == LISTEN and _names_session(request):
             await self._listen(request, inbound)
+            # Its last message comes when it ends; nothing of it can break before.
+            self.channels.pop(channel, None)
         else:
             await self._served.router.request(request, inbound)
 
@@ -336,6 +369,18 @@ class DuplexConnection:
         self._listens[session_id] = (request.id, wanted, record)
         self.outbox.push(encode(acknowledgement(wanted, request.id)))
 
+    def _is_listening(self, request_id: object) -> bool:
+        return any(request_id == listening[0] for listening in self._listens.values())
+
+    def _cancels_listen(self, notification: Notification) -> bool:
+        request_id = (notification.params or {}).get("requestId")
+        if notification.method != "notifications/cancelled" or not self._is_listening(request_id):
+            return False
+        for session_id, listening in list(self._listens.items()):
+            if listening[0] == request_id:
+                self._end_listen(session_id, error_body(REQUEST_CANCELLED, "Request cancelled"))
+        return True
+
     def _end_listen(self, session_id: SessionId, error: dict[str, Any] | None) -> None:
         listening = self._listens.pop(session_id, None)
         if listening is None:
@@ -349,8 +394,8 @@ class DuplexConnection:
 
     # --- what goes out ---------------------------------------------------------------------
 
-    def _inbound(self, peer: Peer | None = None) -> Inbound:
-        return Inbound(self.principal, peer or self.peer, self, DuplexChannel(self))
+    def _inbound(self, channel: DuplexChannel, peer: Peer | None = None) -> Inbound:
+        return Inbound(self.principal, peer or self.peer, self, channel)
 
     def _refuse(self, request_id: RequestId | None, error: dict[str, Any]) -> None:
         self.outbox.push(error_message(request_id, error))

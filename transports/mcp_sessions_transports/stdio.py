@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import os
+import select
 import sys
 import threading
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.server.modern import ModernRules
@@ -64,9 +66,11 @@ class StdioBinding:
         self._served.hub.add(connection)
         writer = asyncio.ensure_future(self._write(connection, wire_out))
         reader = asyncio.ensure_future(self._read(connection, wire_in))
+        # A writer whose peer takes nothing hears of no cut: it waits for the pipe.
+        cut = asyncio.ensure_future(connection.outbox.until_cut())
         try:
-            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
-            if not writer.done():
+            await asyncio.wait({reader, writer, cut}, return_when=asyncio.FIRST_COMPLETED)
+            if not writer.done() and not cut.done():
                 # The input ended. What was asked is still answered, for a while.
                 await self._served.host.quiet(connection, _LAST_WORDS)
                 connection.close()
@@ -75,7 +79,8 @@ class StdioBinding:
             await connection.gone()
             reader.cancel()
             writer.cancel()
-            results = await asyncio.gather(reader, writer, return_exceptions=True)
+            cut.cancel()
+            results = await asyncio.gather(reader, writer, cut, return_exceptions=True)
         for result in results:
             if isinstance(result, Exception) and not isinstance(result, OSError):
                 raise result
@@ -84,8 +89,9 @@ class StdioBinding:
         limit = self._served.policy.max_message
         async with _lines(wire_in, limit) as lines:
             while (line := await lines.get()) is not None:
-                if len(line) > limit:
+                if len(line.rstrip(b"\r\n")) > limit:
                     logger.warning("a message of more than %d bytes was dropped", limit)
+                    connection.refuse_too_big()
                 elif line.strip():
                     await connection.take(line)
 
@@ -111,6 +117,27 @@ class StdioBinding:
                 os.set_blocking(wire_out.fileno(), True)
 
 
+class _Waiting(io.RawIOBase):
+    """Reads a descriptor that may not block: a terminal or a socket that is standard input
+    and output at once does not, since the writer's end must not.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        while True:
+            try:
+                return os.readv(self._descriptor, [buffer])
+            except BlockingIOError:
+                waiting = select.poll()
+                waiting.register(self._descriptor, select.POLLIN)
+                waiting.poll()
+
+
 async def _writable(loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
     ready = loop.create_future()
     loop.add_writer(descriptor, lambda: ready.done() or ready.set_result(None))
@@ -133,7 +160,7 @@ async def _lines(wire_in: BinaryIO, limit: int) -> AsyncGenerator[asyncio.Queue[
     stopped = threading.Event()
 
     def read() -> None:
-        buffered = os.fdopen(wire_in.fileno(), "rb", closefd=False)
+        buffered = io.BufferedReader(_Waiting(wire_in.fileno()))
         while not stopped.is_set():
             room.acquire()
             line = buffered.readline(limit + 2)

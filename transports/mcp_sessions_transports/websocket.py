@@ -7,6 +7,8 @@ import base64
 import binascii
 import contextlib
 import logging
+import math
+from collections.abc import Callable
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -38,11 +40,19 @@ class WebSocketBinding:
         rules: ModernRules,
         guard: OriginGuard,
         doorkeeper: Doorkeeper,
+        draining: Callable[[], float | None],
     ) -> None:
+        """Take what it works with.
+
+        Args:
+            draining: Seconds after which new connections should try again, while the server
+                shuts down.
+        """
         self._served = served
         self._rules = rules
         self._guard = guard
         self._doorkeeper = doorkeeper
+        self._draining = draining
         self._open: dict[Principal, int] = {}
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,6 +62,13 @@ class WebSocketBinding:
         refused = self._guard.check(headers)
         if refused is not None:
             await turn_away(scope, receive, send, _text(*refused))
+            return
+        retry_after = self._draining()
+        if retry_after is not None:
+            # A session must not be attached where it is about to be cut again (pitfall C7).
+            away = _text(503, "the server is shutting down")
+            away.headers.append((b"retry-after", str(math.ceil(retry_after)).encode()))
+            await turn_away(scope, receive, send, away)
             return
         bearers = [name for name in offered if name.startswith(BEARER)]
         if bearers and (b"authorization" in headers or len(bearers) > 1):
@@ -101,6 +118,8 @@ class WebSocketBinding:
         closing = Closing()
         reader = asyncio.ensure_future(self._read(connection, receive, closing))
         writer = asyncio.ensure_future(self._write(connection, send))
+        # A writer whose peer takes nothing hears of no cut: it waits for the network.
+        cut = asyncio.ensure_future(connection.outbox.until_cut())
 
         def expired() -> None:
             closing.because(CloseCode.POLICY_VIOLATION, "credential expired")
@@ -108,7 +127,7 @@ class WebSocketBinding:
 
         try:
             async with served.credentials.over(scope, principal, expired):
-                await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({reader, writer, cut}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if connection.outbox.was_slow:
                 closing.because(CloseCode.TRY_AGAIN_LATER, "too slow")
@@ -117,7 +136,8 @@ class WebSocketBinding:
             await connection.gone()
             reader.cancel()
             writer.cancel()
-            results = await asyncio.gather(reader, writer, return_exceptions=True)
+            cut.cancel()
+            results = await asyncio.gather(reader, writer, cut, return_exceptions=True)
             if not closing.by_peer:
                 await _close(send, closing)
             logger.info("websocket %s closed", digest(connection.id))
@@ -136,6 +156,9 @@ class WebSocketBinding:
                 closing.because(CloseCode.POLICY_VIOLATION, "nothing was said")
                 return
             first = False
+            if connection.outbox.closed:
+                # Cut already, perhaps with its credential: nothing more is served.
+                return
             if message["type"] == "websocket.disconnect":
                 closing.by_peer = True
                 return

@@ -1,0 +1,279 @@
+"""Everything of the client that knows the MCP SDK: the transport it is handed, and stdio.
+
+The SDK's ``Client`` and ``ClientSession`` take an async context manager that gives a stream
+of messages to read and one to write. Behind them works a `ResumingClient`, on raw JSON.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Any, cast
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskStatus
+from mcp import MCPError, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.shared.message import ClientMessageMetadata, SessionMessage
+from mcp_types import jsonrpc_message_adapter
+from pydantic import ValidationError
+
+from mcp_sessions.client.dialer import (
+    Dialer,
+    Down,
+    Event,
+    Failed,
+    Failure,
+    Json,
+    Link,
+    LinkSettings,
+    Received,
+)
+from mcp_sessions.client.jar import Jar
+from mcp_sessions.client.outcome import OnResume, ResumeOutcome
+from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.resuming import ResumingClient
+from mcp_sessions.core.messages import RequestId
+from mcp_sessions.core.resume import Cause
+from mcp_sessions.errors import OUTCOME_UNKNOWN
+
+logger = logging.getLogger(__name__)
+
+Streams = tuple[Any, Any]
+"""What the SDK calls ``TransportStreams``: read, write."""
+
+
+def is_outcome_unknown(error: BaseException) -> bool:
+    """Whether a call was started and nobody can know how it ended: it was not run again.
+
+    True of the SDK's ``MCPError`` with code -31012, whoever raised it: this client, when a
+    connection was lost under a request that must not be sent twice, or the server.
+    """
+    return isinstance(error, MCPError) and error.code == OUTCOME_UNKNOWN
+
+
+class ResumableTransport(AbstractAsyncContextManager[Streams]):
+    """A transport for the SDK's ``Client`` and ``ClientSession``; `resumable` makes it.
+
+    It can be entered again after it was left, for another session (with a jar: the same).
+    """
+
+    def __init__(
+        self,
+        dialers: Sequence[Dialer],
+        *,
+        dial: Callable[[str], Dialer] | None,
+        policy: ReconnectPolicy,
+        jar: Jar | None,
+        user: str,
+        on_resume: OnResume | None,
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            dial: Makes the dialer of a URL to move to; None: it cannot move.
+        """
+        self._dialers = list(dialers)
+        self._dial = dial
+        self._policy = policy
+        self._jar = jar
+        self._user = user
+        self._on_resume = on_resume
+        self._entered: AbstractAsyncContextManager[Streams] | None = None
+        self._client: ResumingClient | None = None
+
+    async def __aenter__(self) -> Streams:
+        """Start; the first message opens a connection."""
+        if self._entered is not None:
+            raise RuntimeError("this transport is in use: a session has one client")
+        self._entered = self._run()
+        try:
+            return await self._entered.__aenter__()
+        except BaseException:
+            self._entered = None
+            raise
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        """Stop: the session is kept if there is a jar, else it ends."""
+        entered, self._entered = self._entered, None
+        if entered is None:
+            raise RuntimeError("this transport was not entered")
+        return await entered.__aexit__(exc_type, exc, traceback)
+
+    async def move_to(self, url: str) -> ResumeOutcome:
+        """Take the session to another address of the same server, also while calls run.
+
+        Args:
+            url: ``http``, ``https``, ``ws`` or ``wss``. The session's id, and the credentials
+                of this transport, are sent there.
+
+        Raises:
+            ConnectionError: It could not be taken there, and stays where it is; or there is
+                no session.
+            RuntimeError: The transport is not in use, or its server is a child process.
+        """
+        if self._client is None or self._dial is None:
+            raise RuntimeError("this transport cannot move: it is not in use, or has no URL")
+        try:
+            return await self._client.move_to(self._dial(url))
+        except Failed as failed:
+            raise ConnectionError(failed.failure.explanation) from None
+
+    @asynccontextmanager
+    async def _run(self) -> AsyncGenerator[Streams]:
+        to_app, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        write, from_app = anyio.create_memory_object_stream[SessionMessage](0)
+
+        async def deliver(message: Json) -> None:
+            try:
+                parsed = jsonrpc_message_adapter.validate_python(message, by_name=False)
+            except ValidationError as error:
+                logger.warning("dropped a message that the SDK refuses: %s", error.error_count())
+                return
+            try:
+                await to_app.send(SessionMessage(parsed))
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                logger.debug("the application is gone; a message was dropped")
+
+        async def hang_up() -> None:
+            to_app.close()
+
+        slot = None
+        if self._jar is not None:
+            target = self._dialers[0].target
+            slot = await anyio.to_thread.run_sync(self._jar.open, target, self._user)
+        client = ResumingClient(
+            self._dialers,
+            policy=self._policy,
+            deliver=deliver,
+            hang_up=hang_up,
+            slot=slot,
+            on_resume=self._on_resume,
+        )
+
+        async def pump() -> None:
+            async for item in from_app:
+                message = item.message.model_dump(by_alias=True, mode="json", exclude_unset=True)
+                await client.take(message, _headers(item))
+
+        async with to_app, read, write, from_app, anyio.create_task_group() as tasks:
+            await tasks.start(client.run)
+            tasks.start_soon(pump)
+            self._client = client
+            try:
+                yield read, write
+            finally:
+                self._client = None
+                with anyio.CancelScope(shield=True):
+                    # Each step in it is bounded.
+                    await client.close()
+                tasks.cancel_scope.cancel()
+        # As in the SDK: on Python 3.11 a coverage tool loses its place after a cancellation.
+        await anyio.lowlevel.cancel_shielded_checkpoint()
+
+
+def _headers(item: SessionMessage) -> Mapping[str, str]:
+    metadata = item.metadata
+    if isinstance(metadata, ClientMessageMetadata) and metadata.headers:
+        return metadata.headers
+    return {}
+
+
+# --- stdio ---------------------------------------------------------------------------------
+
+
+def is_stdio(server: object) -> bool:
+    """Whether ``server`` says how to start a child process."""
+    return isinstance(server, StdioServerParameters)
+
+
+class StdioDialer:
+    """Starts a child process per link."""
+
+    def __init__(self, parameters: StdioServerParameters) -> None:
+        self._parameters = parameters
+        # Not the environment: it may hold credentials.
+        command = [parameters.command, *parameters.args]
+        self.target = f"stdio:{parameters.cwd or ''}:{command!r}"
+
+    def link(self) -> StdioLink:
+        """See `Dialer`."""
+        return StdioLink(self._parameters)
+
+
+class StdioLink:
+    """A child's pipes, as the SDK's own transport handles them."""
+
+    kind = "stdio"
+
+    def __init__(self, parameters: StdioServerParameters) -> None:
+        self.name = parameters.command
+        self.settings = LinkSettings()
+        self._parameters = parameters
+        self._write: Any = None
+        self._closing = anyio.Event()
+        self._closed = anyio.Event()
+
+    async def run(
+        self,
+        sink: Callable[[Link, Event], Any],
+        *,
+        task_status: TaskStatus[None],
+    ) -> None:
+        """See `Link`."""
+        try:
+            async with stdio_client(self._parameters) as (read, write):
+                self._write = write
+                task_status.started()
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._cancel_when_closing, tasks.cancel_scope)
+                    async for item in read:
+                        if isinstance(item, SessionMessage):
+                            message = item.message.model_dump(
+                                by_alias=True, mode="json", exclude_unset=True
+                            )
+                            await sink(self, Received(message))
+                    tasks.cancel_scope.cancel()
+        except (OSError, ValueError) as error:
+            if self._write is None:
+                text = f"{self.name} could not be started: {type(error).__name__}"
+                raise Failed(Failure(Cause.UNREACHABLE, text)) from None
+            logger.debug("a child's pipes broke: %r", error)
+        finally:
+            self._closed.set()
+        if not self._closing.is_set():
+            await sink(self, Down(Failure(Cause.CLOSED, f"{self.name} ended")))
+
+    async def _cancel_when_closing(self, scope: anyio.CancelScope) -> None:
+        await self._closing.wait()
+        scope.cancel()
+
+    async def send(self, message: Json, headers: Mapping[str, str]) -> None:
+        """See `Link`."""
+        parsed = jsonrpc_message_adapter.validate_python(message, by_name=False)
+        try:
+            await self._write.send(SessionMessage(parsed))
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise Failed(Failure(Cause.CUT, f"{self.name} is gone")) from None
+
+    def abandon(self, request_id: RequestId) -> None:
+        """See `Link`: its answer is dropped when it comes."""
+
+    async def close(self, *, leave: bool) -> None:
+        """See `Link`."""
+        self._closing.set()
+        if self._write is not None:
+            await self._closed.wait()
+
+
+def stdio_dialer(server: object) -> Dialer:
+    """The dialer of a child process."""
+    return StdioDialer(cast(StdioServerParameters, server))

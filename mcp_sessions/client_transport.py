@@ -1,0 +1,97 @@
+"""``resumable(…)``: one changed line, and an MCP client keeps its session.
+
+::
+
+    from mcp import Client
+    from mcp_sessions import resumable
+
+    async with Client(resumable("https://host/mcp", "wss://host/mcp")) as client:
+        ...
+
+Joins the client to its bindings: which one a URL means is decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from mcp_sessions.client import sdk
+from mcp_sessions.client.dialer import Dialer
+from mcp_sessions.client.jar import Jar
+from mcp_sessions.client.outcome import OnResume
+from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.sdk import ResumableTransport
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions_transports.http_client import HttpDialer
+from mcp_sessions_transports.websocket_client import WebSocketDialer
+
+if TYPE_CHECKING:
+    import httpx2
+    from mcp import StdioServerParameters
+
+
+def resumable(
+    server: str | StdioServerParameters,
+    *more_urls: str,
+    headers: Mapping[str, str] | None = None,
+    auth: httpx2.Auth | None = None,
+    http_client: httpx2.AsyncClient | None = None,
+    jar: Jar | None = None,
+    user: str = "",
+    on_resume: OnResume | None = None,
+    policy: ReconnectPolicy | None = None,
+) -> ResumableTransport:
+    """A transport for ``mcp.Client`` and ``ClientSession`` that survives its connections.
+
+    Against a server without sessions it behaves as the SDK's own transport.
+
+    Args:
+        server: A URL (``http``, ``https``, ``ws``, ``wss``), or how to start a child process.
+        more_urls: Other addresses of the same server, tried in this order when one fails.
+            The session's id and the credentials are sent to each of them.
+        headers: Sent with every HTTP request and WebSocket handshake.
+        auth: As for ``httpx2.AsyncClient``. A WebSocket handshake carries the headers of its
+            first step.
+        http_client: For HTTP, instead of a client per connection; used and never closed.
+        jar: Keeps the session between runs. Without one it ends with the transport.
+        user: Whose session it is, where one jar or one address serves several users.
+        on_resume: Called after each loss, with what became of the session.
+        policy: How long to wait and how often to try.
+
+    Raises:
+        ConfigurationError: A URL of another kind, or options that do not go together.
+    """
+    limits = policy or ReconnectPolicy()
+
+    def dial(url: str) -> Dialer:
+        match urlsplit(url).scheme:
+            case "http" | "https":
+                return HttpDialer(
+                    url, client=http_client, headers=headers, auth=auth, policy=limits
+                )
+            case "ws" | "wss":
+                return WebSocketDialer(url, headers=headers, auth=auth, policy=limits)
+            case scheme:
+                raise ConfigurationError(
+                    f"a server's URL begins with http, https, ws or wss, not {scheme!r}"
+                )
+
+    dialers: list[Dialer]
+    if isinstance(server, str):
+        dialers = [dial(url) for url in (server, *more_urls)]
+    elif not sdk.is_stdio(server):
+        raise ConfigurationError("resumable() takes URLs or StdioServerParameters")
+    elif more_urls or headers or auth is not None or http_client is not None:
+        raise ConfigurationError("a child process has no URLs, headers or HTTP client")
+    else:
+        dialers = [sdk.stdio_dialer(server)]
+    return ResumableTransport(
+        dialers,
+        dial=dial if isinstance(server, str) else None,
+        policy=limits,
+        jar=jar,
+        user=user,
+        on_resume=on_resume,
+    )

@@ -1,0 +1,176 @@
+"""deploy/nginx.conf, run: a session through a reverse proxy, nothing held back or cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(180)]
+
+ROOT = Path(__file__).parents[3]
+ACCEPT = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+
+
+def nginx_binary() -> str:
+    """nginx; from Debian if it is not there and this is root on Debian."""
+    found = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+    if found:
+        return found
+    apt = shutil.which("apt-get")
+    if apt is None or os.geteuid() != 0:
+        pytest.fail("missing: nginx (apt-get install nginx-light, or brew install nginx)")
+    sys.stderr.write("nginx is missing: installing Debian's nginx-light\n")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in ([apt, "-q", "update"], [apt, "-qy", "install", "nginx-light"]):
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=150, check=False
+        )
+        if done.returncode != 0:
+            pytest.fail(f"{' '.join(command)} failed: {done.stderr[-500:]}")
+    return shutil.which("nginx", path="/usr/sbin:/usr/bin") or pytest.fail("missing: nginx")
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Until somebody listens."""
+    deadline, pause = time.monotonic() + 30, threading.Event()
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            pause.wait(0.02)
+    pytest.fail(f"nobody listens on the port after 30 s; exit status {process.poll()}")
+
+
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of the notes server behind nginx."""
+    folder = tmp_path_factory.mktemp("nginx")
+    binary = nginx_binary()
+    backend, front = free_port(), free_port()
+    config = (ROOT / "deploy" / "nginx.conf").read_text()
+    assert "127.0.0.1:8000" in config
+    assert "127.0.0.1:8080" in config
+    config = config.replace("127.0.0.1:8000", f"127.0.0.1:{backend}")
+    config = config.replace("127.0.0.1:8080", f"127.0.0.1:{front}")
+    # As root nginx works as another user, who may not enter a temporary folder.
+    config = ("user root;\n" if os.geteuid() == 0 else "") + config
+    (folder / "nginx.conf").write_text(config)
+    serve = [sys.executable, "-m", "mcp_sessions.cli", "serve", "examples/notes_server.py"]
+    server = subprocess.Popen(
+        [*serve, "--port", str(backend)],
+        cwd=ROOT,
+        env={**os.environ, "NOTES_DIR": str(folder / "notes")},
+        stderr=subprocess.DEVNULL,
+    )
+    command = [binary, "-p", str(folder), "-c", "nginx.conf", "-g", "daemon off;"]
+    proxy = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(backend, server)
+        wait_for(front, proxy)
+        yield f"http://127.0.0.1:{front}/mcp"
+    finally:
+        for process in (proxy, server):
+            process.terminate()
+            process.wait(timeout=30)
+
+
+def post(client: httpx.Client, url: str, message: dict[str, Any], session: str | None) -> Any:
+    """Send one message; the response."""
+    headers = {**ACCEPT, **({"Mcp-Session-Id": session} if session else {})}
+    return client.post(url, json={"jsonrpc": "2.0", **message}, headers=headers)
+
+
+def connect(client: httpx.Client, url: str) -> str:
+    """Initialize; the transport session's id."""
+    info = {"name": "behind nginx", "version": "1"}
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
+    answered = post(client, url, {"id": 0, "method": "initialize", "params": params}, None)
+    session: str = answered.headers["mcp-session-id"]
+    assert (
+        post(client, url, {"method": "notifications/initialized"}, session).status_code
+        == httpx.codes.ACCEPTED
+    )
+    return session
+
+
+def call(client: httpx.Client, url: str, session: str, tool: str, **arguments: str) -> Any:
+    """Call a tool; its result."""
+    params = {"name": tool, "arguments": arguments}
+    message = {"id": 7, "method": "tools/call", "params": params}
+    return post(client, url, message, session).json()["result"]
+
+
+def data_lines(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The messages of an event stream, as they come."""
+    for line in response.iter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def test_an_event_comes_through_the_proxy_while_its_stream_is_open(proxied: str) -> None:
+    """Nothing is buffered: the stream is still open when the event is read."""
+    with httpx.Client(timeout=20) as client:
+        session = connect(client, proxied)
+        started = post(client, proxied, {"id": 1, "method": "session/start"}, session).json()
+        params = {"uri": "note://proxied"}
+        post(client, proxied, {"id": 2, "method": "resources/subscribe", "params": params}, session)
+        headers = {"Accept": "text/event-stream", "Mcp-Session-Id": session}
+        with client.stream("GET", proxied, headers=headers) as stream:
+            messages = data_lines(stream)
+            call(client, proxied, session, "write_note", name="proxied", text="one")
+            updated = next(m for m in messages if m["method"] == "notifications/resources/updated")
+
+    assert updated["params"]["uri"] == "note://proxied"
+    assert updated["params"]["sessionEventId"] > started["result"]["sessionEventId"]
+
+
+def test_a_session_is_resumed_through_the_proxy(proxied: str) -> None:
+    """What was missed is there, once, on another connection."""
+    with httpx.Client(timeout=20) as client:
+        first = connect(client, proxied)
+        started = post(client, proxied, {"id": 1, "method": "session/start"}, first).json()
+        params = {"uri": "note://again"}
+        post(client, proxied, {"id": 2, "method": "resources/subscribe", "params": params}, first)
+        for text in ("one", "two", "three"):
+            call(client, proxied, first, "write_note", name="again", text=text)
+        second = connect(client, proxied)
+        resume = {
+            "sessionId": started["result"]["sessionId"],
+            "lastSessionEventId": started["result"]["sessionEventId"],
+        }
+        message = {"id": 1, "method": "session/resume", "params": resume}
+        resumed = post(client, proxied, message, second).json()["result"]
+
+    assert resumed["catchup"] is True
+    # The list changed once, and the note three times, which is one event.
+    assert resumed["replayed"] == 2
+
+
+def test_delete_and_its_404_come_through(proxied: str) -> None:
+    """Statuses are the server's own."""
+    with httpx.Client(timeout=20) as client:
+        session = connect(client, proxied)
+        headers = {"Mcp-Session-Id": session}
+
+        assert client.delete(proxied, headers=headers).status_code == httpx.codes.OK
+        assert client.delete(proxied, headers=headers).status_code == httpx.codes.NOT_FOUND

@@ -1,0 +1,223 @@
+"""What must hold though the store suspends between any two steps.
+
+A5: "Test with a producer that writes between every pair of awaits." Each test runs over many
+orders; `tests.support.suspending` makes them.
+"""
+
+import asyncio
+
+import pytest
+
+from tests.support.raw import (
+    RawClient,
+    Reply,
+    event_ids,
+    in_session,
+    keyed,
+    text_of,
+    uris,
+)
+from tests.support.suspending import suspending_store
+from tests.support.virtual_time import cycles
+from tests.support.world import World, world
+
+pytestmark = pytest.mark.anyio
+
+SEEDS = range(25)
+
+
+async def with_stream(w: World) -> tuple[RawClient, Reply]:
+    client = await w.connected()
+    return client, await client.get().started()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_what_is_produced_while_a_replay_runs_comes_once_and_in_order(seed: int) -> None:
+    """A5: "arrive once and in order (subscribe first, read history, merge)"."""
+    async with world(store=suspending_store(seed)) as w:
+        started = await w.client().start()
+        session = started["sessionId"]
+        hub = w.layer._hub  # pyright: ignore[reportPrivateUsage]
+
+        async def produce() -> None:
+            for number in range(40):
+                await hub.publish(session, "notifications/x", {"n": number})
+
+        producing = asyncio.create_task(produce())
+        await cycles(seed)
+        client, stream = await with_stream(w)
+        resumed = await client.resume(session, started["sessionEventId"])
+        await producing
+        messages = await stream.has(40)
+        await cycles(50)
+
+        assert resumed["catchup"]
+        assert [m["params"]["n"] for m in stream.messages] == [*range(40)]
+        assert event_ids(messages) == sorted(set(event_ids(messages)))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int) -> None:
+    """B1, B2: two connections in turns; each event is on exactly one of them, after what the
+    other had, and the displaced one hears nothing more.
+    """
+    async with world(store=suspending_store(seed)) as w:
+        started = await w.client().start()
+        session, position = started["sessionId"], started["sessionEventId"]
+        hub = w.layer._hub  # pyright: ignore[reportPrivateUsage]
+        clients = [await with_stream(w) for _ in range(2)]
+        await clients[0][0].resume(session, position)
+
+        async def produce() -> None:
+            for number in range(60):
+                await hub.publish(session, "notifications/x", {"n": number})
+
+        producing = asyncio.create_task(produce())
+        for turn in range(1, 6):
+            await cycles(7)
+            old = clients[(turn + 1) % 2][1]
+            new = clients[turn % 2][0]
+            ids = event_ids(old.messages)
+            resumed = await new.resume(session, ids[-1] if ids else position)
+            assert resumed["catchup"], resumed
+        await producing
+        await cycles(100)
+
+        heard = [event_ids(stream.messages) for _, stream in clients]
+        for ids in heard:
+            assert ids == sorted(ids)
+        numbers = {m["params"]["n"] for _, stream in clients for m in stream.messages}
+        assert numbers == set(range(60))
+        last = clients[1][1].messages[-1]
+        assert last["params"]["n"] == 59
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_the_displaced_connection_hears_nothing_more(seed: int) -> None:
+    """B1: what was stored after the takeover never goes to the old connection."""
+    async with world(store=suspending_store(seed)) as w:
+        old, old_stream = await with_stream(w)
+        started = await old.start()
+        session = started["sessionId"]
+        hub = w.layer._hub  # pyright: ignore[reportPrivateUsage]
+
+        async def produce() -> None:
+            for number in range(30):
+                await hub.publish(session, "notifications/x", {"n": number})
+
+        producing = asyncio.create_task(produce())
+        await cycles(seed)
+        new, new_stream = await with_stream(w)
+        resumed = await new.resume(session, started["sessionEventId"])
+        heard = len(old_stream.messages)
+        await producing
+        await cycles(100)
+
+        assert len(old_stream.messages) == heard
+        assert resumed["catchup"]
+        assert [m["params"]["n"] for m in new_stream.messages] == [*range(30)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_rivals_leave_one_owner(seed: int) -> None:
+    """B5: "never two owners, never none"."""
+    async with world(store=suspending_store(seed)) as w:
+        session = (await w.client().start())["sessionId"]
+        rivals = [await with_stream(w) for _ in range(4)]
+
+        await asyncio.gather(*(client.resume(session) for client, _ in rivals))
+        await w.client().text("update", uri="a:1", meta=in_session(session))
+        await cycles(100)
+
+        assert sorted(uris(stream.messages) for _, stream in rivals) == [[], [], [], ["a:1"]]
+        errors = [(await client.answer("tools/list")).get("error") for client, _ in rivals]
+        owners = [
+            stream.messages for (_, stream), error in zip(rivals, errors, strict=True) if not error
+        ]
+        assert [uris(messages) for messages in owners] == [["a:1"]]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_one_key_runs_once(seed: int) -> None:
+    """C2: "recorded … **before** the handler starts", however the sendings interleave; and each
+    is answered.
+    """
+    async with world(store=suspending_store(seed)) as w:
+        session = (await w.client().start())["sessionId"]
+
+        sent = [w.client().call("echo", text="x", meta=keyed("k", session)) for _ in range(8)]
+
+        assert [text_of(await one.result()) for one in sent] == ["x"] * 8
+        assert w.box.calls == ["echo"]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_nothing_follows_the_end(seed: int) -> None:
+    """D5, D7: events, requests and questions race with ``session/end``: nothing of the session
+    after its answer, and nobody waits for ever.
+    """
+    async with world(store=suspending_store(seed)) as w:
+        client, stream = await with_stream(w)
+        session = (await client.start())["sessionId"]
+        hub = w.layer._hub  # pyright: ignore[reportPrivateUsage]
+
+        async def produce() -> None:
+            while await hub.publish(session, "notifications/x", {}):
+                pass
+
+        producing = asyncio.create_task(produce())
+        calls = [client.call("echo", text="x", meta=in_session(session)) for _ in range(3)]
+        waits = client.call("wait", gate="g", meta=in_session(session))
+        await cycles(seed)
+        ended = await w.client().end(session)
+        heard = len(stream.messages)
+        await producing
+        await cycles(50)
+
+        assert ended == {}
+        assert len(stream.messages) == heard
+        for sent in calls:
+            answer = await sent.answer()
+            assert "result" in answer or answer["error"]["code"] == -32043
+        assert (await waits.error())["code"] == -32043
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_stream_that_is_fetched_while_it_is_written_is_whole(seed: int) -> None:
+    """A5, A8: progress, answer and ``Last-Event-ID`` in any order."""
+    async with world(store=suspending_store(seed)) as w:
+        client = await w.connected()
+        sent = client.call("progress", steps=15, gate="g", meta={"progressToken": 1})
+        position = (await sent.reply.event(0)).id
+        await w.box.gate("g").started.wait()
+        sent.reply.leave()
+        w.box.gate("g").go.set()
+        await cycles(seed)
+
+        again = client.get(position)
+        answer = await again.answer(sent.id)
+        await again.done()
+
+        assert "result" in answer
+        assert [m["params"]["progress"] for m in again.messages[:-1]] == [*range(1, 16)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_many_emit_on_one_stream(seed: int) -> None:
+    """A handler's own tasks report at the same time: each report once, then the answer."""
+    async with world(store=suspending_store(seed)) as w:
+
+        async def crowd(ctx: object, arguments: object) -> str:
+            session = ctx.session  # type: ignore[attr-defined]
+            await asyncio.gather(*(session.report_progress(n) for n in range(12)))
+            return "all reported"
+
+        w.box.tools["crowd"] = crowd  # type: ignore[assignment]
+        client = await w.connected()
+
+        sent = client.call("crowd", meta={"progressToken": 1})
+        await sent.result()
+        await sent.reply.done()
+
+        progress = sorted(m["params"]["progress"] for m in sent.reply.messages[:-1])
+        assert progress == [*range(12)]
