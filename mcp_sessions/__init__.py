@@ -7,6 +7,10 @@
     layer = SessionLayer(mcp)                     # MCPServer, lowlevel Server or FastMCP
     app = layer.asgi_app()                        # or: layer.run("http", port=8000)
 
+    from mcp_sessions import resumable
+
+    async with mcp.Client(resumable("https://host/mcp", "wss://host/mcp")) as client: ...
+
 What this module exports is what versions are counted by (see CHANGELOG.md); all
 else may move. Inside the project nobody imports from here, but from the module
 that defines the name.
@@ -22,6 +26,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mcp_sessions.client.jar import FileJar
+    from mcp_sessions.client.outcome import ResumeOutcome
+    from mcp_sessions.client.policy import ReconnectPolicy
+    from mcp_sessions.client.sdk import ResumableTransport, is_outcome_unknown
+    from mcp_sessions.client_transport import resumable
     from mcp_sessions.errors import (
         ConfigurationError,
         DataConflict,
@@ -44,8 +53,12 @@ __version__ = "0.1.0"
 __all__ = [
     "ConfigurationError",
     "DataConflict",
+    "FileJar",
     "LimitReached",
     "Principal",
+    "ReconnectPolicy",
+    "ResumableTransport",
+    "ResumeOutcome",
     "SessionHandle",
     "SessionInfo",
     "SessionLayer",
@@ -57,14 +70,20 @@ __all__ = [
     "StateTooLarge",
     "StoreUnavailable",
     "current_session",
+    "is_outcome_unknown",
+    "resumable",
 ]
 
 # The same list as under TYPE_CHECKING, for run time; tests/house compares all three.
 _DEFINED_IN = {
     "ConfigurationError": "mcp_sessions.errors",
     "DataConflict": "mcp_sessions.errors",
+    "FileJar": "mcp_sessions.client.jar",
     "LimitReached": "mcp_sessions.errors",
     "Principal": "mcp_sessions.principal",
+    "ReconnectPolicy": "mcp_sessions.client.policy",
+    "ResumableTransport": "mcp_sessions.client.sdk",
+    "ResumeOutcome": "mcp_sessions.client.outcome",
     "SessionHandle": "mcp_sessions.server.handle",
     "SessionInfo": "mcp_sessions.server.admin",
     "SessionLayer": "mcp_sessions.layer",
@@ -76,6 +95,8 @@ _DEFINED_IN = {
     "StateTooLarge": "mcp_sessions.errors",
     "StoreUnavailable": "mcp_sessions.errors",
     "current_session": "mcp_sessions.server.handle",
+    "is_outcome_unknown": "mcp_sessions.client.sdk",
+    "resumable": "mcp_sessions.client_transport",
 }
 
 

@@ -19,6 +19,7 @@ from mcp_sessions.errors import ConfigurationError
 
 COMMANDS = {
     "serve": "serve an MCP server with resumable sessions",
+    "bridge": "give a stdio-only host a remote server that survives its connections",
     "keygen": "print a new random key",
 }
 
@@ -43,6 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from mcp_sessions.cli import serve
 
                 return serve.main(chosen.arguments)
+            case "bridge":
+                from mcp_sessions.cli import bridge
+
+                return bridge.main(chosen.arguments)
             case "keygen":
                 from mcp_sessions.cli import keygen
 

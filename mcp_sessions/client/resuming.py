@@ -18,7 +18,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from enum import Enum
 from typing import Any, cast
 
@@ -306,9 +306,9 @@ class ResumingClient:
         session = self._keeper.session
         if pending.key is not None and session is not None:
             named = {SESSION_META: session.metadata(), REQUEST_KEY_META: pending.key}
-            envelope = self._keeper.envelope.meta if self._keeper.envelope else {}
-            extra = envelope if self._keeper.is_modern else {}
-            message = wire.with_meta(message, {**extra, **named})
+            if self._keeper.is_modern and self._keeper.envelope is not None:
+                message = wire.with_meta(message, self._keeper.envelope.meta)
+            message = wire.with_meta(message, named)
         try:
             # Over HTTP the modern era cancels by closing the stream, unless there is a key.
             if not (self._keeper.is_modern and link.kind == "http" and pending.key is None):
@@ -723,7 +723,7 @@ class ResumingClient:
 
     # --- recovery ------------------------------------------------------------------------------
 
-    def _begin(self, work: Callable[[], Awaitable[None]]) -> None:
+    def _begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start a recovery, unless one is under way."""
         if self._phase in (Phase.BUSY, Phase.OVER, Phase.FRESH):
             return

@@ -17,6 +17,7 @@ import anyio.to_thread
 from anyio.abc import TaskStatus
 from mcp import MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from mcp.server.stdio import stdio_server
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
@@ -185,6 +186,13 @@ def _headers(item: SessionMessage) -> Mapping[str, str]:
     if isinstance(metadata, ClientMessageMetadata) and metadata.headers:
         return metadata.headers
     return {}
+
+
+@asynccontextmanager
+async def over_stdio() -> AsyncGenerator[Streams]:
+    """This process's own stdin and stdout as a host sees an MCP server on them."""
+    async with stdio_server() as streams:
+        yield streams
 
 
 # --- stdio ---------------------------------------------------------------------------------

@@ -219,8 +219,6 @@ def named_session(params: Mapping[str, Any] | None) -> SessionId | NotNamed:
         InvalidParams: The metadata is there but is not ``{"sessionId": string, …}``.
     """
     meta = meta_of(params)
-    if meta is None and params is not None and params.get("_meta") is not None:
-        raise InvalidParams("_meta must be an object")
     if meta is None or SESSION_META not in meta:
         return NotNamed.ABSENT
     value = meta[SESSION_META]

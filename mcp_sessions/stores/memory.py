@@ -439,7 +439,7 @@ class MemoryStore:
 
     def _compact(self) -> None:
         """Sessions that ended leave nothing behind (pitfall D8), not their deadlines either."""
-        if len(self._deadlines) > 2 * len(self._sessions) + 64:
+        if len(self._deadlines) > 2 * len(self._sessions) + 16:
             live = self._sessions.values()
             self._deadlines = [(s.record.expires_at, s.record.session_id) for s in live]
             heapq.heapify(self._deadlines)

@@ -1,46 +1,51 @@
 """WebSocket over real sockets: the frames, the limits, the closing, both eras."""
 
 import asyncio
-import contextlib
-import time
 from typing import Any
 
-import fastmcp
 import pytest
 from fastapi import FastAPI
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
 from starlette.routing import Mount
-from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from mcp_sessions import SessionLayer, SessionPolicy
+from mcp_sessions import SessionLayer
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions_transports.close_codes import COME_BACK, CloseCode, should_come_back
 from tests.support import apps
 from tests.support.duplex import (
     DECLARED,
     ELICITS,
     WITHIN,
+    DuplexWorld,
     duplex_world,
     listening,
+    pipe,
     websocket,
 )
-from tests.support.modern import ACKNOWLEDGED, SUBSCRIPTION_ID
-from tests.support.raw import EXTENSION, at_most, in_session, uris
+from tests.support.modern import ACKNOWLEDGED, SUBSCRIPTION_ID, wanted
+from tests.support.raw import EXTENSION, SESSION, at_most, call_params, in_session, text_of, uris
 from tests.support.world import Toolbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
 
 KINDS = ("websocket", "stdio")
+"""What both bindings do is asked of both."""
 
 
-async def refusal(url: str, **options: Any) -> InvalidStatus:
+async def refused(url: str, **options: Any) -> InvalidStatus:
     """How a handshake was refused."""
-    with pytest.raises(InvalidStatus) as refused:
+    with pytest.raises(InvalidStatus) as refusal:
         async with websocket(url, **options):
             pass
-    return refused.value
+    return refusal.value
+
+
+def connections(world: DuplexWorld) -> list[Any]:
+    """What the hub knows."""
+    return world.layer._hub.connections()  # pyright: ignore[reportPrivateUsage]
 
 
 # --- the handshake ---------------------------------------------------------------------------
@@ -53,55 +58,470 @@ async def refusal(url: str, **options: Any) -> InvalidStatus:
 async def test_subprotocol_mcp_is_selected_when_offered_and_nothing_else_ever(
     offered: tuple[str, ...], selected: str | None
 ) -> None:
-    """"Select it, and only it, when offered"; node clients refuse anything else."""
-    async with duplex_world() as served:
-        peer = await served.websocket(subprotocols=offered)
+    """Select it, and only it, when offered; node clients refuse anything else."""
+    async with duplex_world() as world:
+        peer = await world.websocket(subprotocols=offered)
         assert peer.connection.subprotocol == selected
         assert (await peer.initialize())["serverInfo"]["name"] == "tools"
 
 
-async def test_compression_is_off_in_our_own_server_and_the_same_path_serves_http() -> None:
-    """Pitfall F9: compression off. (Somebody else's uvicorn has a flag for it.)"""
-    import concurrent.futures
-    import socket
+async def test_a_foreign_origin_is_refused_before_accept() -> None:
+    """Pitfall F9: as for HTTP, with HTTP's own status."""
+    async with duplex_world() as world:
+        foreign = await refused(world.url, origin="https://evil.example")
+        assert foreign.response.status_code == 403
+        assert connections(world) == []
+        async with websocket(world.url, origin="http://localhost:3000") as peer:
+            await peer.initialize()
 
+
+async def test_a_foreign_host_is_refused_as_over_http() -> None:
+    """Pitfall F9. ``Host`` cannot be replaced in a stock client: the settings are."""
+    settings = TransportSecuritySettings(
+        enable_dns_rebinding_protection=True, allowed_hosts=["mcp.example"], allowed_origins=[]
+    )
     layer = SessionLayer(Toolbox().server)
-    sock = socket.create_server(("127.0.0.1", 0))
-    url = f"ws://127.0.0.1:{sock.getsockname()[1]}/mcp"
-    loop, up = asyncio.get_running_loop(), asyncio.Event()
-    started = concurrent.futures.Future[None]()
+    app = layer.asgi_app(security=settings)
+    async with layer.lifespan(), listening(app) as port:
+        assert (await refused(f"ws://127.0.0.1:{port}/mcp")).response.status_code == 421
 
-    def run() -> None:
-        # uvicorn leaves signals alone outside of the main thread.
-        layer.run(
-            sock=sock, on_started=lambda: loop.call_soon_threadsafe(up.set) and None, grace=1
+
+async def test_another_path_is_no_endpoint() -> None:
+    """Same path as HTTP."""
+    async with duplex_world() as world:
+        other = await refused(f"ws://127.0.0.1:{world.port}/other")
+        assert other.response.status_code in (403, 404)
+
+
+# --- frames and limits -----------------------------------------------------------------------
+
+
+async def test_a_binary_frame_closes_1003() -> None:
+    """Pitfall F9."""
+    async with duplex_world() as world:
+        peer = await world.websocket()
+        await peer.initialize()
+        await peer.connection.send(b"{}")
+        assert (await peer.closed())[0] == 1003
+
+
+async def test_a_message_is_too_big_above_the_limit_and_not_at_it() -> None:
+    """Pitfall F9: 1009 is ours, also inside somebody else's uvicorn, which allows 16 MiB."""
+    async with duplex_world(max_message=2_000) as world:
+        peer = await world.websocket()
+        await peer.initialize()
+        ping = '{"jsonrpc":"2.0","id":"p","method":"ping","params":{"pad":"%s"}}'
+        pad = 2_000 - len(ping % "")
+        await peer.put(ping % ("x" * pad))
+        assert "result" in await peer.answer("p")
+        # Counted in bytes, not in characters.
+        await peer.put(ping % ("ä" * (pad // 2) + "xx"))
+        assert (await peer.closed())[0] == 1009
+
+
+async def test_who_says_nothing_is_closed_1008() -> None:
+    """Pitfall F9: init timeout. Who said something may be silent for as long as it likes."""
+    async with duplex_world(init_timeout=0.05) as world:
+        silent = await world.websocket()
+        speaking = await world.websocket()
+        await speaking.initialize()
+        assert (await silent.closed())[0] == 1008
+        assert await speaking.text("echo", text="still here") == "still here"
+
+
+class WatchedStore(MemoryStore):
+    """Says when a session was detached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.detached = asyncio.Event()
+
+    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
+        """See :class:`SessionStore`."""
+        detached = await super().detach(session_id, fencing_epoch)
+        self.detached.set()
+        return detached
+
+
+async def test_a_peer_that_takes_nothing_is_closed_1013_and_delays_nobody() -> None:
+    """Pitfall F9, A13. The writer waited for the network and nobody waited for the cut: such
+    a peer was never closed.
+    """
+    store = WatchedStore()
+    limits: dict[str, Any] = {"send_buffer": 20_000, "slow_timeout": 0.3}
+    async with duplex_world(store=store, send_buffer_of_kernel=4_096, **limits) as world:
+        slow = await world.websocket(receive_buffer=4_096)
+        await slow.initialize()
+        other = await world.connected()
+        session_id = (await slow.start())["sessionId"]
+        others = (await other.start())["sessionId"]
+        await slow.stall()
+        flood = [f"note://{number}/{'x' * 800}" for number in range(900)]
+        await world.publish(session_id, *flood)
+        await world.publish(others, "note://a", "note://b")
+        assert uris(await other.has_events(2)) == ["note://a", "note://b"]
+        assert await other.text("echo", text="quick") == "quick"
+        await at_most(WITHIN, store.detached.wait())
+        assert len(connections(world)) == 1
+        slow.unstall()
+        assert (await slow.closed())[0] == 1013
+        # It comes back, and has lost nothing.
+        seen = slow.events[-1]["params"]["sessionEventId"] if slow.events else None
+        again = await world.connected()
+        answer = await again.resume(session_id, seen or flood[0])
+        assert answer["catchup"] is (seen is not None)
+        if seen is not None:
+            rest = flood[len(slow.events) :]
+            assert uris(await again.has_events(len(rest))) == rest
+
+
+# --- messages --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_wrong_with_a_message_is_answered_with_id_null(kind: str) -> None:
+    """JSON-RPC 5.1; 2025-06-18 removed batches. The connection goes on."""
+    async with duplex_world() as world:
+        peer = await world.connected(kind)
+        await peer.put("{not json")
+        await peer.put('[{"jsonrpc":"2.0","id":1,"method":"ping"}]')
+        await peer.put('{"jsonrpc":"1.0","id":1,"method":"ping"}')
+        await peer.put('{"jsonrpc":"2.0","id":1.5,"method":"ping"}')
+        assert await peer.text("echo", text="on") == "on"
+        errors = [m["error"]["code"] for m in peer.messages if m.get("id", 0) is None]
+        assert errors == [-32700, -32600, -32600, -32600]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_nothing_is_served_before_initialize_but_what_names_a_session(kind: str) -> None:
+    """``session/*``, ``sessions/*`` and rule-1 requests need no handshake; all else does."""
+    async with duplex_world() as world:
+        open_ = world.websocket if kind == "websocket" else world.pipe
+        peer = await open_()
+        assert "error" in await peer.answer(await peer.send("tools/list"))
+        assert (await peer.error("tools/call", call_params("echo", {"text": "x"})))["code"] < 0
+        session_id = (await peer.result("sessions/create"))["session"]["sessionId"]
+        named = in_session(session_id)
+        assert await peer.text("echo", text="named", meta=named) == "named"
+        assert "result" in await peer.answer(await peer.send("ping"))
+        await peer.initialize()
+        assert "tools" in await peer.result("tools/list")
+        assert world.inner.box.calls == ["echo"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_handshake_advertises_sessions(kind: str) -> None:
+    """``capabilities.sessions`` at top level, and our settings among the extensions."""
+    async with duplex_world() as world:
+        peer = await (world.websocket() if kind == "websocket" else world.pipe())
+        capabilities = (await peer.initialize())["capabilities"]
+        assert capabilities["sessions"] == {}
+        assert "websocket" in capabilities["extensions"][EXTENSION]["transports"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_progress_logging_questions_and_cancellation_travel_on_the_connection(
+    kind: str,
+) -> None:
+    """What a handler emits on its request's channel goes to the connection, unnumbered."""
+    async with duplex_world() as world:
+        peer = await world.connected(kind, capabilities=ELICITS)
+        await peer.text("progress", steps=2, meta={"progressToken": "t"})
+        progress = [m["params"] for m in peer.notifications if "progress" in m["params"]]
+        assert [(p["progressToken"], p["progress"]) for p in progress] == [("t", 1), ("t", 2)]
+        await peer.text("log", text="a line")
+        assert (await peer.told("notifications/message"))["params"]["data"] == "a line"
+        asking = await peer.call("ask", question="why?")
+        question = await peer.question()
+        assert question["method"] == "elicitation/create"
+        await peer.respond(question, {"action": "accept", "content": {"answer": "because"}})
+        assert text_of((await peer.answer(asking))["result"]) == "accept: because"
+        gate = world.inner.box.gate("g")
+        waiting = await peer.call("wait", gate="g")
+        await at_most(WITHIN, gate.started.wait())
+        await peer.notify("notifications/cancelled", {"requestId": waiting})
+        await at_most(WITHIN, gate.cancelled.wait())
+        assert "error" in await peer.answer(waiting)
+        assert peer.events == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_two_open_requests_with_one_id_are_refused(kind: str) -> None:
+    """Pitfall C3: ``duplicate_id`` for the second."""
+    async with duplex_world() as world:
+        peer = await world.connected(kind)
+        gate = world.inner.box.gate("g")
+        await peer.send("tools/call", call_params("wait", {"gate": "g"}), request_id="same")
+        await at_most(WITHIN, gate.started.wait())
+        await peer.send("ping", request_id="same")
+        assert (await peer.answer("same"))["error"]["data"]["reason"] == "duplicate_id"
+        gate.go.set()
+        await peer.until(lambda: [m for m in peer.messages if m.get("result", {}).get("content")])
+        assert gate.arrivals == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_bare_subscriptions_and_list_changes_reach_the_connection(kind: str) -> None:
+    """Bare copies only for its own session-less subscriptions; without sessions all is as
+    it would be without us.
+    """
+    async with duplex_world() as world:
+        peer = await world.connected(kind)
+        await peer.result("resources/subscribe", {"uri": "note://a"})
+        await world.layer.notify_resource_updated("note://b")
+        await world.layer.notify_resource_updated("note://a")
+        await world.layer.notify_tools_changed()
+        await peer.told("notifications/tools/list_changed")
+        assert uris(peer.notifications) == ["note://a", "notifications/tools/list_changed"]
+        assert peer.events == []
+        # With a session here, list changes are told by it, once.
+        await peer.start()
+        await world.layer.notify_tools_changed()
+        await peer.has_events(1)
+        assert await peer.text("echo", text="x") == "x"
+        assert len(peer.notifications) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_owed_no_answer_leaves_nothing_behind(kind: str) -> None:
+    """Pitfall D8. Each notification and each answer left a request channel on its connection,
+    until the connection ended.
+    """
+    async with duplex_world() as world:
+        peer = await world.connected(kind)
+        session_id = (await peer.start())["sessionId"]
+        for _ in range(10):
+            await peer.notify("notifications/roots/list_changed")
+            await peer.respond({"id": "nobody asked"}, {})
+            await peer.text("echo", text="x")
+            await peer.resume(session_id)
+        (connection,) = connections(world)
+        assert not connection.channels
+        assert not connection.requests
+
+
+# --- the modern era --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_modern_client_needs_no_handshake(kind: str) -> None:
+    """Both eras on one kind of connection; results of ours carry ``resultType``."""
+    async with duplex_world() as world:
+        peer = await world.connected(kind, modern=True)
+        discovered = await peer.result("server/discover")
+        assert discovered["capabilities"]["sessions"] == {}
+        started = await peer.start()
+        assert started["resultType"] == "complete"
+        session_id = started["sessionId"]
+        # In the modern era every request names its session: nothing became current.
+        assert await peer.text("session_id") == "none"
+        result = await peer.result(
+            "tools/call", call_params("session_id"), meta=in_session(session_id)
         )
+        assert text_of(result) == session_id
+        assert result["_meta"][SESSION]["sessionId"] == session_id
 
-    del started
-    running = asyncio.create_task(asyncio.to_thread(run))
-    await at_most(WITHIN, up.wait())
-    async with connect(url, proxy=None) as offering:
-        assert offering.protocol.extensions == []
-    async with websocket(url, capabilities=DECLARED) as peer:
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_modern_connection_does_not_serve_requests_without_an_envelope(kind: str) -> None:
+    """As the SDK on its own pipe. After one modern request the gate stood open: requests
+    without an envelope were served, under no protocol version in particular.
+    """
+    async with duplex_world() as world:
+        peer = await world.connected(kind, modern=True)
+        await peer.result("server/discover")
+        await peer.post({"jsonrpc": "2.0", "id": "bare", "method": "tools/list"})
+        assert "error" in await peer.answer("bare")
+        await peer.post({"jsonrpc": "2.0", "id": "init", "method": "initialize", "params": {}})
+        assert "error" in await peer.answer("init")
+        assert "tools" in await peer.result("tools/list")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_listen_of_a_session_sets_its_filter_and_stamps_its_events(kind: str) -> None:
+    """Events are pushed on the connection in either era; a listen only sets the filter and
+    adds ``subscriptionId``; a newer one ends the older with its completion result.
+    """
+    async with duplex_world() as world:
+        peer = await world.connected(kind, modern=True)
+        session_id = (await peer.start())["sessionId"]
+        await world.publish(session_id, "note://before")
+        await peer.has_events(1)
+        meta = in_session(session_id)
+        first = await peer.send(
+            "subscriptions/listen", {"notifications": wanted("note://a")}, meta=meta
+        )
+        acknowledged = await peer.told(ACKNOWLEDGED)
+        assert acknowledged["params"]["_meta"][SUBSCRIPTION_ID] == first
+        await world.layer.notify_tools_changed()
+        await world.layer.notify_resource_updated("note://b")
+        await world.layer.notify_resource_updated("note://a")
+        events = await peer.has_events(2)
+        assert uris(events) == ["note://before", "note://a"]
+        assert events[1]["params"]["_meta"][SUBSCRIPTION_ID] == first
+        assert SUBSCRIPTION_ID not in events[0]["params"]["_meta"]
+        second = await peer.send(
+            "subscriptions/listen",
+            {"notifications": wanted(lists=("tools",))},
+            meta=meta,
+        )
+        ended = await peer.answer(first)
+        assert ended["result"]["resultType"] == "complete"
+        await world.layer.notify_tools_changed()
+        assert (await peer.has_events(3))[2]["params"]["_meta"][SUBSCRIPTION_ID] == second
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_listen_of_a_session_can_be_cancelled_and_its_id_is_taken(kind: str) -> None:
+    """On a pipe a listen ends by ``notifications/cancelled``: nothing ended it but the end of
+    the session, and its id could be used again meanwhile.
+    """
+    async with duplex_world() as world:
+        peer = await world.connected(kind, modern=True)
+        session_id = (await peer.start())["sessionId"]
+        params = {"notifications": wanted("note://a")}
+        meta = in_session(session_id)
+        await peer.send("subscriptions/listen", params, meta=meta, request_id="l")
+        await peer.told(ACKNOWLEDGED)
+        await peer.send("tools/list", request_id="l")
+        assert (await peer.answer("l"))["error"]["data"]["reason"] == "duplicate_id"
+        peer.messages.clear()
+        await peer.notify("notifications/cancelled", {"requestId": "l"})
+        assert "error" in await peer.answer("l")
+        # The filter outlives it; without a listen events are not stamped.
+        await world.layer.notify_resource_updated("note://a")
+        (event,) = await peer.has_events(1)
+        assert SUBSCRIPTION_ID not in event["params"]["_meta"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_end_of_a_session_ends_its_listen(kind: str) -> None:
+    """Ended elsewhere: the listen is answered -32043."""
+    async with duplex_world() as world:
+        peer = await world.connected(kind, modern=True)
+        session_id = (await peer.start())["sessionId"]
+        params = {"notifications": wanted("note://a")}
+        listen = await peer.send("subscriptions/listen", params, meta=in_session(session_id))
+        await peer.told(ACKNOWLEDGED)
+        await world.layer.sessions.end(SessionId(session_id))
+        assert (await peer.answer(listen))["error"]["code"] == -32043
+
+
+# --- the end ---------------------------------------------------------------------------------
+
+
+async def test_drain_tells_who_knows_us_and_closes_everyone_1012() -> None:
+    """Pitfall C7: ``detached {draining, retryAfter}`` first, then what runs, then 1012."""
+    async with duplex_world(reconnect_spread=7) as world:
+        knowing = await world.websocket(capabilities=DECLARED)
+        plain = await world.websocket()
+        for peer in (knowing, plain):
+            await peer.initialize()
+        session_id = (await knowing.start())["sessionId"]
+        await plain.start()
+        gate = world.inner.box.gate("g")
+        running = await knowing.call("wait", gate="g")
+        await at_most(WITHIN, gate.started.wait())
+        draining = asyncio.create_task(world.layer.drain(WITHIN))
+        told = await knowing.told("notifications/sessions/detached")
+        assert told["params"] == {"sessionId": session_id, "reason": "draining", "retryAfter": 7}
+        # Nobody new is let in, only to be cut again.
+        away = await refused(world.url)
+        assert away.response.status_code == 503
+        assert away.response.headers["Retry-After"] == "7"
+        gate.go.set()
+        assert text_of((await knowing.answer(running))["result"]) == "through g"
+        assert (await knowing.closed())[0] == 1012
+        assert (await plain.closed())[0] == 1012
+        assert [m["method"] for m in plain.notifications] == []
+        await at_most(WITHIN, draining)
+
+
+async def test_a_broken_websocket_cancels_nothing_and_frees_its_session() -> None:
+    """A broken connection never cancels a request in the handshake era (pitfall C1)."""
+    async with duplex_world() as world:
+        peer = await world.websocket()
         await peer.initialize()
         session_id = (await peer.start())["sessionId"]
-        import threading
-
-        thread = next(t for t in threading.enumerate() if t.name.startswith("asyncio_"))
-        del thread
-        for server in _servers():
-            if server.config.app is not None and not server.should_exit:
-                server.should_exit = True
-        told = await peer.told("notifications/sessions/detached")
-        assert told["params"]["sessionId"] == session_id
-        assert (await peer.closed())[0] == 1012
-    await at_most(WITHIN, running)
+        gate = world.inner.box.gate("g")
+        await peer.call("wait", gate="g")
+        await at_most(WITHIN, gate.started.wait())
+        await peer.leave()
+        other = await world.connected("stdio")
+        await other.resume(session_id)
+        assert not gate.cancelled.is_set()
+        gate.go.set()
 
 
-def _servers() -> list[Any]:
-    import gc
+def test_every_close_code_says_whether_to_come_back() -> None:
+    """Close codes have one table; each says whether to come back."""
+    assert set(COME_BACK) == set(CloseCode)
+    stay_away = {code for code in CloseCode if not should_come_back(code)}
+    assert {int(code) for code in stay_away} == {1000, 1003, 1008, 1009}
+    assert should_come_back(None)
+    assert should_come_back(4_999)
 
-    from mcp_sessions.serving import DrainingServer
 
-    gc.unfreeze()
-    return [found for found in gc.get_objects() if isinstance(found, DrainingServer)]
+# --- where it is mounted ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frame", ["starlette", "fastapi", "prefix"])
+async def test_routes_serve_websocket_where_they_are_mounted(frame: str) -> None:
+    """``layer.routes()`` in somebody else's application, under a prefix too."""
+    layer = SessionLayer(Toolbox().server)
+    path = "/mcp"
+    if frame == "starlette":
+        app: Any = Starlette(routes=layer.routes(), lifespan=layer.lifespan)
+    elif frame == "fastapi":
+        app = FastAPI(routes=layer.routes(), lifespan=layer.lifespan)
+    else:
+        mounted = [Mount("/api", routes=layer.routes())]
+        app, path = Starlette(routes=mounted, lifespan=layer.lifespan), "/api/mcp"
+    async with app.router.lifespan_context(app), listening(app) as port:
+        url = f"ws://127.0.0.1:{port}{path}"
+        async with websocket(url) as peer:
+            await peer.initialize()
+            assert await peer.text("echo", text=frame) == frame
+        assert (await refused(url, origin="https://evil.example")).response.status_code == 403
+
+
+@pytest.mark.parametrize("kind", apps.KINDS)
+async def test_every_class_of_server_is_served_on_both(kind: apps.Kind) -> None:
+    """``MCPServer``, lowlevel ``Server`` and ``FastMCP``, over WebSocket and a pipe."""
+    served = apps.make_app(kind)
+    layer = SessionLayer(served.server)
+    served.publish = layer.notify_resource_updated
+    app = layer.asgi_app()
+    async with layer.lifespan(), listening(app) as port:
+        async with websocket(f"ws://127.0.0.1:{port}/mcp", capabilities=ELICITS) as first:
+            await first.initialize()
+            session_id = (await first.start())["sessionId"]
+            await first.result("resources/subscribe", {"uri": "note://1"})
+            assert await first.text("session_id") == session_id
+            await first.text("touch", uri="note://1")
+            assert uris(await first.has_events(1)) == ["note://1"]
+            asking = await first.call("ask", question="why?")
+            await first.respond(
+                await first.question(), {"action": "accept", "content": {"answer": "so"}}
+            )
+            assert text_of((await first.answer(asking))["result"]) == "accept: so"
+        async with pipe(layer) as second:
+            await second.initialize()
+            position = first.events[0]["params"]["sessionEventId"]
+            assert (await second.resume(session_id, position))["catchup"] is True
+            await second.text("touch", uri="note://1")
+            assert uris(await second.has_events(1)) == ["note://1"]
+
+
+async def test_without_a_store_both_serve_document_004() -> None:
+    """Stateless mode speaks document 004 only, on every transport."""
+    layer = SessionLayer(Toolbox().server, store=None)
+    app = layer.asgi_app()
+    async with layer.lifespan(), listening(app) as port:
+        async with websocket(f"ws://127.0.0.1:{port}/mcp") as peer:
+            await peer.initialize()
+            assert await peer.text("echo", text="x") == "x"
+            assert (await peer.error("session/start", {}))["code"] == -32601
+            session = (await peer.result("sessions/create"))["session"]
+            named = in_session(session["sessionId"])
+            assert await peer.text("session_id", meta=named) == session["sessionId"]

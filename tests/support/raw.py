@@ -309,6 +309,13 @@ class AsgiCarrier:
         finally:
             reply.end()
 
+    def forget(self) -> None:
+        """Forget the replies that are over, and the journal: they take memory."""
+        for reply in self._replies:
+            assert reply.error is None, f"the app raised: {reply}"
+        self._replies = [reply for reply in self._replies if not reply.ended]
+        self.journal.clear()
+
     async def aclose(self) -> None:
         """Every client leaves; wait for the app to be done with them."""
         await asyncio.sleep(0)

@@ -1,0 +1,128 @@
+"""Server-wide changes: who waits for them, and who does not."""
+
+import asyncio
+import logging
+
+import pytest
+
+from mcp_sessions.errors import ConfigurationError
+from tests.support.raw import Json, event_ids, in_session, text_of, uris
+from tests.support.virtual_time import cycles
+from tests.support.world import Ctx, world
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_whoever_has_the_answer_can_rely_on_the_change() -> None:
+    """A change that a handler published is in the sessions' logs before its answer is sent."""
+    async with world() as w:
+
+        async def touch(ctx: Ctx, arguments: Json) -> str:
+            w.layer._hub.announce(  # pyright: ignore[reportPrivateUsage]
+                "notifications/resources/updated", {"uri": arguments["uri"]}
+            )
+            return "touched"
+
+        w.box.tools["touch"] = touch
+        started = await w.client().start()
+        session = started["sessionId"]
+        await w.client().result(
+            "resources/subscribe", {"uri": "a:1", "_meta": in_session(session)}
+        )
+        client = await w.connected()
+        await client.text("touch", uri="a:1")
+
+        resumed = await client.resume(session, started["sessionEventId"])
+
+        assert resumed["replayed"] == 1
+
+
+async def test_an_answer_waits_for_no_change_of_others() -> None:
+    """"It … delays no other session or request": a server whose resources change all the time
+    answered nobody, since each answer waited until nothing was left to tell.
+    """
+    async with world() as w:
+        client = await w.connected()
+        stopped = False
+
+        async def change_all_the_time() -> None:
+            while not stopped:
+                w.layer._hub.announce(  # pyright: ignore[reportPrivateUsage]
+                    "notifications/tools/list_changed", None
+                )
+                await asyncio.sleep(0)
+
+        changing = asyncio.create_task(change_all_the_time())
+        await cycles()
+        begun = asyncio.get_running_loop().time()
+
+        sent = client.call("echo", text="x")
+        await cycles(200)
+
+        assert sent.reply.ended
+        assert text_of(await sent.result()) == "x"
+        assert asyncio.get_running_loop().time() == begun
+        stopped = True
+        await changing
+
+
+async def test_changes_are_told_in_order() -> None:
+    """However many, by whomever."""
+    async with world() as w:
+        client = await w.connected()
+        stream = client.get()
+        await client.start()
+        every = [f"a:{number}" for number in range(50)]
+        for uri in every:
+            await client.result("resources/subscribe", {"uri": uri})
+
+        await asyncio.gather(*(w.layer.notify_resource_updated(uri) for uri in every))
+
+        messages = await stream.has(50)
+        assert uris(messages) == every
+        assert event_ids(messages) == sorted(event_ids(messages))
+
+
+async def test_a_change_that_cannot_be_told_hinders_no_other() -> None:
+    """What is wrong with one is logged; the next is told, and requests are answered."""
+    async with world() as w:
+        client = await w.connected()
+        stream = client.get()
+        await client.start()
+        hub = w.layer._hub  # pyright: ignore[reportPrivateUsage]
+        logging.getLogger("mcp_sessions.server.hub").disabled = False
+
+        hub.announce("notifications/tools/list_changed", {"x": object()})
+        hub.announce("notifications/prompts/list_changed", None)
+
+        assert await client.text("echo", text="x") == "x"
+        assert [m["method"] for m in await stream.has(1)] == [
+            "notifications/prompts/list_changed"
+        ]
+
+
+async def test_a_change_before_or_after_the_layer_runs_is_a_mistake() -> None:
+    """It says so, and does not wait for ever."""
+    async with world() as w:
+        layer = w.layer
+        await layer.notify_resources_changed()
+    with pytest.raises(ConfigurationError, match="does not run"):
+        await layer.notify_resources_changed()
+
+
+async def test_a_thousand_sessions_hear_of_a_change_and_others_run_meanwhile() -> None:
+    """A server-wide change "visits" many sessions: it must not hold the event loop."""
+    async with world() as w:
+        for _ in range(1_000):
+            session = (await w.client().start())["sessionId"]
+            await w.client().result(
+                "resources/subscribe", {"uri": "a:1", "_meta": in_session(session)}
+            )
+        client = await w.connected()
+        telling = asyncio.create_task(w.layer.notify_resource_updated("a:1"))
+        await cycles(2)
+        sent = client.call("echo", text="x")
+        await cycles(4)
+        assert not telling.done()
+        await telling
+        assert text_of(await sent.result()) == "x"

@@ -1,0 +1,174 @@
+"""F8: "The loggable id is not the credential": no whole session id, key or token, anywhere.
+
+One busy scenario that passes by every place that logs; then everything that was logged, by
+whatever logger of ours and at whatever level, with tracebacks, is searched.
+"""
+
+import asyncio
+import copy
+import logging
+import pickle
+import traceback
+
+import pytest
+
+from mcp_sessions.errors import SessionNotFound, SessionsError
+from mcp_sessions.ids import digest
+from tests.support.apps import DEPRECATED
+from tests.support.raw import (
+    EXTENSION,
+    Json,
+    RawClient,
+    Reply,
+    call_params,
+    in_session,
+    keyed,
+)
+from tests.support.virtual_time import cycles
+from tests.support.world import Ctx, World, world
+
+pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(DEPRECATED)]
+
+UNKNOWN = "unknown-" + "U" * 40
+KEY = "request-key-" + "K" * 20
+
+
+async def busy(w: World) -> list[str]:
+    """Everything that can happen; the secrets that took part."""
+
+    async def fail(ctx: Ctx, arguments: Json) -> str:
+        raise SessionNotFound(arguments["text"])
+
+    w.box.tools["fail"] = fail
+    client = await w.connected(capabilities={"extensions": {EXTENSION: {}}, "elicitation": {}})
+    other = await w.connected()
+    stream, other_stream = client.get(), other.get()
+    started = await client.start()
+    session = started["sessionId"]
+    lone = (await w.client().start())["sessionId"]
+    secrets = [session, lone, UNKNOWN, KEY]
+    secrets += [c.session_id for c in (client, other) if c.session_id is not None]
+
+    await client.result("resources/subscribe", {"uri": "a:1"})
+    await client.text("update", uri="a:1")
+    await w.layer.notify_resource_updated("a:1")
+    await other.resume(session, started["sessionEventId"])
+    await client.error("tools/list")
+    await w.client().resume(session, "nonsense")
+    for target in (UNKNOWN, client.session_id, lone):
+        for method in ("session/resume", "session/end"):
+            await other.answer(method, {"sessionId": target})
+        await other.answer("tools/call", call_params("echo", {}, in_session(target)))
+        headers = {"Mcp-Session-Id": target}
+        for reply in (
+            w.client().get(headers=headers),
+            w.client().get("nonsense", headers=headers),
+            w.client().post({"jsonrpc": "2.0", "id": 1, "method": "ping"}, headers=headers),
+        ):
+            await cycles(10)
+            reply.leave()
+            await reply.done()
+    await other.error("session/resume", {"sessionId": session}, headers={"Last-Event-ID": "x"})
+    await other.error("tools/call", call_params("fail", {"text": session}))
+    await other.answer("tools/call", call_params("echo", {"text": "x"}, keyed(KEY, lone)))
+    await other.answer("tools/call", call_params("echo", {"text": "y"}, keyed(KEY, lone)))
+    await other.notify("notifications/cancelled", {"_meta": keyed(KEY, lone)})
+    await other.notify("notifications/x", {"_meta": in_session(UNKNOWN)})
+    await other.notify("notifications/x", {"_meta": {"io.modelcontextprotocol/session": 7}})
+    gone = other.call("wait", gate="g", meta=keyed(KEY + "2", session))
+    await w.box.gate("g").started.wait()
+    await gone.reply.started()
+    gone.reply.leave()
+    await asyncio.sleep(2_000)
+    asked = client.call("ask_standalone", question="?", meta=in_session(None))
+    await stream.has(2)
+    await w.client().end(session)
+    await w.layer.sessions.end(lone)
+    await other.delete().done()
+    w.clock.advance(10_000)
+    await w.expire()
+    await asked.answer()
+    await w.client().start()
+    await w.layer.drain(grace=0)
+    _ = (stream, other_stream)
+    return secrets
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> str:
+    """Everything that was logged, as text, with arguments and tracebacks."""
+    lines: list[str] = []
+    for record in caplog.records:
+        if not record.name.startswith(("mcp_sessions", "mcp_sessions_transports")):
+            continue
+        lines.append(f"{record.name} {record.levelname} {record.getMessage()} {record.args!r}")
+        if record.exc_info:
+            lines += traceback.format_exception(*record.exc_info)
+            lines.append(repr(record.exc_info[1]))
+    return "\n".join(lines)
+
+
+async def test_nothing_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """F8; at DEBUG, over a scenario with every kind of line."""
+    caplog.set_level(logging.DEBUG)
+    async with world(detached_timeout=900, idle_timeout=5_000, slow_timeout=5) as w:
+        secrets = await busy(w)
+
+    text = logged(caplog)
+    for secret in secrets:
+        assert secret not in text
+        assert secret[:20] not in text
+    # The scenario did pass by: each of these is one kind of line.
+    for said in ("started", "resumed", "left its connection", "ended", "expired", "opened"):
+        assert said in text, text
+    assert digest(secrets[0]) in text
+
+
+async def test_answers_repeat_only_what_the_caller_sent() -> None:
+    """F8, F4: an error text names no session; its data only what came with the request."""
+    async with world() as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        assert client.session_id is not None
+        replies: list[Reply] = []
+        for method, params in [
+            ("session/resume", {"sessionId": UNKNOWN}),
+            ("session/resume", {"sessionId": client.session_id}),
+            ("session/resume", {}),
+            ("tools/call", call_params("echo", {}, in_session(UNKNOWN))),
+            ("tools/call", call_params("nothing")),
+            ("x/unknown", {}),
+        ]:
+            sent = client.send(method, params)
+            replies.append(await sent.reply.done())
+            text = bytes(replies[-1].body).decode()
+            for secret in (session, client.session_id, UNKNOWN):
+                assert secret not in text or secret in str(params), (method, text)
+            message = sent.reply.json["error"]["message"]
+            assert not {session, client.session_id, UNKNOWN} & set(message.split())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SessionNotFound(UNKNOWN), SessionNotFound(UNKNOWN, status=404)],
+    ids=["200", "404"],
+)
+def test_an_error_does_not_show_what_it_is_about(error: SessionsError) -> None:
+    """F8: neither as text nor in a debugger's or a logger's ``repr``; the answer has it."""
+    for shown in (str(error), repr(error), *traceback.format_exception(error)):
+        assert UNKNOWN not in shown
+    assert UNKNOWN in str(getattr(error, "data", ""))
+
+
+def test_an_error_survives_a_copy() -> None:
+    """What sends exceptions between processes copies them."""
+    error = SessionNotFound(UNKNOWN, status=404)
+    for made in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert (made.data, made.status, str(made)) == (error.data, error.status, str(error))
+
+
+async def test_uvicorn_is_told_no_secret_either(caplog: pytest.LogCaptureFixture) -> None:
+    """F8: an id travels in headers and bodies, never in a URL that access logs show."""
+    async with world() as w:
+        client: RawClient = await w.connected()
+        await client.start()
+        assert client.path == "/mcp"

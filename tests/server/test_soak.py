@@ -1,0 +1,125 @@
+"""D8: memory after many clients that came and went is what it was before."""
+
+import asyncio
+import gc
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from tests.support.raw import RawClient, in_session, keyed
+from tests.support.virtual_time import cycles
+from tests.support.world import World, world
+
+pytestmark = pytest.mark.anyio
+
+CYCLES = 10_000
+
+
+def sizes(w: World) -> dict[str, int]:
+    """How many of each thing the layer holds."""
+    store: Any = w.layer.store
+    hub: Any = w.layer._hub  # pyright: ignore[reportPrivateUsage]
+    host: Any = w.layer._host  # pyright: ignore[reportPrivateUsage]
+    methods: Any = w.layer._methods  # pyright: ignore[reportPrivateUsage]
+    return {
+        "sessions": len(store._sessions),
+        "principals": len(store._by_principal),
+        "subscriptions": len(store._by_uri),
+        "connections": len(hub._connections),
+        "used on": len(hub._used_on),
+        "turns": len(hub._turns),
+        "running": len(host._running),
+        "by session": len(host._by_session),
+        "by key": len(host._by_key),
+        "unheard": len(host._unheard),
+        "asked": len(host.calls._open),
+        "tokens": len(methods._tokens),
+    }
+
+
+def memory() -> int:
+    """Bytes that Python objects take."""
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+async def come_and_go(w: World, count: int) -> None:
+    """Clients that start a session, use it and are never seen again."""
+    for number in range(count):
+        client = w.client()
+        session = (await client.start())["sessionId"]
+        if number % 20 == 0:
+            connected = await w.connected()
+            stream = await connected.get().started()
+            await connected.resume(session)
+            await connected.result("resources/subscribe", {"uri": f"a:{number}"})
+            await connected.call("echo", text="x", meta=keyed("k")).result()
+            await connected.call("progress", steps=2, meta={"progressToken": 1}).result()
+            await w.layer.notify_resource_updated(f"a:{number}")
+            stream.leave()
+            await stream.done()
+        elif number % 20 == 1:
+            await client.text("update", uri="a:1", meta=in_session(session))
+
+
+async def test_ten_thousand_that_come_and_go_leave_nothing() -> None:
+    """D8: "10,000 create/drop cycles without DELETE: memory returns to baseline"."""
+    async with world(idle_timeout=100) as w:
+        await come_and_go(w, 500)
+        w.clock.advance(200)
+        await w.expire()
+        w.carrier.forget()
+        empty = sizes(w)
+        gc.unfreeze()
+        tracemalloc.start()
+        before = memory()
+
+        for _ in range(10):
+            await come_and_go(w, CYCLES // 10)
+            w.clock.advance(200)
+            assert await w.expire() >= CYCLES // 10
+            w.carrier.forget()
+        await cycles()
+        after = memory()
+        tracemalloc.stop()
+
+        assert sizes(w) == empty
+        assert not any(size for name, size in empty.items() if name != "turns"), empty
+        assert len(asyncio.all_tasks()) < 10
+        # Less than a tenth of a session each, whatever the allocator's mood.
+        assert after - before < CYCLES * 100, f"{(after - before) / CYCLES:.0f} bytes per cycle"
+
+
+async def test_sessions_that_are_ended_leave_nothing_before_their_time() -> None:
+    """D4, D8: the place that a session had in the queue of deadlines was kept until then: a
+    client that starts and ends sessions all day filled the memory.
+    """
+    async with world() as w:
+        client = w.client()
+        for _ in range(3_000):
+            await client.end((await client.start())["sessionId"])
+            w.carrier.forget()
+
+        store: Any = w.layer.store
+        assert len(store._sessions) == 0
+        assert len(store._deadlines) < 300
+
+
+async def test_connections_that_are_deleted_leave_nothing() -> None:
+    """D4: with an open stream, a session attached, and a request that nobody waits for."""
+    async with world() as w:
+        for number in range(100):
+            client: RawClient = await w.connected()
+            stream = await client.get().started()
+            await client.start()
+            sent = client.call("wait", gate=f"g{number}", meta=in_session(None))
+            await w.box.gate(f"g{number}").started.wait()
+            await client.delete().done()
+            await stream.done()
+            await sent.reply.done()
+        await cycles()
+
+        left = sizes(w)
+        assert left["connections"] == left["running"] == left["used on"] == 0
+        assert left["sessions"] == 100  # the protocol-mode ones, which nobody ended
