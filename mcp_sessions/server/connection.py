@@ -166,6 +166,14 @@ class Inbound:
         """The successful answer to a request."""
         return self.encode({"jsonrpc": "2.0", "id": request_id, "result": result})
 
+    def of_its_era(self, result: dict[str, Any]) -> dict[str, Any]:
+        """A result that may have been made for a request of the other era: each result of
+        the modern era says what type it is.
+        """
+        if not self.modern or "resultType" in result:
+            return result
+        return {**result, "resultType": "complete"}
+
     def error(self, request_id: RequestId, error: Mapping[str, Any]) -> bytes:
         """The failed answer to a request."""
         return self.encode({"jsonrpc": "2.0", "id": request_id, "error": error})

@@ -305,6 +305,8 @@ class Host:
             try:
                 if carrier.named and record is not None:
                     result = self._stamp(result, record)
+                if carrier is not running.carriers[0]:
+                    result = inbound.of_its_era(result)
                 return inbound.result(request_id, result), None
             except (SessionsError, *_NOT_JSON):
                 logger.exception("the result of %s cannot be sent", running.request.method)

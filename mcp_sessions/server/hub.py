@@ -34,6 +34,9 @@ DETACHED = "notifications/sessions/detached"
 _YIELD_EVERY = 128
 """Sessions that one server-wide change visits before others may run."""
 
+_Change = tuple[str, Mapping[str, Any] | None, asyncio.Future[None]]
+"""Method, params, and who waits until it was told."""
+
 OnAttached = Callable[[SessionId, TransportConnection], Awaitable[None]]
 Revive = Callable[[ConnectionId], Awaitable[TransportConnection | None]]
 
@@ -56,7 +59,8 @@ class Hub:
         self._turns: weakref.WeakValueDictionary[SessionId, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
-        self._changes: deque[tuple[str, Mapping[str, Any] | None]] = deque()
+        self._changes: deque[_Change] = deque()
+        self._newest_change: asyncio.Future[None] | None = None
         self._fan_out: asyncio.Task[None] | None = None
         self.revive: Revive = _nobody
         """Finds a connection that lives in the store but not in this process yet."""
@@ -317,28 +321,38 @@ class Hub:
 
         Returns at once; :meth:`settle` waits until every session has its event.
         """
-        self._changes.append((method, params))
+        told = asyncio.get_running_loop().create_future()
+        self._changes.append((method, params, told))
+        self._newest_change = told
         if self._fan_out is None or self._fan_out.done():
             self._fan_out = asyncio.create_task(self._tell_everyone())
 
     async def settle(self) -> None:
-        """Wait until all that was announced is stored.
+        """Wait until all that was announced until now is stored.
 
         A handler's answer waits for it, so that whoever has the answer can rely on the
-        change being in the sessions' logs.
+        change being in the sessions' logs. It does not wait for what is announced later:
+        where something changes all the time, nobody would ever be answered.
         """
-        while self._fan_out is not None and not self._fan_out.done():
-            await asyncio.shield(self._fan_out)
+        newest = self._newest_change
+        if newest is not None and not newest.done():
+            await asyncio.shield(newest)
 
     async def _tell_everyone(self) -> None:
         while self._changes:
-            method, params = self._changes.popleft()
+            method, params, told = self._changes.popleft()
             try:
                 await self._tell(method, params)
             except StoreUnavailable:
                 # A change that cannot be stored is told to nobody: a session that saw it
                 # live could not replay it.
                 logger.exception("%s could not be stored", method)
+            except Exception:
+                # The boundary to whoever announced it: what is wrong with one change must
+                # not silence the next, or whoever waits for it.
+                logger.exception("%s could not be told", method)
+            finally:
+                told.set_result(None)
 
     async def _tell(self, method: str, params: Mapping[str, Any] | None) -> None:
         key = coalescing_key(method, params, self._policy.coalescing)

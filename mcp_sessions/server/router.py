@@ -118,7 +118,7 @@ class Router:
     # --- what bindings call ------------------------------------------------------------------
 
     async def initialize(
-        self, request: Request, inbound: Inbound, register: Register
+        self, request: Request, inbound: Inbound, register: Register, *, is_there: bool = False
     ) -> tuple[bytes, TransportConnection | None]:
         """Shake hands: the encoded answer, and the new connection if it succeeded.
 
@@ -126,6 +126,7 @@ class Router:
 
         Args:
             register: Makes the connection from what was agreed.
+            is_there: It needs no store to be one: a pipe or a WebSocket.
         """
         outbound = LateOutbound()
         carrier = Carrier(request, inbound, named=False)
@@ -134,7 +135,8 @@ class Router:
             result, peer, upstream_peer = await self._upstream.initialize(
                 call, request.params, outbound
             )
-            connection = await register(peer) if self._store.remembers else None
+            keeps = is_there or self._store.remembers
+            connection = await register(peer) if keeps else None
         except UpstreamError as failed:
             return error_message(request.id, failed.error), None
         except WireError as refused:

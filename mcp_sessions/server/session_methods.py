@@ -227,7 +227,7 @@ class SessionMethods:
         result = kept["result"]
         if carrier.named:
             result = self.stamp(result, record)
-        return carrier.inbound.result(request_id, result), None
+        return carrier.inbound.result(request_id, carrier.inbound.of_its_era(result)), None
 
     async def _start(self, inbound: Inbound) -> dict[str, Any]:
         record = await self.create(Mode.PROTOCOL, inbound.principal, inbound.peer)

@@ -248,7 +248,8 @@ async def test_a_client_that_cannot_be_asked(kind: RichKind) -> None:
     """A missing capability has a code and a status of its own."""
 
     async def script(side: Side) -> None:
-        for capabilities in (None, {"sampling": {}}, {"elicitation": {"url": {}}}):
+        declared: list[Json | None] = [None, {"sampling": {}}, {"elicitation": {"url": {}}}]
+        for capabilities in declared:
             client = side.client(capabilities=capabilities)
             await client.call("order", {"item": "tea"}).done()
 
@@ -297,7 +298,8 @@ async def test_every_envelope_is_judged_as_the_sdk_does(kind: RichKind) -> None:
             ):
                 members = {**params, "_meta": meta} if meta is not None else params
                 client.post({"jsonrpc": "2.0", "id": 1, "method": method, "params": members})
-        for params in (None, [], "text", 5):
+        others: list[Any] = [None, [], "text", 5]
+        for params in others:
             client.post({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": params})
         client.post({"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
         await _all_done(side)

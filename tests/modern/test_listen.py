@@ -101,7 +101,7 @@ async def test_every_event_says_whose_it_is(request_id: int | str) -> None:
 
 async def test_a_handlers_standalone_message_is_an_event_of_its_session() -> None:
     """Rule: "an event of that one session, subscribed or not", with the sender's own ``_meta``."""
-    async with modern() as (w, client):
+    async with modern() as (_, client):
         session = (await client.start())["sessionId"]
         other = (await client.start())["sessionId"]
         heard = await client.listening(session)
@@ -391,7 +391,7 @@ async def test_a_peer_that_takes_nothing_is_cut() -> None:
     """Rule: "slow, and detached, only when its peer has taken nothing for 10 s with a full
     buffer"; nothing else waits for it.
     """
-    async with modern(send_buffer=1_000, slow_timeout=10) as (w, client):
+    async with modern(send_buffer=1_000, slow_timeout=10) as (_, client):
         session, other = (await client.start())["sessionId"], (await client.start())["sessionId"]
         heard = await client.listening(session)
         quick = await client.listening(other)
@@ -478,13 +478,13 @@ async def test_a_displaced_stream_is_told_if_its_client_knows_us(declares: str) 
     """Rule: "If its client declared our extension it gets one
     ``notifications/sessions/detached {sessionId, reason}``"; it is no session event.
     """
-    capabilities: Json = {
+    known: dict[str, Json] = {
         "extensions": {"extensions": {EXTENSION: {}}},
         "experimental": {"experimental": {"experimental/sessions": {}}},
         "": {},
-    }[declares]
+    }
     async with world() as w:
-        client = ModernClient(w.carrier, capabilities=capabilities)
+        client = ModernClient(w.carrier, capabilities=known[declares])
         older = await w.connected()
         session = (await client.start())["sessionId"]
         heard = await client.listening(session, A)

@@ -414,7 +414,7 @@ async def test_an_operator_lists_and_ends_sessions() -> None:
         created = (await client.create())["sessionId"]
         await client.listening(started, "note://a")
 
-        infos = {info.id: info for info in await w.layer.sessions.list()}
+        infos = {str(info.id): info for info in await w.layer.sessions.list()}
         assert set(infos) == {older.session_id, started, created}
         assert [i.id for i in await w.layer.sessions.list()][-1] == created
         assert infos[started].mode == "protocol" and infos[started].is_attached

@@ -1,7 +1,6 @@
 """Server-wide changes: who waits for them, and who does not."""
 
 import asyncio
-import logging
 
 import pytest
 
@@ -43,26 +42,23 @@ async def test_an_answer_waits_for_no_change_of_others() -> None:
     """
     async with world() as w:
         client = await w.connected()
-        stopped = False
 
-        async def change_all_the_time() -> None:
-            while not stopped:
+        async def change_for_long() -> None:
+            for _ in range(1_000):
                 w.layer._hub.announce(  # pyright: ignore[reportPrivateUsage]
                     "notifications/tools/list_changed", None
                 )
                 await asyncio.sleep(0)
 
-        changing = asyncio.create_task(change_all_the_time())
+        changing = asyncio.create_task(change_for_long())
         await cycles()
-        begun = asyncio.get_running_loop().time()
 
         sent = client.call("echo", text="x")
-        await cycles(200)
+        await cycles(100)
 
         assert sent.reply.ended
         assert text_of(await sent.result()) == "x"
-        assert asyncio.get_running_loop().time() == begun
-        stopped = True
+        assert not changing.done()
         await changing
 
 
@@ -90,7 +86,6 @@ async def test_a_change_that_cannot_be_told_hinders_no_other() -> None:
         stream = client.get()
         await client.start()
         hub = w.layer._hub  # pyright: ignore[reportPrivateUsage]
-        logging.getLogger("mcp_sessions.server.hub").disabled = False
 
         hub.announce("notifications/tools/list_changed", {"x": object()})
         hub.announce("notifications/prompts/list_changed", None)

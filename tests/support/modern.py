@@ -187,7 +187,7 @@ class ModernClient:
         if request_id is None:
             request_id = next(self.numbers)
         members = dict(params or {})
-        given = members.pop("_meta", None) or {}
+        given: Json = members.pop("_meta", None) or {}
         named = session_meta(session, state=state, key=key)
         members["_meta"] = envelope(
             {**given, **named, **(meta or {})}, capabilities=self.capabilities

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 import fastmcp
 import mcp_types as types
+from fastmcp.exceptions import ToolError as FastMCPToolError
+from fastmcp.server.dependencies import get_http_request
 from mcp.server import MCPServer, Server
 from mcp.server.caching import CacheHint
 from mcp.server.context import ServerRequestContext
@@ -361,7 +363,7 @@ def rich_fastmcp() -> Rich:
     async def fail(how: str) -> str:
         """Fails in one of the ways that tools fail."""
         if how == "tool":
-            raise fastmcp.exceptions.ToolError(ODD)
+            raise FastMCPToolError(ODD)
         raise ValueError(ODD)
 
     @server.tool
@@ -380,7 +382,7 @@ def rich_fastmcp() -> Rich:
     @server.tool
     async def seen(ctx: fastmcp.Context) -> dict[str, Any]:
         """What a handler sees of its request."""
-        request = fastmcp.server.dependencies.get_http_request()
+        request = get_http_request()
         return {
             "id": ctx.request_id,
             "header": request.headers.get("x-mine"),

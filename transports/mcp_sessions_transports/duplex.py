@@ -312,7 +312,8 @@ class DuplexConnection:
 
         # A client that initializes has no connection yet.
         alone = Inbound(self.principal, self.peer, None, channel)
-        answer, connection = await self._served.router.initialize(request, alone, register)
+        router = self._served.router
+        answer, connection = await router.initialize(request, alone, register, is_there=True)
         await alone.channel.answer(answer)
         if connection is None:
             return

@@ -1,0 +1,627 @@
+"""Requests that outlive their stream: those with a key, and no others."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from mcp_sessions.ids import RequestKey, SessionId
+from mcp_sessions.stores.memory import MemoryStore
+from tests.modern.test_sessions import not_found
+from tests.support.modern import ModernClient, session_meta
+from tests.support.raw import KEY, SESSION, Json, RawClient, call_params, in_session, keyed, text_of
+from tests.support.virtual_time import cycles
+from tests.support.world import Ctx, Toolbox, World, world
+
+pytestmark = pytest.mark.anyio
+
+ERAS = ["handshake", "lone", "modern"]
+"""Where a request is sent: on a transport-mode session, on a lone POST, in the modern era."""
+
+
+class Sender:
+    """One client of either era, that sends keyed calls."""
+
+    def __init__(self, w: World, era: str, client: RawClient | ModernClient) -> None:
+        self.w = w
+        self.era = era
+        self.client = client
+
+    def call(self, tool: str, session: str, key: str | None, **arguments: Any) -> "Call":
+        """Call a tool in a session."""
+        if isinstance(self.client, ModernClient):
+            return Call(self.client.call(tool, arguments, session=session, key=key))
+        meta = session_meta(session, key=key)
+        return Call(self.client.call(tool, meta=meta, **arguments))
+
+
+class Call:
+    """A call that was sent."""
+
+    def __init__(self, sent: Any) -> None:
+        self.sent = sent
+
+    def leave(self) -> None:
+        """Its client goes away."""
+        self.sent.reply.leave()
+
+    async def gone(self) -> None:
+        """Its client goes away, and the server noticed."""
+        self.leave()
+        await self.sent.reply.done()
+        await cycles()
+
+    async def answer(self) -> Json:
+        """The whole response."""
+        return await self.sent.answer()
+
+    async def text(self) -> str:
+        """The text that the tool returned."""
+        return text_of(await self.sent.result())
+
+    async def error(self) -> Json:
+        """The error."""
+        return await self.sent.error()
+
+
+async def sender(w: World, era: str, **options: Any) -> Sender:
+    """A client of that era."""
+    match era:
+        case "handshake":
+            return Sender(w, era, await w.connected(**options))
+        case "lone":
+            return Sender(w, era, w.client())
+        case _:
+            return Sender(w, era, ModernClient(w.carrier))
+
+
+@asynccontextmanager
+async def started(**options: Any) -> AsyncGenerator[tuple[World, ModernClient, str]]:
+    """A world, a modern client, and a session."""
+    async with world(**options) as w:
+        client = ModernClient(w.carrier)
+        yield w, client, (await client.start())["sessionId"]
+
+
+# --- without a key -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_a_session", [False, True])
+async def test_without_a_key_a_broken_stream_cancels(in_a_session: bool) -> None:
+    """C5: "Plain 2026-07-28 HTTP still cancels on disconnect"."""
+    async with started() as (w, client, session):
+        call = client.call("wait", {"gate": "g"}, session=session if in_a_session else None)
+        await w.box.gate("g").started.wait()
+        call.leave()
+        await w.box.gate("g").cancelled.wait()
+
+        assert w.box.calls == ["wait"]
+
+
+async def test_without_a_session_a_key_is_ignored() -> None:
+    """Rule: "A key on a request that belongs to no session is ignored"."""
+    async with started() as (w, client, _):
+        call = client.call("wait", {"gate": "g"}, key="k")
+        await w.box.gate("g").started.wait()
+        call.leave()
+        await w.box.gate("g").cancelled.wait()
+        assert await client.text("echo", {"text": "x"}, key="k") == "x"
+
+
+async def test_a_stream_that_broke_before_it_began_cancels_too() -> None:
+    """The client is gone when the handler starts."""
+    async with started() as (w, client, _):
+        call = client.call("wait", {"gate": "g"})
+        call.leave()
+        await w.box.gate("g").cancelled.wait()
+        await call.done()
+
+
+async def test_in_the_handshake_era_nothing_is_cancelled() -> None:
+    """Rule: "A broken connection or response stream never cancels a request in the handshake
+    era", on a lone POST neither.
+    """
+    for era in ("handshake", "lone"):
+        async with started() as (w, _, session):
+            call = (await sender(w, era)).call("wait", session, None, gate="g")
+            await w.box.gate("g").started.wait()
+            await call.gone()
+            assert not w.box.gate("g").cancelled.is_set()
+            w.box.gate("g").go.set()
+
+
+# --- with a key ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("second", ERAS)
+@pytest.mark.parametrize("first", ERAS)
+async def test_a_keyed_request_is_answered_where_it_is_sent_again(first: str, second: str) -> None:
+    """C1 (HTTP to HTTP), C2: sent, cut while it runs, sent again on another connection and in
+    another era; it ran once, and the answer has the new request's id and the session's stamp.
+    """
+    async with started() as (w, _, session):
+        call = (await sender(w, first)).call("wait", session, "k", gate="g")
+        await w.box.gate("g").started.wait()
+        await call.gone()
+        other = await sender(w, second)
+        again = other.call("wait", session, "k", gate="g")
+        await cycles()
+        assert not w.box.gate("g").cancelled.is_set()
+        w.box.gate("g").go.set()
+        answer = await again.answer()
+
+        assert text_of(answer["result"]) == "through g"
+        assert answer["id"] == again.sent.id
+        assert answer["result"]["_meta"][SESSION]["sessionId"] == session
+        # What the modern era demands of each result; the older one allows it.
+        assert second != "modern" or answer["result"]["resultType"] == "complete"
+        assert w.box.calls == ["wait"]
+
+
+@pytest.mark.parametrize("second", ERAS)
+@pytest.mark.parametrize("first", ERAS)
+async def test_a_kept_answer_is_given_again(first: str, second: str) -> None:
+    """C1, A8: its client was gone when it was done; it is answered as often as it is asked."""
+    async with started() as (w, _, session):
+        call = (await sender(w, first)).call("wait", session, "k", gate="g")
+        await w.box.gate("g").started.wait()
+        await call.gone()
+        w.box.gate("g").go.set()
+        await cycles()
+        other = await sender(w, second)
+        for _ in range(2):
+            answer = await other.call("wait", session, "k", gate="g").answer()
+            assert second != "modern" or answer["result"]["resultType"] == "complete"
+            assert text_of(answer["result"]) == "through g"
+            assert answer["result"]["_meta"][SESSION]["sessionId"] == session
+        assert w.box.calls == ["wait"]
+
+
+async def test_a_kept_answer_is_the_same_to_the_byte() -> None:
+    """But for what is new by then (id, ``expiresAt``). The regression: an integer beyond 64
+    bits hung the request, and came back as a float.
+    """
+    box = Toolbox()
+    odd = 'æ \u2028 " \ud800'
+
+    async def odd_text(ctx: Ctx, arguments: Json) -> str:
+        return odd
+
+    box.tools["odd"] = odd_text
+    async with started(box=box) as (_, client, session):
+        arguments = {"big": 2**70, "deep": _nested(300), "float": 1e22, "odd": odd}
+        sent = {"session": session, "key": "k", "request_id": 2**70}
+        first = await client.call("odd", arguments, **sent).done()
+        second = await client.call("odd", arguments, **sent).done()
+
+        assert first.status == second.status == 200
+        assert bytes(first.reply.body) == bytes(second.reply.body)
+        assert (await first.result())["content"][0]["text"] == odd
+        assert box.calls == ["odd"]
+
+
+def _nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+async def test_a_kept_error_is_an_answer() -> None:
+    async with started() as (w, client, session):
+        for _ in range(2):
+            heard = client.send("x/unknown", session=session, key="k")
+            assert (await heard.error())["code"] == -32601
+            assert heard.status == 404
+        older = await w.connected()
+        assert (await older.error("x/unknown", {"_meta": keyed("k", session)}))["code"] == -32601
+
+
+@pytest.mark.parametrize("second", ERAS)
+async def test_two_at_once_run_once(second: str) -> None:
+    """Rule: "The same key again … never runs it again: it gets the one answer, now or when it is
+    done"; the first one, still there, is answered too.
+    """
+    async with started() as (w, client, session):
+        one = client.call("wait", {"gate": "g"}, session=session, key="k")
+        await w.box.gate("g").started.wait()
+        two = (await sender(w, second)).call("wait", session, "k", gate="g")
+        await cycles()
+        w.box.gate("g").go.set()
+
+        assert text_of(await one.result()) == await two.text() == "through g"
+        assert w.box.calls == ["wait"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"), [("wait", {"gate": "other"}), ("echo", {"gate": "g"}), ("wait", {})]
+)
+@pytest.mark.parametrize("done", [False, True])
+async def test_another_request_with_a_known_key_is_refused(
+    tool: str, arguments: Json, done: bool
+) -> None:
+    """Rule: "Same key, other content: ``-32600`` ``key_reused``"; 400, as the core says of it."""
+    async with started() as (w, client, session):
+        call = client.call("wait", {"gate": "g"}, session=session, key="k")
+        await w.box.gate("g").started.wait()
+        if done:
+            w.box.gate("g").go.set()
+            await call.result()
+        heard = client.call(tool, arguments, session=session, key="k")
+        error = await heard.error()
+        assert (error["code"], error["data"]) == (-32600, {"reason": "key_reused"})
+        assert heard.status == 400
+        older = await w.connected()
+        error = await older.error("tools/call", call_params(tool, arguments, keyed("k", session)))
+        assert error["data"] == {"reason": "key_reused"}
+        w.box.gate("g").go.set()
+        assert await client.text("wait", {"gate": "g"}, session=session, key="k") == "through g"
+        assert w.box.calls == ["wait"]
+
+
+async def test_what_is_new_in_the_metadata_is_not_other_content() -> None:
+    """Progress token, ``state``, envelope: they differ when a request is sent again."""
+    async with world() as w:
+        client = ModernClient(w.carrier)
+        created = await client.create()
+        session = created["sessionId"]
+        call = client.call("echo", {"text": "x"}, session=session, key="k")
+        await call.result()
+        again = client.call(
+            "echo",
+            {"text": "x"},
+            session=session,
+            state=created["state"],
+            key="k",
+            meta={"progressToken": 5, "example.com/x": [1]},
+        )
+        assert text_of(await again.result()) == "x"
+        assert w.box.calls == ["echo"]
+
+
+async def test_a_key_is_of_its_session() -> None:
+    """F6: two sessions that share a store and a key do not cross."""
+    async with started() as (w, client, session):
+        other = (await client.start())["sessionId"]
+        assert await client.text("session_id", session=session, key="k") == session
+        assert await client.text("session_id", session=other, key="k") == other
+        assert await client.text("session_id", session=session, key="k") == session
+        assert w.box.calls == ["session_id"] * 2
+
+
+@pytest.mark.parametrize("key", ["", "x" * 257, 5, None, ["k"]], ids=repr)
+async def test_a_malformed_key_is_invalid_params(key: Any) -> None:
+    async with started() as (w, client, session):
+        heard = client.call("echo", {"text": "x"}, session=session, meta={KEY: key})
+        assert (await heard.error())["code"] == -32602
+        assert heard.status == 400
+        assert w.box.calls == []
+
+
+@pytest.mark.parametrize("key", ["k", "x" * 256, "ø\u2028", "\ud800", '"'], ids=repr)
+async def test_any_string_of_1_to_256_characters_is_a_key(key: str) -> None:
+    async with started() as (w, client, session):
+        for _ in range(2):
+            assert await client.text("echo", {"text": "x"}, session=session, key=key) == "x"
+        assert w.box.calls == ["echo"]
+
+
+# --- what goes with it ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("second", ["handshake", "modern"])
+async def test_progress_goes_to_the_newest_sending_under_its_token(second: str) -> None:
+    """Rule: "from then on its progress and server-to-client requests"."""
+    async with started() as (w, client, session):
+        arguments = {"steps": 3, "gate": "g"}
+        call = client.call(
+            "progress", arguments, session=session, key="k", meta={"progressToken": "one"}
+        )
+        await w.box.gate("g").started.wait()
+        await call.has(1)
+        await Call(call).gone()
+        meta = {**session_meta(session, key="k"), "progressToken": "two"}
+        sent: Any
+        if second == "modern":
+            sent = client.call("progress", arguments, meta=meta)
+        else:
+            sent = (await w.connected()).call("progress", meta=meta, **arguments)
+        await cycles()
+        w.box.gate("g").go.set()
+        await sent.answer()
+
+        told = [m["params"] for m in sent.reply.messages if m.get("method")]
+        assert [(p["progressToken"], p["progress"]) for p in told] == [("two", 2), ("two", 3)]
+
+
+async def test_a_question_reaches_the_era_that_can_be_asked() -> None:
+    """C4: begun in the modern era, where nobody can be asked, and sent again in the handshake
+    era before it asks.
+    """
+    box = Toolbox()
+
+    async def wait_and_ask(ctx: Ctx, arguments: Json) -> str:
+        await box.gate("g").arrive()
+        return await box.tools["ask"](ctx, {"question": "which?"})
+
+    box.tools["wait_and_ask"] = wait_and_ask
+    async with started(box=box) as (w, client, session):
+        call = client.call("wait_and_ask", {}, session=session, key="k")
+        await box.gate("g").started.wait()
+        await Call(call).gone()
+        older = await w.connected(capabilities={"elicitation": {}})
+        again = older.call("wait_and_ask", meta=keyed("k", session))
+        await cycles()
+        box.gate("g").go.set()
+        await again.reply.until(lambda: bool(again.reply.messages), "a question")
+        [question] = again.reply.messages
+        await older.respond(question, {"action": "accept", "content": {"answer": "this"}})
+
+        assert text_of(await again.result()) == "accept: this"
+        assert box.calls == ["wait_and_ask"]
+
+
+async def test_in_the_modern_era_a_question_fails_at_once() -> None:
+    """Rule: "They go only to a handshake-era peer that declared the capability; else the
+    handler gets an error at once": C8, nothing waits for ever.
+    """
+    async with world() as w:
+        client = ModernClient(w.carrier, capabilities={"elicitation": {}})
+        session = (await client.start())["sessionId"]
+        await client.listening(session)
+        for tool in ("ask", "ask_standalone"):
+            for named in (None, session):
+                heard = client.call(tool, {"question": "?"}, session=named)
+                assert (await heard.error())["code"] == -32600
+                assert heard.status == 400
+
+
+# --- cancelling ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("request_id", [None, 0, "other", 999])
+async def test_a_keyed_request_is_cancelled_by_its_key(era: str, request_id: object) -> None:
+    """Rule: "cancelled by a ``notifications/cancelled`` whose ``params._meta`` carries session
+    and key (``requestId`` is then ignored)". C5: "An explicit cancel always wins".
+    """
+    async with started() as (w, client, session):
+        call = client.call("wait", {"gate": "g"}, session=session, key="k")
+        bystander = client.call("wait", {"gate": "h"}, session=session, key="other")
+        await w.box.gate("g").started.wait()
+        await w.box.gate("h").started.wait()
+        params: Json = {"_meta": session_meta(session, key="k")}
+        if request_id is not None:
+            params["requestId"] = request_id
+        if era == "modern":
+            reply = await client.notify("notifications/cancelled", params)
+        else:
+            older = (await w.connected()) if era == "handshake" else w.client()
+            message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+            reply = await older.post(message).done()
+
+        assert reply.status == 202, reply
+        await w.box.gate("g").cancelled.wait()
+        first = await call.error()
+        again = await client.call("wait", {"gate": "g"}, session=session, key="k").error()
+        assert first == again
+        assert not w.box.gate("h").cancelled.is_set()
+        w.box.gate("h").go.set()
+        assert text_of(await bystander.result()) == "through h"
+        assert w.box.calls == ["wait", "wait"]
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {},
+        {KEY: "k"},
+        {SESSION: {"sessionId": "A" * 43}, KEY: "k"},
+        {SESSION: {"sessionId": 5}, KEY: "k"},
+        {SESSION: None, KEY: "k"},
+        {KEY: 5},
+        5,
+    ],
+    ids=repr,
+)
+async def test_what_names_no_keyed_request_cancels_nothing(meta: Any) -> None:
+    """In the modern era a request is never cancelled by its id: ids mean nothing beyond their
+    connection, and a POST is one.
+    """
+    async with started() as (w, client, session):
+        call = client.call("wait", {"gate": "g"}, session=session, key="k", request_id=7)
+        await w.box.gate("g").started.wait()
+        params: Mapping[str, Any] = {"requestId": 7, "_meta": meta}
+        reply = await client.notify("notifications/cancelled", dict(params))
+        await cycles()
+
+        assert reply.status == 202
+        assert not w.box.gate("g").cancelled.is_set()
+        w.box.gate("g").go.set()
+        assert text_of(await call.result()) == "through g"
+
+
+# --- when it cannot be answered ------------------------------------------------------------
+
+
+async def test_a_sessions_end_answers_its_keyed_requests() -> None:
+    """They answer ``-32043``, also to who asks again."""
+    async with started() as (w, client, session):
+        heard = client.call("wait", {"gate": "g"}, session=session, key="k")
+        await w.box.gate("g").started.wait()
+        await client.send("session/end", {"sessionId": session}).result()
+        assert await heard.error() == not_found(session)
+        again = client.call("wait", {"gate": "g"}, session=session, key="k")
+        assert await again.error() == not_found(session)
+
+
+async def test_a_runner_that_is_gone_leaves_an_unknown_outcome() -> None:
+    """C2: "Its runner gone, or its answer dropped: ``-31012``"; it is not run again."""
+    store = MemoryStore()
+    async with started(store=store) as (w, client, session):
+        call = client.call("wait", {"gate": "g"}, session=session, key="k")
+        await w.box.gate("g").started.wait()
+        await Call(call).gone()
+        other_box = Toolbox()
+        async with world(store=_Shared(store), box=other_box) as other:
+            heard = ModernClient(other.carrier).call(
+                "wait", {"gate": "g"}, session=session, key="k"
+            )
+            error = await heard.error()
+            assert (error["code"], error["message"]) == (-31012, "Outcome unknown")
+            assert heard.status == 200
+            assert other_box.calls == []
+        w.box.gate("g").go.set()
+
+
+class _Shared(MemoryStore):
+    """Another process's view of the same store: it does not close it."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__()
+        for name, value in vars(store).items():
+            setattr(self, name, value)
+
+    async def close(self) -> None:
+        """See :meth:`SessionStore.close`."""
+
+
+async def test_an_answer_that_was_dropped_is_an_unknown_outcome() -> None:
+    async with started(request_key_bytes=1_000) as (w, client, session):
+        large = "x" * 600
+        for number in range(3):
+            sent = {"text": f"{number}{large}"}
+            assert await client.text("echo", sent, session=session, key=f"{number}")
+        error = await client.call("echo", {"text": f"0{large}"}, session=session, key="0").error()
+        assert error["code"] == -31012
+        assert len(w.box.calls) == 3
+
+
+async def test_at_shutdown_what_runs_is_answered() -> None:
+    """C7, C8: after the grace time ``-31012``; new requests 503 with ``Retry-After``."""
+    async with started() as (w, client, session):
+        calls = [
+            client.call("wait", {"gate": "g"}, session=session, key="k"),
+            client.call("wait", {"gate": "h"}),
+        ]
+        await w.box.gate("g").started.wait()
+        await w.box.gate("h").started.wait()
+        await w.layer.drain(grace=0)
+
+        for call in calls:
+            assert (await call.error())["code"] == -31012
+        refused = await client.call("echo", {"text": "x"}).done()
+        assert (refused.status, refused.reply.header("retry-after")) == (503, "10")
+
+
+async def test_a_key_is_known_for_its_lifetime() -> None:
+    """Rule: "Keys and answers live a bounded time … which the server advertises"."""
+    async with started(request_key_lifetime=100) as (w, client, session):
+        sent: dict[str, Any] = {"session": session, "key": "k"}
+        await client.text("echo", {"text": "x"}, **sent)
+        w.clock.advance(99)
+        await client.text("echo", {"text": "x"}, **sent)
+        assert w.box.calls == ["echo"]
+        w.clock.advance(2)
+        await client.text("echo", {"text": "x"}, **sent)
+        assert w.box.calls == ["echo"] * 2
+
+
+async def test_who_asks_while_the_answer_is_being_stored_gets_it() -> None:
+    """C2, on a store that takes its time: neither run again, nor "outcome unknown"."""
+    store = _SlowToFinish()
+    async with started(store=store) as (w, client, session):
+        first = client.call("echo", {"text": "x"}, session=session, key="k")
+        await store.storing.started.wait()
+        second = client.call("echo", {"text": "x"}, session=session, key="k")
+        await cycles()
+        store.storing.go.set()
+
+        assert text_of(await first.result()) == "x"
+        assert text_of(await second.result()) == "x"
+        assert w.box.calls == ["echo"]
+
+
+class _SlowToFinish(MemoryStore):
+    """Waits before it keeps an outcome, as a store behind a network does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storing = Toolbox().gate("storing")
+
+    async def finish_request(
+        self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
+    ) -> bool:
+        """See :meth:`SessionStore.finish_request`."""
+        await self.storing.arrive()
+        return await super().finish_request(session_id, key, outcome, now=now)
+
+
+# --- the response --------------------------------------------------------------------------
+
+
+async def test_an_answer_is_json_until_something_was_emitted() -> None:
+    """The SDK's deferral: JSON with the mapped status, or a stream."""
+    async with started() as (w, client, session):
+        for named in (None, session):
+            plain = await client.call("echo", {"text": "x"}, session=named).done()
+            assert (plain.status, plain.is_sse) == (200, False)
+            token = {"progressToken": 1}
+            emitted = client.call("progress", {"steps": 2}, session=named, meta=token)
+            await emitted.done()
+            assert emitted.is_sse and len(emitted.messages) == 3
+            # Without a token there is nothing to emit.
+            silent = await client.call("progress", {"steps": 2}, session=named).done()
+            assert not silent.is_sse
+            # However long it takes, below the SDK's 15 seconds.
+            slow = client.call("wait", {"gate": f"g {named}"}, session=named)
+            gate = w.box.gate(f"g {named}")
+            await gate.started.wait()
+            w.clock.advance(5)
+            gate.go.set()
+            await slow.done()
+            assert not slow.is_sse
+
+
+@pytest.mark.parametrize("keyed_or_not", [None, "k"])
+async def test_a_silent_request_becomes_a_stream_after_15_seconds(
+    keyed_or_not: str | None,
+) -> None:
+    """Then an error cannot have a status of its own any more."""
+    async with started() as (w, client, session):
+        call = client.call("wait", {"gate": "g"}, session=session, key=keyed_or_not)
+        await call.until(lambda: call.pings == 1, "a ping")
+        assert call.is_sse and call.messages == []
+        w.box.gate("g").go.set()
+        assert text_of(await call.result()) == "through g"
+
+
+async def test_two_requests_with_one_id_are_two() -> None:
+    """Rule: ``duplicate_id`` is for one connection; each modern POST is its own."""
+    async with started() as (w, client, session):
+        calls = [
+            client.call("wait", {"gate": gate}, session=session, request_id=0) for gate in "gh"
+        ]
+        for gate in "gh":
+            await w.box.gate(gate).started.wait()
+            w.box.gate(gate).go.set()
+        assert [text_of(await call.result()) for call in calls] == ["through g", "through h"]
+
+
+async def test_a_rule_2_request_with_a_key_is_the_same_request() -> None:
+    """A key is of its session, however the request came to belong to it."""
+    async with world() as w:
+        older = await w.connected()
+        session = (await older.start())["sessionId"]
+        call = older.call("wait", meta={KEY: "k"}, gate="g")
+        await w.box.gate("g").started.wait()
+        call.reply.leave()
+        client = ModernClient(w.carrier)
+        again = client.call("wait", {"gate": "g"}, session=session, key="k")
+        await cycles()
+        w.box.gate("g").go.set()
+
+        assert (await again.result())["_meta"][SESSION]["sessionId"] == session
+        assert w.box.calls == ["wait"]
+        assert in_session(session)[SESSION]["sessionId"] == session
