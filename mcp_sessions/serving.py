@@ -91,7 +91,9 @@ def listen_on(host: str, port: int) -> socket.socket:
         OSError: The address cannot be listened on.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Said to be TCP: asyncio switches Nagle's delay off for such sockets only, and an answer
+    # written in two steps would wait for it.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

@@ -80,7 +80,9 @@ def listening_socket(host: str, port: int) -> socket.socket:
         ConfigurationError: The port is in use, or host and port may not be used.
     """
     # Not `socket.create_server`: it puts texts of its own in the place of the errors.
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # Said to be TCP: asyncio switches Nagle's delay off for such sockets only.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if os.name == "posix":
             # Else a port is taken for minutes after its last connection. (On Windows the

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from mcp_sessions.client import wire
 from mcp_sessions.client.dialer import Failed, Failure, Json, Link
@@ -51,13 +52,9 @@ class SessionKeeper:
         backoff: Backoff,
         draw: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
+        clock: Callable[[], float],
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            draw: A random number from 0 to 1.
-            sleep: Waits that many seconds.
-        """
+        """Take what it works with; see `Situation`."""
         self.session: SessionView | None = None
         self.follower = Follower()
         self.lives = Lives()
@@ -76,10 +73,11 @@ class SessionKeeper:
         """Modern era: the next listen stream starts where ``session/resume`` says."""
 
         self._exchanges = exchanges
-        self._policy = policy
+        self._rest = policy.backoff_cap
         self._backoff = backoff
         self._draw = draw
         self._sleep = sleep
+        self._clock = clock
 
     @property
     def is_modern(self) -> bool:
@@ -120,6 +118,30 @@ class SessionKeeper:
         """Seconds for which the server knows a key."""
         return self.abilities.key_lifetime if self.abilities is not None else 0.0
 
+    def headers(self, method: str | None = None) -> dict[str, str]:
+        """The HTTP headers of a message that the application gave none for."""
+        if self.initialize is not None or self.envelope is None:
+            version = self.protocol_version
+            return {"mcp-protocol-version": version} if version is not None else {}
+        headers = {"mcp-protocol-version": self.envelope.protocol_version}
+        if method is not None:
+            headers["mcp-method"] = method
+        return headers
+
+    def note_subscription(self, message: Json) -> None:
+        """A request was answered: was it about a subscription?"""
+        uri = cast("Json", message.get("params") or {}).get("uri")
+        if not isinstance(uri, str):
+            return
+        if message["method"] == wire.SUBSCRIBE:
+            self.subscribed[uri] = None
+        elif message["method"] == wire.UNSUBSCRIBE:
+            self.subscribed.pop(uri, None)
+
+    def forget_sessions(self) -> None:
+        """The server has none, whatever it says."""
+        self.session, self.abilities = None, Abilities()
+
     # --- taking it up ------------------------------------------------------------------------
 
     async def shake_hands(self, link: Link) -> None:
@@ -153,6 +175,23 @@ class SessionKeeper:
             self.learn(await self._exchanges.ask(link, wire.DISCOVER, {}, self._envelope))
         except Refused:
             self.abilities = Abilities()
+
+    async def take_up(self, link: Link) -> ResumeOutcome:
+        """Go on on a new link: with the session, or, at a server without, as well as can be.
+
+        Raises:
+            Failed: The link is of no use; another may be.
+            Hopeless: The session is gone once too often.
+        """
+        has_sessions = self.abilities is not None and self.abilities.has_sessions
+        if self.session is not None or has_sessions:
+            return await self.attach(link)
+        # A transport session only, and it was lost.
+        if not self.lives.start_over(now=self._clock(), rest=self._rest):
+            raise Hopeless
+        return ResumeOutcome(
+            False, is_new_session=True, reason="session_lost", connected_to=link.name
+        )
 
     async def attach(self, link: Link) -> ResumeOutcome:
         """Resume the session on a link, or start one if there is none or it is gone.
@@ -233,7 +272,7 @@ class SessionKeeper:
         """
         if self.session is not None:
             logger.info("session %s is gone", digest(self.session.session_id))
-        if not self.lives.start_over():
+        if not self.lives.start_over(now=self._clock(), rest=self._rest):
             raise Hopeless
         self.session = None
         self.follower.restart(None)

@@ -75,9 +75,10 @@ class Listens:
         """The application closed one; whether there was one of that id."""
         return self._open.pop(app_id, None) is not None
 
-    def requests(self) -> list[Pending]:
-        """The application's requests, oldest first."""
-        return [listening.request for listening in self._open.values()]
+    def has(self, pending: Pending) -> bool:
+        """Whether a request of the application is one of its open streams."""
+        known = self._open.get(pending.app_id)
+        return known is not None and known.request is pending
 
     def is_covered(self) -> bool:
         """Whether the stream on the wire brings all that is asked for."""

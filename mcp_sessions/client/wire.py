@@ -6,6 +6,8 @@ Raw, because the SDK's typed models drop what this is about: ``capabilities.sess
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -128,6 +130,25 @@ def request(
         message = with_meta(message, envelope.meta)
         headers = {"mcp-protocol-version": envelope.protocol_version, "mcp-method": method}
     return message, headers
+
+
+_NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_HEADER_SAFE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?", re.ASCII)
+
+
+def modern_headers(message: Json, envelope: Envelope) -> dict[str, str]:
+    """The headers of a modern-era request over HTTP, for an application that gives none: one
+    that speaks stdio to a bridge.
+    """
+    method: str = message["method"]
+    headers = {"mcp-protocol-version": envelope.protocol_version, "mcp-method": method}
+    params = cast("Json", message.get("params") or {})
+    name = params.get(_NAMED_BY.get(method, ""))
+    if isinstance(name, str):
+        safe = _HEADER_SAFE.fullmatch(name) and not name.startswith("=?")
+        encoded = base64.b64encode(name.encode()).decode("ascii")
+        headers["mcp-name"] = name if safe else f"=?base64?{encoded}?="
+    return headers
 
 
 def notification(method: str, params: Json | None = None) -> Json:

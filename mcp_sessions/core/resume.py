@@ -9,7 +9,8 @@ Rules that must hold, and that ``tests/core/test_resume.py`` owns:
    an event that was seen is not given on again.
 3. Position and memory are reset together, when a resume says that there was a gap
    (pitfall G4): ids of another log mean nothing next to those of the old one.
-4. A session is started over after a loss, once: not again before it was of use.
+4. A session is started over after a loss, once: not again before it was of use, or time
+   has passed.
 """
 
 from __future__ import annotations
@@ -142,11 +143,12 @@ class Follower:
 class Lives:
     """How often a session may be started over: once per session that was of use."""
 
-    __slots__ = ("_generation", "_may")
+    __slots__ = ("_generation", "_last", "_may")
 
     def __init__(self) -> None:
         self._generation = 0
         self._may = True
+        self._last = 0.0
 
     @property
     def generation(self) -> int:
@@ -157,11 +159,17 @@ class Lives:
         """The session answered: should it be lost, there may be another."""
         self._may = True
 
-    def start_over(self) -> bool:
-        """Ask for another session; False: the last one was of no use either."""
-        if not self._may:
+    def start_over(self, *, now: float, rest: float) -> bool:
+        """Ask for another session; False: the last one was of no use either.
+
+        Args:
+            now: Seconds.
+            rest: Seconds after which a session that nobody used may be replaced as well.
+        """
+        if not self._may and now - self._last < rest:
             return False
         self._may = False
+        self._last = now
         self._generation += 1
         return True
 

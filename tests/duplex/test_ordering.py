@@ -27,7 +27,7 @@ def connection_of(world: DuplexWorld) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_answer_to_resume_comes_before_the_first_replayed_event(kind: str) -> None:
-    """ "The result is written before the first replayed event"; live after (pitfall A16)."""
+    """The result is written before the first replayed event; live after (pitfall A16)."""
     async with duplex_world() as world:
         first = await world.connected(kind)
         started = await first.start()
@@ -88,9 +88,11 @@ async def test_what_is_appended_while_a_resume_is_answered_comes_once_and_in_ord
         store.is_slow = True
         resuming = asyncio.create_task(second.resume(session_id, started["sessionEventId"]))
         await at_most(WITHIN, store.attached.wait())
-        await world.publish(session_id, "note://c", "note://d")
+        publishing = asyncio.create_task(world.publish(session_id, "note://c", "note://d"))
+        await asyncio.sleep(0)
         store.go.set()
-        answer = await resuming
+        answer = await at_most(WITHIN, resuming)
+        await at_most(WITHIN, publishing)
         await world.publish(session_id, "note://e")
         await second.has_events(5)
         assert answer["replayed"] == 2
@@ -255,7 +257,7 @@ async def test_nothing_of_a_session_follows_the_answer_to_its_end(kind: str) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_who_takes_no_answers_may_not_go_on_asking(kind: str) -> None:
-    """ "Never buffered without bound": a client that asked and did not read grew the buffer by
+    """Never buffered without bound: a client that asked and did not read grew the buffer by
     one answer per request, for all of ``slow_timeout``.
     """
     async with duplex_world(send_buffer=10_000, slow_timeout=0.2) as world:

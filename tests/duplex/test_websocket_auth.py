@@ -83,6 +83,7 @@ async def guarded(**limits: Any) -> AsyncGenerator[Guarded]:
         auth=AuthSettings(
             issuer_url=AnyHttpUrl("https://issuer.example"),
             resource_server_url=AnyHttpUrl("https://server.example/mcp"),
+            validate_token_resource=False,
             required_scopes=["use"],
         ),
     )

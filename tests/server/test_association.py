@@ -107,8 +107,8 @@ async def test_an_error_answer_carries_no_session() -> None:
 
 @pytest.mark.parametrize("method", ["session/start", "session/resume", "tools/call"])
 async def test_a_lone_post_needs_no_handshake(method: str) -> None:
-    """ "``session/*`` and rule-1 requests work without a prior ``initialize`` and without
-    ``Mcp-Session-Id``."
+    """Rule: ``session/*`` and rule-1 requests "work without a prior ``initialize`` and without
+    ``Mcp-Session-Id``".
     """
     async with world() as w:
         session = (await w.client().start())["sessionId"]
@@ -124,7 +124,7 @@ async def test_a_lone_post_needs_no_handshake(method: str) -> None:
 
 
 async def test_a_lone_post_has_no_current_session() -> None:
-    """ "Any other POST is a connection that lives as long as its response"."""
+    """Rule: "Any other POST is a connection that lives as long as its response"."""
     async with world() as w:
         lone = w.client()
         await lone.start()
@@ -141,7 +141,7 @@ async def test_a_lone_post_has_no_current_session() -> None:
     ids=str,
 )
 async def test_malformed_session_metadata_is_invalid_params(named: object) -> None:
-    """ "absent or mistyped: ``-32602``"; it is not served without a session instead."""
+    """Rule: "absent or mistyped: ``-32602``"; it is not served without a session instead."""
     async with world() as w:
         client = await w.connected()
 
@@ -210,7 +210,7 @@ async def ended_elsewhere(w: World) -> tuple[RawClient, str]:
 
 
 async def test_a_current_session_ended_by_its_own_connection_is_no_longer_current() -> None:
-    """ "later requests there fall under rule 3"."""
+    """Rule: "later requests there fall under rule 3"."""
     async with world() as w:
         client = await w.connected()
         session = (await client.start())["sessionId"]
@@ -231,7 +231,7 @@ async def test_another_session_ended_there_leaves_the_current_one() -> None:
 
 
 async def test_a_current_session_ended_elsewhere_is_not_found() -> None:
-    """ "Ended elsewhere or expired: rule-2 requests get ``-32043``"; it does not pass by
+    """Rule: "Ended elsewhere or expired: rule-2 requests get ``-32043``"; it does not pass by
     itself, and nothing runs.
     """
     async with world() as w:
@@ -244,7 +244,7 @@ async def test_a_current_session_ended_elsewhere_is_not_found() -> None:
 
 
 async def test_a_current_session_that_expired_is_not_found() -> None:
-    """ "Ended elsewhere or expired": the connection itself was busy and lives on."""
+    """Rule: "Ended elsewhere or expired": the connection itself was busy and lives on."""
     async with world(idle_timeout=100) as w:
         client = await w.connected()
         await client.start()
@@ -261,7 +261,7 @@ async def test_a_current_session_that_expired_is_not_found() -> None:
 
 @pytest.mark.parametrize("way", ["null", "start", "resume"])
 async def test_three_ways_lead_out_of_it(way: str) -> None:
-    """ "until the client starts or resumes a session or sends ``null``"."""
+    """Rule: "until the client starts or resumes a session or sends ``null``"."""
     async with world() as w:
         client, _ = await ended_elsewhere(w)
         expected = "none"
@@ -288,7 +288,7 @@ async def test_rule_1_and_session_methods_work_meanwhile() -> None:
 
 
 async def test_a_notification_with_null_leads_out_of_it_too() -> None:
-    """ "or sends ``null``": a notification is something sent."""
+    """Rule: "or sends ``null``": a notification is something sent."""
     async with world() as w:
         client, _ = await ended_elsewhere(w)
 

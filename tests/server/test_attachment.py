@@ -1,6 +1,7 @@
 """Attachment and delivery: who hears a session's events, and what a takeover moves."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ async def update(w: World, session: str, *changed: str) -> None:
 
 
 async def test_a_session_event_names_itself_and_its_session() -> None:
-    """ "``params.sessionEventId`` and ``params._meta[…] = {"sessionId": …}`` (never
+    """Rule: "``params.sessionEventId`` and ``params._meta[…] = {"sessionId": …}`` (never
     ``state``)", beside what the sender put there.
     """
     async with world() as w:
@@ -82,7 +83,7 @@ async def test_ids_of_events_grow_as_text() -> None:
 
 
 async def test_what_a_handler_sends_on_the_standalone_channel_is_an_event_of_its_session() -> None:
-    """ "an event of that one session, subscribed or not"."""
+    """Rule: "an event of that one session, subscribed or not"."""
     async with world() as w:
         client, stream = await with_stream(w)
         other = (await client.start())["sessionId"]
@@ -97,7 +98,7 @@ async def test_what_a_handler_sends_on_the_standalone_channel_is_an_event_of_its
 
 
 async def test_without_a_session_it_is_a_bare_message() -> None:
-    """ "messages of a bare transport-mode session carry an SSE ``id`` and nothing of ours"."""
+    """Rule: "messages of a bare transport-mode session carry an SSE ``id`` and nothing of ours"."""
     async with world() as w:
         client, stream = await with_stream(w)
         await client.text("update", uri="a:1")
@@ -109,7 +110,7 @@ async def test_without_a_session_it_is_a_bare_message() -> None:
 
 
 async def test_a_server_wide_change_is_one_event_in_each_entitled_session() -> None:
-    """ "``resources/updated`` where the session subscribed, list changes in all"; on a
+    """Rule: "``resources/updated`` where the session subscribed, list changes in all"; on a
     connection with several sessions once per session, and no bare copy of list changes.
     """
     async with world() as w:
@@ -127,7 +128,7 @@ async def test_a_server_wide_change_is_one_event_in_each_entitled_session() -> N
         messages = await stream.has(5)
         await cycles()
 
-        named = [(uri, m["params"].get("_meta")) for uri, m in zip(uris(messages), messages)]
+        named = [(uri, m["params"].get("_meta")) for uri, m in zip(uris(messages), messages, strict=True)]
         assert len(stream.messages) == 5
         assert sorted(named, key=str) == sorted(
             [
@@ -142,7 +143,7 @@ async def test_a_server_wide_change_is_one_event_in_each_entitled_session() -> N
 
 
 async def test_bare_copies_only_for_the_connections_own_subscriptions() -> None:
-    """ "bare copies only for its own session-less subscriptions"."""
+    """Rule: "bare copies only for its own session-less subscriptions"."""
     async with world() as w:
         client, stream = await with_stream(w)
         session = (await client.start())["sessionId"]
@@ -177,7 +178,7 @@ async def test_list_changes_reach_clients_without_a_session(notify: str, method:
 
 
 async def test_what_a_handler_emits_on_its_requests_channel_is_no_session_event() -> None:
-    """ "progress, log messages … goes to the response stream that carries the request,
+    """Rule: "progress, log messages … goes to the response stream that carries the request,
     unnumbered".
     """
     async with world() as w:
@@ -199,7 +200,7 @@ async def test_what_a_handler_emits_on_its_requests_channel_is_no_session_event(
 
 
 async def test_start_attaches_where_it_is_sent() -> None:
-    """ "``session/start`` … attach where they are sent, if that connection can be pushed to"."""
+    """Rule: "``session/start`` … attach where they are sent, if that connection can be pushed to"."""
     async with world() as w:
         client, stream = await with_stream(w)
         session = (await client.start())["sessionId"]
@@ -210,7 +211,7 @@ async def test_start_attaches_where_it_is_sent() -> None:
 
 
 async def test_a_request_that_names_a_free_session_attaches_it() -> None:
-    """ "a rule-1 request on such a connection attaches its session if it is attached nowhere
+    """Rule: "a rule-1 request on such a connection attaches its session if it is attached nowhere
     (nothing is replayed)".
     """
     async with world() as w:
@@ -379,7 +380,7 @@ async def test_the_displaced_connection_is_told_once(capabilities: Json) -> None
 
 
 async def test_a_client_that_knows_nothing_of_us_is_told_nothing() -> None:
-    """ "If its client declared our extension it gets one"."""
+    """Rule: "If its client declared our extension it gets one"."""
     async with world() as w:
         old, old_stream = await with_stream(w, capabilities={"extensions": {"other/one": {}}})
         session = (await old.start())["sessionId"]
@@ -391,7 +392,7 @@ async def test_a_client_that_knows_nothing_of_us_is_told_nothing() -> None:
 
 
 async def test_the_displaced_connection_is_refused_by_rule_2() -> None:
-    """ "rule-2 requests on it get ``-31010``; ``ping``, ``initialize``, ``session/*`` and
+    """Rule: "rule-2 requests on it get ``-31010``; ``ping``, ``initialize``, ``session/*`` and
     rule-1 requests are served".
     """
     async with world() as w:
@@ -413,7 +414,7 @@ async def test_the_displaced_connection_is_refused_by_rule_2() -> None:
 
 @pytest.mark.parametrize("way", ["null", "start", "resume that session", "resume another"])
 async def test_the_displaced_connection_can_go_on(way: str) -> None:
-    """ "Until the displaced connection starts or resumes a session there (or sends session
+    """Rule: "Until the displaced connection starts or resumes a session there (or sends session
     ``null``)".
     """
     async with world() as w:
@@ -441,7 +442,7 @@ async def test_the_displaced_connection_can_go_on(way: str) -> None:
 
 
 async def test_takeover_moves_events_not_answers() -> None:
-    """ "the displaced connection gets … the responses of requests it sent"; nothing runs twice
+    """Rule: "the displaced connection gets … the responses of requests it sent"; nothing runs twice
     and nothing is cancelled.
     """
     async with world() as w:
@@ -589,7 +590,7 @@ async def test_two_writers_repeat_no_id_and_leave_no_hole() -> None:
 
 
 async def test_a_million_updates_of_ten_resources_are_ten_events() -> None:
-    """ "the window is bounded by what there is to know, not by traffic" (here: 5,000)."""
+    """Rule: "the window is bounded by what there is to know, not by traffic" (here: 5,000)."""
     async with world(max_events=20) as w:
         started = await w.client().start()
         for number in range(10):
@@ -645,7 +646,7 @@ async def test_only_listed_notifications_are_coalesced() -> None:
 
 
 async def test_the_policy_says_what_is_coalesced() -> None:
-    """ "configurable"."""
+    """Rule: "configurable"."""
     async with world(coalescing={"notifications/x": "topic", "notifications/y": None}) as w:
         started = await w.client().start()
         for method, params in [
@@ -667,8 +668,27 @@ async def test_the_policy_says_what_is_coalesced() -> None:
         assert [m["params"]["n"] for m in await stream.has(5)] == [2, 4, 5, 6, 7]
 
 
+async def test_what_is_known_of_evicted_events_goes_with_them() -> None:
+    """A15: "The retention index is evicted with its events"; an event whose key was evicted is
+    an event like any other.
+    """
+    async with world(max_events=10) as w:
+        started = await w.client().start()
+        hub = w.layer._hub  # pyright: ignore[reportPrivateUsage]
+        for number in range(2_000):
+            await hub.publish(started["sessionId"], UPDATED, {"uri": f"a:{number}"})
+        await hub.publish(started["sessionId"], UPDATED, {"uri": "a:0"})
+
+        store: Any = w.layer.store
+        log = store._sessions[started["sessionId"]].events
+        assert len(log) == len(log._by_key) == 10
+        client, stream = await with_stream(w)
+        await client.resume(started["sessionId"], log.floor.event_id())
+        assert uris(await stream.has(10))[-2:] == ["a:1999", "a:0"]
+
+
 async def test_live_events_are_not_coalesced() -> None:
-    """ "An event stored while its session is attached and the stream is open is handed over in
+    """Rule: "An event stored while its session is attached and the stream is open is handed over in
     the same step: live events are sent one by one".
     """
     async with world() as w:
@@ -682,7 +702,7 @@ async def test_live_events_are_not_coalesced() -> None:
 
 
 async def test_the_id_of_a_replaced_event_stays_a_position() -> None:
-    """ "a replaced event's id stays a valid position"."""
+    """Rule: "a replaced event's id stays a valid position"."""
     async with world() as w:
         client, stream = await with_stream(w)
         session = (await client.start())["sessionId"]

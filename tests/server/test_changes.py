@@ -25,9 +25,7 @@ async def test_whoever_has_the_answer_can_rely_on_the_change() -> None:
         w.box.tools["touch"] = touch
         started = await w.client().start()
         session = started["sessionId"]
-        await w.client().result(
-            "resources/subscribe", {"uri": "a:1", "_meta": in_session(session)}
-        )
+        await w.client().result("resources/subscribe", {"uri": "a:1", "_meta": in_session(session)})
         client = await w.connected()
         await client.text("touch", uri="a:1")
 
@@ -37,7 +35,7 @@ async def test_whoever_has_the_answer_can_rely_on_the_change() -> None:
 
 
 async def test_an_answer_waits_for_no_change_of_others() -> None:
-    """"It … delays no other session or request": a server whose resources change all the time
+    """Rule: "It … delays no other session or request": a server whose resources change all the time
     answered nobody, since each answer waited until nothing was left to tell.
     """
     async with world() as w:
@@ -91,9 +89,7 @@ async def test_a_change_that_cannot_be_told_hinders_no_other() -> None:
         hub.announce("notifications/prompts/list_changed", None)
 
         assert await client.text("echo", text="x") == "x"
-        assert [m["method"] for m in await stream.has(1)] == [
-            "notifications/prompts/list_changed"
-        ]
+        assert [m["method"] for m in await stream.has(1)] == ["notifications/prompts/list_changed"]
 
 
 async def test_a_change_before_or_after_the_layer_runs_is_a_mistake() -> None:

@@ -54,7 +54,7 @@ async def test_new_requests_are_told_to_come_back() -> None:
 
 
 async def test_clients_that_know_us_are_told_when_to_come_back() -> None:
-    """"at shutdown each attached session gets it with ``draining`` and ``retryAfter``
+    """Rule: "at shutdown each attached session gets it with ``draining`` and ``retryAfter``
     (seconds)", once per session, and others nothing.
     """
     async with world(reconnect_spread=7.5) as w:
@@ -144,7 +144,7 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_hold_the_server(
 
 
 async def test_sessions_stay_in_the_store() -> None:
-    """"Sessions stay in the store": another process, or the next one, goes on with them."""
+    """Rule: "Sessions stay in the store": another process, or the next one, goes on with them."""
     async with world() as w:
         client = await w.connected()
         started = await client.start()

@@ -241,7 +241,9 @@ async def test_an_edit_beside_another_process_is_a_conflict() -> None:
             await RawClient(carrier).text("quickly", meta=in_session(session))
             w.box.gate("g").go.set()
             assert text_of(await slow.result()) == str({"winner": "quick"})
-        assert outcome == ["session.data was changed elsewhere during this edit; read it again and retry"]
+        assert outcome == [
+            "session.data was changed elsewhere during this edit; read it again and retry"
+        ]
 
 
 async def test_a_keyed_request_has_its_session_too() -> None:

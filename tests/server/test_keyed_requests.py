@@ -40,8 +40,8 @@ async def waiting(w: World, client: RawClient, gate: str = "g", **meta: object) 
 
 
 async def test_the_same_key_after_the_answer_gets_the_answer() -> None:
-    """ "The same key again … never runs it again: it gets the one answer", under its own id, by
-    rule 1 or 2, on any connection, as often as asked.
+    """Rule: "The same key again … never runs it again: it gets the one answer", under its own id,
+    by rule 1 or 2, on any connection, as often as asked.
     """
     async with world() as w:
         client, session = await session_of(w)
@@ -75,7 +75,7 @@ async def test_an_error_is_an_answer_too() -> None:
 
 
 async def test_the_same_key_while_it_runs_waits_for_the_one_answer() -> None:
-    """ "now or when it is done"; every sender gets it, whose stream was cut or not."""
+    """Rule: "now or when it is done"; every sender gets it, whose stream was cut or not."""
     async with world() as w:
         client, session = await session_of(w)
         first = await waiting(w, client)
@@ -105,8 +105,8 @@ async def test_many_senders_at_once_run_it_once() -> None:
 
 
 async def test_after_a_reconnect_a_client_resumes_and_sends_again() -> None:
-    """ "So after a reconnect our client resumes, then simply re-sends what it still waits for":
-    new handshake, ids from 0, and the call ran once.
+    """Rule: "So after a reconnect our client resumes, then simply re-sends what it still waits
+    for": new handshake, ids from 0, and the call ran once.
     """
     async with world() as w:
         old, session = await session_of(w)
@@ -135,7 +135,7 @@ async def test_after_a_reconnect_a_client_resumes_and_sends_again() -> None:
     ids=["other arguments", "other tool", "other method", "another member"],
 )
 async def test_the_same_key_with_other_content_is_refused(other: tuple[str, Json]) -> None:
-    """ "Same key, other content: ``-32600`` ``key_reused``", running or done."""
+    """Rule: "Same key, other content: ``-32600`` ``key_reused``", running or done."""
     async with world() as w:
         client, _ = await session_of(w)
         first = await waiting(w, client)
@@ -177,7 +177,7 @@ async def test_two_sessions_share_no_keys() -> None:
 
 
 async def test_an_answer_that_was_dropped_is_unknown() -> None:
-    """ "its answer dropped: ``-31012``": the key is known, and nothing runs (C2)."""
+    """Rule: "its answer dropped: ``-31012``": the key is known, and nothing runs (C2)."""
     async with world(request_key_bytes=1_000) as w:
         client, _ = await session_of(w)
         await client.call("echo", text="a" * 600, meta=keyed("1")).result()
@@ -205,7 +205,7 @@ async def test_an_answer_too_large_to_keep_is_given_once() -> None:
 
 
 async def test_when_the_keys_themselves_fill_the_space_new_ones_are_refused() -> None:
-    """ "Keys and answers live a bounded time and number of bytes": ``-31011``, and a known key
+    """Rule: "Keys and answers live a bounded time and number of bytes": ``-31011``, and a known key
     is never run again to make room.
     """
     async with world(request_key_bytes=1_000) as w:
@@ -227,7 +227,7 @@ async def test_when_the_keys_themselves_fill_the_space_new_ones_are_refused() ->
 
 
 async def test_a_key_is_forgotten_after_its_time() -> None:
-    """ "live a bounded time … which the server advertises; a client never re-sends an older
+    """Rule: "live a bounded time … which the server advertises; a client never re-sends an older
     key".
     """
     async with world(request_key_lifetime=60, idle_timeout=1_000) as w:
@@ -256,7 +256,7 @@ async def test_a_running_key_is_not_forgotten() -> None:
 
 
 async def test_what_was_given_up_is_unknown() -> None:
-    """ "Its runner gone … ``-31012``": unheard for too long, it was cancelled and answered."""
+    """Rule: "Its runner gone … ``-31012``": unheard for too long, it was cancelled and answered."""
     async with world(detached_timeout=60) as w:
         client, _ = await session_of(w)
         first = await waiting(w, client)
@@ -273,7 +273,7 @@ async def test_what_was_given_up_is_unknown() -> None:
 
 
 async def test_without_a_key_nothing_is_remembered() -> None:
-    """ "Without a key nothing is ever sent again on its own": the same content runs again."""
+    """Rule: "Without a key nothing is ever sent again on its own": the same content runs again."""
     async with world() as w:
         client, _ = await session_of(w)
         for _ in range(2):
@@ -285,7 +285,7 @@ async def test_without_a_key_nothing_is_remembered() -> None:
 
 
 async def test_a_key_without_a_session_is_ignored() -> None:
-    """ "A key on a request that belongs to no session is ignored"."""
+    """Rule: "A key on a request that belongs to no session is ignored"."""
     async with world() as w:
         client = await w.connected()
         for number in range(2):
@@ -305,7 +305,7 @@ async def test_a_null_session_is_no_session() -> None:
 
 @pytest.mark.parametrize("key", [None, 7, "", [], {}, "x" * 257], ids=repr)
 async def test_a_malformed_key_is_invalid_params(key: object) -> None:
-    """ "malformed params or metadata": it must not run as if it had none."""
+    """Rule: "malformed params or metadata": it must not run as if it had none."""
     async with world() as w:
         client, _ = await session_of(w)
         error = await client.error("tools/call", call_params("echo", {"text": "x"}, {KEY: key}))
@@ -347,7 +347,7 @@ async def test_a_duplicate_id_records_no_key() -> None:
 
 
 async def test_progress_goes_to_the_newest_sending() -> None:
-    """ "and from then on its progress and server-to-client requests", under its own token."""
+    """Rule: "and from then on its progress and server-to-client requests", under its own token."""
     async with world() as w:
         client, _ = await session_of(w)
         first = client.call("progress", steps=3, gate="g", meta=keyed("k", progressToken="old"))
@@ -401,7 +401,7 @@ async def test_an_open_question_goes_to_the_newest_sending() -> None:
 
 
 async def test_an_open_question_does_not_go_to_who_cannot_answer() -> None:
-    """ "They go only to a handshake-era peer that declared the capability": not to a lone POST
+    """Rule: "They go only to a handshake-era peer that declared the capability": not to a lone POST
     and not to a client without it; the first sender may still answer.
     """
     async with world() as w:
@@ -425,7 +425,7 @@ async def test_an_open_question_does_not_go_to_who_cannot_answer() -> None:
 
 @pytest.mark.parametrize("where", ["connection", "other connection", "lone post"])
 async def test_a_keyed_request_is_cancelled_by_session_and_key(where: str) -> None:
-    """ "whose ``params._meta`` carries session and key (``requestId`` is then ignored)"; every
+    """Rule: "whose ``params._meta`` carries session and key (``requestId`` is then ignored)"; every
     sender is answered, and the key stays.
     """
     async with world() as w:
@@ -454,7 +454,7 @@ async def test_a_keyed_request_is_cancelled_by_session_and_key(where: str) -> No
 
 
 async def test_a_keyed_request_is_cancelled_by_id_too() -> None:
-    """ "An explicit cancel always wins": by the id of any of its sendings."""
+    """Rule: "An explicit cancel always wins": by the id of any of its sendings."""
     async with world() as w:
         client, _ = await session_of(w)
         first = await waiting(w, client)

@@ -45,7 +45,7 @@ def anyio_backend() -> Backend:
 async def test_the_main_job(kind: Kind) -> None:
     """Issue A: "A stock handshake-era client can call ``session/start``, subscribe, lose its
     connection, reconnect with a new ``initialize`` (ids from 0 again), call ``session/resume``
-    and get the missed updates on its new GET stream, coalesced, once, in order."
+    and get the missed updates on its new GET stream, coalesced, once, in order".
     """
     app = make_app(kind)
     layer = SessionLayer(app.server)
@@ -117,7 +117,9 @@ async def test_handlers_see_a_normal_context(kind: Kind) -> None:
             assert text_of(await asked.result()) == "accept: 42"
             read = await client.result("resources/read", {"uri": "note://welcome"})
             assert read["contents"][0]["text"].startswith("note://welcome")
-            prompt = await client.result("prompts/get", {"name": "greet", "arguments": {"name": "A"}})
+            prompt = await client.result(
+                "prompts/get", {"name": "greet", "arguments": {"name": "A"}}
+            )
             assert prompt["messages"][0]["content"]["text"] == "Greet A."
             assert (await client.error("x/unknown"))["code"] == -32601
             await client.start()
@@ -224,9 +226,12 @@ async def test_the_layer_is_mounted(kind: Kind, framework: str) -> None:
         assert await client.text("session_id") == session
         assert (await stream.started()).status == 200
         # The session works like any; a lone POST too.
-        assert await RawClient(carrier, path="/api/mcp").text(
-            "echo", text="x", meta=in_session(session)
-        ) == "x"
+        assert (
+            await RawClient(carrier, path="/api/mcp").text(
+                "echo", text="x", meta=in_session(session)
+            )
+            == "x"
+        )
         if framework != "alone":
             page = await carrier.send("GET", "/hello", [], b"").done()
             assert bytes(page.body) == b"hello"

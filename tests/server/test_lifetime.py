@@ -26,7 +26,10 @@ async def is_there(w: World, session: str) -> bool:
 
 
 async def test_a_session_expires_when_nothing_was_asked_of_it() -> None:
-    """D2: at its deadline and not before; then it is unknown, and its traces are gone (D4)."""
+    """D2: at its deadline and not before; then it is unknown, and its traces are gone (D4).
+
+    B8, as ``protocol.md`` has it: resuming an expired session is ``-32043``.
+    """
     async with world(idle_timeout=100) as w:
         session = (await w.client().start())["sessionId"]
         w.clock.advance(99)
@@ -213,7 +216,9 @@ async def test_a_transport_mode_session_ends_at_its_lifetime_too() -> None:
         await w.expire()
 
         await stream.done()
-        assert (await client.post({"jsonrpc": "2.0", "id": 1, "method": "ping"}).done()).status == 404
+        assert (
+            await client.post({"jsonrpc": "2.0", "id": 1, "method": "ping"}).done()
+        ).status == 404
 
 
 # --- how many ---------------------------------------------------------------------------------

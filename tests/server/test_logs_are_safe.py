@@ -42,7 +42,7 @@ async def busy(w: World) -> list[str]:
     w.box.tools["fail"] = fail
     client = await w.connected(capabilities={"extensions": {EXTENSION: {}}, "elicitation": {}})
     other = await w.connected()
-    stream, other_stream = client.get(), other.get()
+    stream, other_stream = await client.get().started(), await other.get().started()
     started = await client.start()
     session = started["sessionId"]
     lone = (await w.client().start())["sessionId"]
@@ -80,9 +80,9 @@ async def busy(w: World) -> list[str]:
     await gone.reply.started()
     gone.reply.leave()
     await asyncio.sleep(2_000)
+    stream = await client.get().started()
     asked = client.call("ask_standalone", question="?", meta=in_session(None))
-    questions = [m for m in await stream.has(4) if m["method"] == "elicitation/create"]
-    await client.respond(questions[0], {"action": "decline"})
+    await client.respond((await stream.has(1))[-1], {"action": "decline"})
     await asked.answer()
     await w.client().end(session)
     await w.layer.sessions.end(lone)

@@ -65,7 +65,7 @@ async def test_a_duplicate_id_is_refused() -> None:
 
 
 async def test_a_duplicate_is_refused_before_its_answer_is_a_stream() -> None:
-    """ "while the first can still be answered": also within the 100 ms of a JSON answer."""
+    """Rule: "while the first can still be answered": also within the 100 ms of a JSON answer."""
     async with world() as w:
         client = await w.connected()
         params = call_params("wait", {"gate": "g"})
@@ -102,7 +102,7 @@ async def test_one_and_the_text_one_are_two_ids() -> None:
 
 
 async def test_a_cut_request_no_longer_counts() -> None:
-    """ "Over HTTP a request whose response stream was cut no longer counts": a TypeScript
+    """Rule: "Over HTTP a request whose response stream was cut no longer counts": a TypeScript
     client reconnects with ids from 0.
     """
     async with world() as w:
@@ -120,7 +120,7 @@ async def test_a_cut_request_no_longer_counts() -> None:
 
 
 async def test_a_stream_that_was_fetched_again_counts_again() -> None:
-    """ "while the first can still be answered there"."""
+    """Rule: "while the first can still be answered there"."""
     async with world() as w:
         client = await w.connected()
         first = await waiting(w, client, request_id=0)
@@ -150,7 +150,7 @@ async def test_lone_posts_share_no_ids() -> None:
 
 
 async def test_a_cut_stream_cancels_nothing() -> None:
-    """ "A broken connection or response stream never cancels a request in the handshake era"."""
+    """Rule: "A broken connection or response stream never cancels a request in the handshake era"."""
     async with world() as w:
         client = await w.connected()
         sent = await waiting(w, client)
@@ -177,7 +177,7 @@ async def test_an_explicit_cancel_ends_a_request() -> None:
 
 
 async def test_a_cancel_by_id_means_the_newest() -> None:
-    """ "and a cancel by that id means the newest"."""
+    """Rule: "and a cancel by that id means the newest"."""
     async with world() as w:
         client = await w.connected()
         first = await waiting(w, client, "a", request_id=0)
@@ -245,7 +245,7 @@ async def test_a_handler_that_ignores_its_cancellation_delays_nothing() -> None:
 
 
 async def test_a_notification_is_handled_while_requests_run() -> None:
-    """ "In a task: a handler may wait for the client, and the client for this 202"."""
+    """Rule: "In a task: a handler may wait for the client, and the client for this 202"."""
     async with world() as w:
         client = await w.connected(capabilities=ASKS)
         asked = client.call("ask", question="?")
@@ -301,7 +301,7 @@ async def test_a_question_goes_to_the_stream_of_its_request() -> None:
 
 
 async def test_a_question_is_answered_from_any_connection_of_its_owner() -> None:
-    """ "the first answer from any of the owner's connections counts", a lone POST among them;
+    """Rule: "the first answer from any of the owner's connections counts", a lone POST among them;
     the second is accepted and ignored.
     """
     async with world() as w:
@@ -339,7 +339,7 @@ async def test_an_error_answers_a_question_too() -> None:
 
 @pytest.mark.parametrize("tool", ["ask", "ask_standalone"])
 async def test_a_client_that_declared_nothing_is_not_asked(tool: str) -> None:
-    """ "They go only to a handshake-era peer that declared the capability; else the handler
+    """Rule: "They go only to a handshake-era peer that declared the capability; else the handler
     gets an error at once"; with a session and without.
     """
     async with world() as w:
@@ -401,7 +401,7 @@ async def test_an_open_question_is_asked_again_of_the_new_connection() -> None:
 
 
 async def test_a_question_asked_while_nobody_is_attached_waits() -> None:
-    """ "a session's client, wherever it is": it is asked when it comes back."""
+    """Rule: "a session's client, wherever it is": it is asked when it comes back."""
     async with world() as w:
         old = await w.connected(capabilities=ASKS)
         started = await old.start()
@@ -429,7 +429,7 @@ async def test_a_question_asked_while_nobody_is_attached_waits() -> None:
 
 
 async def test_an_open_question_is_not_asked_of_a_client_that_cannot_answer() -> None:
-    """ "They go only to a handshake-era peer that declared the capability", also when they go
+    """Rule: "They go only to a handshake-era peer that declared the capability", also when they go
     again; the question stays open for one that did.
     """
     async with world() as w:

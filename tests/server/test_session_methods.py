@@ -232,7 +232,7 @@ async def test_an_old_position_has_expired() -> None:
 
 @pytest.mark.parametrize("position", [None, 7, True, [], {}, 1.5], ids=str)
 async def test_a_position_that_is_no_string_is_invalid_params(position: object) -> None:
-    """ "any other type is ``-32602``"; the session is not touched."""
+    """Rule: "any other type is ``-32602``"; the session is not touched."""
     async with world() as w:
         started = await w.client().start()
         holder = await w.connected()
@@ -252,7 +252,7 @@ async def test_a_position_that_is_no_string_is_invalid_params(position: object) 
     "params", [None, {}, {"sessionId": None}, {"sessionId": 7}, {"sessionId": []}], ids=str
 )
 async def test_the_session_comes_from_params_only(method: str, params: Json | None) -> None:
-    """ "take the session from ``params.sessionId`` only; absent or mistyped: ``-32602``", also
+    """Rule: "take the session from ``params.sessionId`` only; absent or mistyped: ``-32602``", also
     where rule 1 or rule 2 would name one.
     """
     async with world() as w:
@@ -280,7 +280,7 @@ async def test_an_unknown_session_is_an_error_with_http_status_200(method: str) 
 
 
 async def test_a_lone_post_has_no_stream_and_keeps_its_position() -> None:
-    """ "``session/resume`` there detaches the old connection and answers ``catchup: false``,
+    """Rule: "``session/resume`` there detaches the old connection and answers ``catchup: false``,
     reason ``no_stream``; the client keeps its position for a resume elsewhere".
     """
     async with world() as w:
@@ -332,7 +332,7 @@ async def test_the_answer_precedes_the_first_replayed_event() -> None:
 
 
 async def test_resuming_where_it_is_attached_displaces_nobody() -> None:
-    """ "Resuming where it is already attached displaces nobody"."""
+    """Rule: "Resuming where it is already attached displaces nobody"."""
     async with world() as w:
         client = await w.connected(capabilities={"extensions": {EXTENSION_NAME: {}}})
         stream = client.get()
@@ -352,7 +352,7 @@ EXTENSION_NAME = "io.github.mcp-sessions/sessions"
 
 
 async def test_what_waits_there_is_not_sent_twice_by_a_resume() -> None:
-    """ "``session/resume`` first removes that session's entries from every GET stream"."""
+    """Rule: "``session/resume`` first removes that session's entries from every GET stream"."""
     async with world() as w:
         client = await w.connected()
         started = await client.start()
@@ -368,7 +368,7 @@ async def test_what_waits_there_is_not_sent_twice_by_a_resume() -> None:
 
 
 async def test_a_resume_without_a_position_gives_up_what_waits() -> None:
-    """ "Otherwise … nothing up to head is sent"."""
+    """Rule: "Otherwise … nothing up to head is sent"."""
     async with world() as w:
         client = await w.connected()
         started = await client.start()
@@ -397,7 +397,7 @@ async def test_resume_moves_the_deadline() -> None:
 
 
 async def test_end_answers_an_empty_object() -> None:
-    """ "answer ``{}`` without session ``_meta``"."""
+    """Rule: "answer ``{}`` without session ``_meta``"."""
     async with world() as w:
         session = (await w.client().start())["sessionId"]
         assert await w.client().end(session) == {}
@@ -441,7 +441,7 @@ async def test_nothing_of_an_ended_session_is_delivered() -> None:
 
 
 async def test_end_cancels_what_runs() -> None:
-    """ "cancel running requests of the session (they answer ``-32043``)", also those that
+    """Rule: "cancel running requests of the session (they answer ``-32043``)", also those that
     another connection sent; and "the answer is written last".
     """
     async with world() as w:

@@ -24,7 +24,7 @@ HEADERS = {
     "Content-Type": "application/json",
     "Host": "127.0.0.1:80",
 }
-ENVELOPE = {
+ENVELOPE: dict[str, Any] = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientCapabilities": {},
 }

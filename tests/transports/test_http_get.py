@@ -39,7 +39,7 @@ async def update(w: World, session: str, *changed: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_the_stream_opens_with_a_priming_event(version: str) -> None:
-    """ "Priming events on POST and GET streams for 2025-11-25 clients", and for no older."""
+    """Rule: "Priming events on POST and GET streams for 2025-11-25 clients", and for no older."""
     async with world() as w:
         client = await subscribed(w, "a:1", version=version)
         stream = await client.get().started()
@@ -55,7 +55,7 @@ async def test_the_stream_opens_with_a_priming_event(version: str) -> None:
 
 
 async def test_the_first_stream_takes_what_waits() -> None:
-    """ "session events go to the connection's GET stream and wait for it to open … The first
+    """Rule: "session events go to the connection's GET stream and wait for it to open … The first
     GET of a connection takes what waits"; stock clients open it 0.1 s after their handshake.
     """
     async with world() as w:
@@ -88,8 +88,8 @@ async def test_what_waits_for_the_first_stream_is_bounded() -> None:
 
 
 async def test_a_later_stream_without_a_position_detaches() -> None:
-    """ "a later one without ``Last-Event-ID`` detaches the connection's sessions: they wait for
-    ``session/resume``"; rule 2 still finds the session.
+    """Rule: "a later one without ``Last-Event-ID`` detaches the connection's sessions: they wait
+    for ``session/resume``"; rule 2 still finds the session.
     """
     async with world() as w:
         client = await w.connected()
@@ -156,7 +156,7 @@ async def test_a_stream_that_only_looks_open_was_handed_what_it_was_handed() -> 
 
 
 async def test_a_cut_stream_goes_on_where_it_was_cut() -> None:
-    """ "a client that re-opens a cut GET with ``Last-Event-ID`` gets them once, in order", and
+    """Rule: "a client that re-opens a cut GET with ``Last-Event-ID`` gets them once, in order", and
     the session never left its connection.
     """
     async with world() as w:
@@ -237,7 +237,7 @@ async def test_what_comes_while_the_past_is_read_comes_once_and_in_order() -> No
 
 @pytest.mark.parametrize("position", ["x", "5", "se_305", "0" * 32, "Ω".encode().decode("latin-1")])
 async def test_a_position_it_never_gave_is_answered_with_the_truth(position: str) -> None:
-    """ "is not left in silent doubt (the SDK opens an empty stream)": "one
+    """Rule: "is not left in silent doubt (the SDK opens an empty stream)": "one
     ``resources/updated`` per subscribed resource and one ``list_changed`` per list".
     """
     async with world() as w:
@@ -339,8 +339,8 @@ async def test_the_stream_of_another_connection_never_yields_it() -> None:
 
 
 async def test_what_was_withdrawn_is_not_replayed() -> None:
-    """ "``session/resume`` first removes that session's entries from every GET stream": after a
-    takeover the old connection's ``Last-Event-ID`` yields nothing of that session.
+    """Rule: "``session/resume`` first removes that session's entries from every GET stream": after
+    a takeover the old connection's ``Last-Event-ID`` yields nothing of that session.
     """
     async with world() as w:
         client = await subscribed(w, "b:1")
@@ -429,7 +429,7 @@ async def test_an_open_stream_does_not_keep_a_session_alive() -> None:
 
 
 async def test_a_handler_that_floods_its_session_waits_for_room() -> None:
-    """ "A handler that emits faster than its own session's connection takes yields to the
+    """Rule: "A handler that emits faster than its own session's connection takes yields to the
     writer and waits for room (at most 10 s)"; then it goes on, and its stalled reader is cut.
     """
     async with world(send_buffer=10_000, max_events=10_000, max_bytes=100_000_000) as w:
@@ -458,7 +458,7 @@ async def test_a_handler_that_floods_its_session_waits_for_room() -> None:
 
 
 async def test_a_stalled_reader_is_cut_though_nobody_waits_for_it() -> None:
-    """ "A connection is slow, and detached, only when its peer has taken nothing for 10 s with
+    """Rule: "A connection is slow, and detached, only when its peer has taken nothing for 10 s with
     a full buffer": a server-wide change waits for no reader, and the stream ended never.
     """
     async with world(send_buffer=10_000, max_events=10_000) as w:
@@ -481,7 +481,7 @@ async def test_a_stalled_reader_is_cut_though_nobody_waits_for_it() -> None:
 
 
 async def test_a_reader_with_room_in_its_buffer_is_never_cut() -> None:
-    """ "only when … with a full buffer": however long it takes nothing."""
+    """Rule: "only when … with a full buffer": however long it takes nothing."""
     async with world() as w:
         client = await subscribed(w, "a:1")
         stream = client.get()

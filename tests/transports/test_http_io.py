@@ -36,7 +36,13 @@ def pieces(*chunks: bytes, ends: bool = True) -> Receive:
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     "chunks",
-    [(b"",), (b"abcdefghij",), (b"abcde", b"fghij"), (b"", b"", b"x"), tuple(b"x" for _ in range(10))],
+    [
+        (b"",),
+        (b"abcdefghij",),
+        (b"abcde", b"fghij"),
+        (b"", b"", b"x"),
+        tuple(b"x" for _ in range(10)),
+    ],
     ids=len,
 )
 async def test_a_body_within_the_limit_is_read_whole(chunks: tuple[bytes, ...]) -> None:
@@ -90,7 +96,16 @@ async def test_a_client_that_leaves_early_is_noticed(chunks: tuple[bytes, ...]) 
 
 
 TYPES = st.sampled_from(
-    ["application/json", "text/event-stream", "*/*", "application/*", "text/*", "text/html", "", "json"]
+    [
+        "application/json",
+        "text/event-stream",
+        "*/*",
+        "application/*",
+        "text/*",
+        "text/html",
+        "",
+        "json",
+    ]
 )
 DRESSED = st.tuples(
     TYPES, st.sampled_from(["", ";q=0.5", " ; q=1", ";charset=utf-8"]), st.sampled_from(["", " "])

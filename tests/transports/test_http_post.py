@@ -48,7 +48,7 @@ async def test_an_answer_that_comes_soon_is_json() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_an_answer_that_takes_longer_is_a_stream(version: str) -> None:
-    """ "else SSE, from 2025-11-25 on opened with a priming event and ``retry``": older clients
+    """Rule: "else SSE, from 2025-11-25 on opened with a priming event and ``retry``": older clients
     do not understand an event without data.
     """
     async with world() as w:
@@ -234,7 +234,7 @@ async def test_a_foreign_position_yields_nothing_of_its_stream() -> None:
 
 @pytest.mark.parametrize("request_id", [7, "seven", 'ü/."', 0, "", 2**53])
 async def test_an_evicted_position_is_answered(request_id: int | str) -> None:
-    """ "A POST stream's evicted ``Last-Event-ID``: its request id is answered with ``-31012``,
+    """Rule: "A POST stream's evicted ``Last-Event-ID``: its request id is answered with ``-31012``,
     and the stream ends": whatever the id is made of (A14).
     """
     async with world(max_events=2) as w:
@@ -368,7 +368,7 @@ async def flood(w: World, client: RawClient, *, messages: int, size: int) -> Rep
 
 @pytest.mark.parametrize("lone", [False, True], ids=["connection", "lone post"])
 async def test_a_stalled_post_reader_is_cut(lone: bool) -> None:
-    """ "A connection is slow, and detached, only when its peer has taken nothing for 10 s with
+    """Rule: "A connection is slow, and detached, only when its peer has taken nothing for 10 s with
     a full buffer"; then the handler goes on, and what it emits is kept where it can be.
     """
     async with world(send_buffer=10_000, max_events=5_000, max_bytes=10_000_000) as w:
@@ -391,7 +391,7 @@ async def test_a_stalled_post_reader_is_cut(lone: bool) -> None:
 
 @pytest.mark.parametrize("lone", [False, True], ids=["connection", "lone post"])
 async def test_a_handler_that_never_waits_yields_to_the_writer(lone: bool) -> None:
-    """ "A handler that emits faster than its own session's connection takes yields to the
+    """Rule: "A handler that emits faster than its own session's connection takes yields to the
     writer": its messages fell out of the stream's window before anybody had read one, and
     its client, who read as fast as it could, heard ``-31012``.
     """
@@ -409,7 +409,7 @@ async def test_a_handler_that_never_waits_yields_to_the_writer(lone: bool) -> No
 
 
 async def test_a_handler_that_never_waits_lets_others_run() -> None:
-    """ "It … delays no other session or request"."""
+    """Rule: "It … delays no other session or request"."""
     async with world() as w:
         client, other = await w.connected(), await w.connected()
         sent = client.call("progress", steps=100_000, meta={"progressToken": 1})
@@ -461,7 +461,7 @@ async def test_a_stalled_reader_delays_nothing_else() -> None:
 
 
 async def test_a_reader_that_is_slow_but_takes_something_is_not_cut() -> None:
-    """ "only when its peer has taken nothing for 10 s"."""
+    """Rule: "only when its peer has taken nothing for 10 s"."""
     async with world(send_buffer=10_000, max_events=5_000, max_bytes=10_000_000) as w:
         client = await w.connected()
         reply = await flood(w, client, messages=50, size=1_000)
@@ -476,7 +476,7 @@ async def test_a_reader_that_is_slow_but_takes_something_is_not_cut() -> None:
 
 
 async def test_the_buffer_of_a_stalled_reader_is_bounded() -> None:
-    """ "It is never buffered without bound": what was handed over when it takes again."""
+    """Rule: "It is never buffered without bound": what was handed over when it takes again."""
     async with world(send_buffer=10_000, max_events=5_000, max_bytes=10_000_000) as w:
         client = await w.connected()
         reply = await flood(w, client, messages=1_000, size=1_000)

@@ -111,7 +111,7 @@ async def test_a_handshake_ignores_a_session_it_comes_with() -> None:
 @pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
 @pytest.mark.parametrize("sent", [UNKNOWN, "x", "", "a b", "ü"])
 async def test_an_unknown_id_is_not_found(method: str, sent: str) -> None:
-    """ "404 for unknown ids", which tells a stock client to initialize anew."""
+    """Rule: "404 for unknown ids", which tells a stock client to initialize anew."""
     async with world() as w:
         client = w.client()
         client.session_id = sent
@@ -142,7 +142,7 @@ async def test_no_id_is_a_bad_request(method: str) -> None:
 
 
 async def test_a_protocol_mode_id_names_no_stream() -> None:
-    """ "GET and DELETE naming one's own protocol-mode id … answer 400 with the
+    """Rule: "GET and DELETE naming one's own protocol-mode id … answer 400 with the
     ``mode_conflict`` body", and the session is left alone.
     """
     async with world() as w:
@@ -173,7 +173,7 @@ async def test_a_protocol_mode_id_names_no_stream() -> None:
     ids=["ping", "call", "start", "null", "notification", "answer"],
 )
 async def test_a_protocol_mode_id_is_no_connection(message: Json) -> None:
-    """ "a POST with such a ``Mcp-Session-Id`` and no ``_meta`` session": 400."""
+    """Rule: "a POST with such a ``Mcp-Session-Id`` and no ``_meta`` session": 400."""
     async with world() as w:
         client = w.client()
         client.session_id = (await client.start())["sessionId"]
@@ -205,7 +205,7 @@ async def test_resume_with_an_equal_header_is_a_conflict(mirrors: bool) -> None:
 
 
 async def test_resume_with_last_event_id_is_a_conflict() -> None:
-    """ "``mode_conflict`` is: ``session/resume`` with ``Last-Event-ID``": nothing is moved."""
+    """Rule: "``mode_conflict`` is: ``session/resume`` with ``Last-Event-ID``": nothing is moved."""
     async with world() as w:
         holder = await w.connected()
         session = (await holder.start())["sessionId"]
@@ -220,7 +220,7 @@ async def test_resume_with_last_event_id_is_a_conflict() -> None:
 
 
 async def test_ownership_comes_before_mode() -> None:
-    """ "Ownership is checked before mode and before any effect": an unknown session stays
+    """Rule: "Ownership is checked before mode and before any effect": an unknown session stays
     unknown, whatever else is wrong with the request.
     """
     async with world() as w:
@@ -233,7 +233,7 @@ async def test_ownership_comes_before_mode() -> None:
 
 @pytest.mark.parametrize("method", ["session/resume", "session/end"])
 async def test_session_methods_leave_transport_mode_sessions_alone(method: str) -> None:
-    """ "``session/*`` naming a transport-mode id is an error and leaves that session alone"."""
+    """Rule: "``session/*`` naming a transport-mode id is an error and leaves that session alone"."""
     async with world() as w:
         client, other = await w.connected(), await w.connected()
         stream = await client.get().started()
@@ -246,7 +246,7 @@ async def test_session_methods_leave_transport_mode_sessions_alone(method: str) 
 
 
 async def test_meta_naming_a_transport_mode_session_is_a_conflict() -> None:
-    """ "a mode used on the other kind"."""
+    """Rule: "a mode used on the other kind"."""
     async with world() as w:
         client = await w.connected()
         error = await client.error(
@@ -261,7 +261,7 @@ async def test_meta_naming_a_transport_mode_session_is_a_conflict() -> None:
 
 
 async def test_an_equal_header_is_a_mirror() -> None:
-    """ "equal to the ``_meta`` sessionId it is a mirror (document 004 wants it), accepted, no
+    """Rule: "equal to the ``_meta`` sessionId it is a mirror (document 004 wants it), accepted, no
     transport session meant".
     """
     async with world() as w:
@@ -307,7 +307,7 @@ async def test_a_lone_notification_may_name_its_session() -> None:
 
 
 async def test_another_id_in_the_header_is_the_connection() -> None:
-    """ "In the handshake era a different id is the transport-mode connection, no conflict":
+    """Rule: "In the handshake era a different id is the transport-mode connection, no conflict":
     client 1 of "What real clients were seen to do".
     """
     async with world() as w:
@@ -322,7 +322,7 @@ async def test_another_id_in_the_header_is_the_connection() -> None:
 
 
 async def test_a_mirror_of_an_unknown_session_is_not_found_with_status_200() -> None:
-    """ "``-32043`` … HTTP status 200; 404 only for transport-mode ids"."""
+    """Rule: "``-32043`` … HTTP status 200; 404 only for transport-mode ids"."""
     async with world() as w:
         client = w.client()
         client.session_id = UNKNOWN
@@ -412,7 +412,7 @@ async def test_a_foreign_id_in_the_header_looks_unknown(mode: str, method: str) 
 
 
 async def test_a_foreign_answer_is_not_taken() -> None:
-    """ "the first answer from any of the owner's connections counts": the owner's."""
+    """Rule: "the first answer from any of the owner's connections counts": the owner's."""
     async with world() as w:
         owner = await as_user(w, "owner")
         owner.capabilities = {"elicitation": {}}
@@ -447,7 +447,7 @@ async def test_a_foreign_cancel_is_not_obeyed() -> None:
 
 
 async def test_the_same_person_with_another_token_is_the_same_owner() -> None:
-    """ "a refreshed token of the same identity keeps it" (F2; here by the principal alone)."""
+    """Rule: "a refreshed token of the same identity keeps it" (F2; here by the principal alone)."""
     async with world() as w:
         first, second = await as_user(w, "owner"), await as_user(w, "owner")
         session = (await first.start())["sessionId"]

@@ -81,7 +81,7 @@ CASES: dict[str, Case] = {
     "ping with null params": rpc(id=7, method="ping", params=None),
     "ping with another member": rpc(id=7, method="ping", extra=1),
     "call": call("echo", text="hello"),
-    "call with text that is not ASCII": call("echo", text="ü€😀\u2028\u0000\\\""),
+    "call with text that is not ASCII": call("echo", text='ü€😀\u2028\u0000\\"'),
     "call of a tool that fails": call("fail"),
     "call of an unknown tool": call("nothing"),
     "call with an MCP error": call("mcp_error"),
@@ -92,8 +92,12 @@ CASES: dict[str, Case] = {
     "unknown method": rpc(id=7, method="x/unknown"),
     "empty method": rpc(id=7, method=""),
     "known method without a handler": rpc(
-        id=7, method="completion/complete",
-        params={"ref": {"type": "ref/prompt", "name": "x"}, "argument": {"name": "a", "value": "b"}},
+        id=7,
+        method="completion/complete",
+        params={
+            "ref": {"type": "ref/prompt", "name": "x"},
+            "argument": {"name": "a", "value": "b"},
+        },
     ),
     "known method with malformed params": rpc(id=7, method="tools/call", params={"name": 7}),
     "known method without its params": rpc(id=7, method="tools/call"),
@@ -271,9 +275,7 @@ async def two_applications() -> AsyncGenerator[tuple[RawClient, RawClient]]:
         return json.dumps(arguments["text"])
 
     box.tools.update(fail=fail, mcp_error=mcp_error, echo=echo)
-    bare = box.server.streamable_http_app(
-        transport_security=SETTINGS, max_request_body_size=LIMIT
-    )
+    bare = box.server.streamable_http_app(transport_security=SETTINGS, max_request_body_size=LIMIT)
     layer = SessionLayer(box.server)
     app = layer.asgi_app(security=SETTINGS, max_body=LIMIT)
     async with AsyncExitStack() as stack:

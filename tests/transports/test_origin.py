@@ -17,9 +17,24 @@ ORIGINS = ["http://localhost:*", "https://exact.example", "null"]
 SETTINGS = TransportSecuritySettings(allowed_hosts=HOSTS, allowed_origins=ORIGINS)
 
 SOME_HOSTS = [
-    "127.0.0.1:8000", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "[::1]:1", "[::1]", "localhost:1",
-    "LOCALHOST:1", "exact.example", "exact.example:1", "exact.example.evil:1", "port.example:8080",
-    "port.example:8081", "evil.example", "127.0.0.1.evil.example:1", "", "127.0.0.1:*", "*",
+    "127.0.0.1:8000",
+    "127.0.0.1",
+    "127.0.0.1:",
+    "127.0.0.1:x",
+    "[::1]:1",
+    "[::1]",
+    "localhost:1",
+    "LOCALHOST:1",
+    "exact.example",
+    "exact.example:1",
+    "exact.example.evil:1",
+    "port.example:8080",
+    "port.example:8081",
+    "evil.example",
+    "127.0.0.1.evil.example:1",
+    "",
+    "127.0.0.1:*",
+    "*",
 ]
 SOME_ORIGINS = [
     "", "http://localhost:1", "http://localhost", "https://localhost:1", "https://exact.example",
@@ -67,7 +82,9 @@ async def test_without_protection_everybody_may_come_in(
     assert OriginGuard(settings).check(headers) is None is await sdks_verdict(settings, headers)
 
 
-PIECES = st.sampled_from(["127.0.0.1", "localhost", "exact.example", ":", "*", "8000", ".", "evil", "@"])
+PIECES = st.sampled_from(
+    ["127.0.0.1", "localhost", "exact.example", ":", "*", "8000", ".", "evil", "@"]
+)
 
 
 @given(st.lists(PIECES, max_size=5).map("".join), st.lists(PIECES, max_size=5).map("".join))
@@ -86,7 +103,10 @@ def test_verdicts_are_remembered_within_a_bound() -> None:
     """Whoever sends a new Host each time fills no memory, and changes nobody's verdict."""
     guard = OriginGuard(SETTINGS)
     for number in range(5_000):
-        assert guard.check(headers_of(f"evil-{number}.example", None)) == (421, "Invalid Host header")
+        assert guard.check(headers_of(f"evil-{number}.example", None)) == (
+            421,
+            "Invalid Host header",
+        )
     verdicts = guard._verdicts  # pyright: ignore[reportPrivateUsage]
     assert len(verdicts) <= 256
     assert guard.check(headers_of("127.0.0.1:8000", None)) is None

@@ -477,7 +477,9 @@ class HttpLink:
             fields[_VERSION_HEADER] = version
         fields.update({name.lower(): value for name, value in headers.items()})
         options: dict[str, Any] = {}
-        if silent and self.settings.has_sessions:
+        is_request = method == "POST" and "id" in (message or {}) and "method" in (message or {})
+        if (silent and self.settings.has_sessions) or (is_request and self.settings.has_keys):
+            # A server with keys shows a sign of life on each open response.
             options["timeout"] = httpx2.Timeout(_TIMEOUT, read=self._policy.stream_silence)
         content = encode(message) if message is not None else None
         request = client.build_request(

@@ -1,0 +1,419 @@
+"""``state`` on the wire, in both eras: minted here, echoed there, never read back."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from mcp_sessions import SessionLayer, SessionPolicy, SessionSecurity, current_session
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.handle import SessionState
+from tests.modern.test_sessions import NOBODYS, not_found
+from tests.support.modern import ModernClient, session_meta
+from tests.support.raw import KEY, SESSION, Json, RawClient, in_process
+from tests.support.virtual_time import cycles
+from tests.support.world import Clock, Ctx, Toolbox, World, world
+
+pytestmark = pytest.mark.anyio
+
+KEYS = ["k" * 32]
+INVALID = {
+    "code": -32602,
+    "message": "Invalid params: the session's state is not valid",
+    "data": {"reason": "invalid_state"},
+}
+
+
+class Notebook(Toolbox):
+    """A toolbox that keeps notes in ``session.state``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[dict[str, Any]] = []
+        self.tools |= {"set": self._set, "look": self._look, "set_and_fail": self._set_and_fail}
+
+    async def _set(self, ctx: Ctx, arguments: Json) -> str:
+        """Sets and deletes, and waits at a gate in between, if there is one."""
+        state = current_session().state
+        state.update(arguments.get("values") or {})
+        for name in arguments.get("without") or ():
+            del state[name]
+        if "gate" in arguments:
+            await self.gate(arguments["gate"]).arrive()
+        return "set"
+
+    async def _look(self, ctx: Ctx, arguments: Json) -> str:
+        self.seen.append(dict(current_session().state))
+        return "looked"
+
+    async def _set_and_fail(self, ctx: Ctx, arguments: Json) -> str:
+        current_session().state.update(arguments["values"])
+        raise RuntimeError("after it was set")
+
+
+@asynccontextmanager
+async def notebook(**options: Any) -> AsyncGenerator[tuple[World, Notebook, ModernClient]]:
+    """A world with a notebook, and a modern client."""
+    box = Notebook()
+    async with world(box=box, **options) as w:
+        yield w, box, ModernClient(w.carrier)
+
+
+async def result_of(
+    client: ModernClient | RawClient,
+    tool: str,
+    session: str,
+    *,
+    state: Any = None,
+    **arguments: Any,
+) -> Json:
+    """Call a tool in a session, in the client's era."""
+    if isinstance(client, ModernClient):
+        return await client.call(tool, arguments, session=session, state=state).result()
+    return await client.call(tool, meta=session_meta(session, state=state), **arguments).result()
+
+
+def token_of(result: Json) -> str:
+    """The token that came with a result."""
+    return str(result["_meta"][SESSION]["state"])
+
+
+@pytest.fixture(params=["modern", "handshake", "lone"])
+def era(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+async def client_of(w: World, era: str) -> ModernClient | RawClient:
+    """A client of that era."""
+    if era == "modern":
+        return ModernClient(w.carrier)
+    return await w.connected() if era == "handshake" else w.client()
+
+
+async def test_the_token_is_new_only_when_the_state_is(era: str) -> None:
+    """Rule: "the token is minted anew only when the state changed"."""
+    async with notebook() as (w, box, modern):
+        client = await client_of(w, era)
+        created = await modern.create()
+        session, empty = created["sessionId"], created["state"]
+        assert token_of(await result_of(client, "look", session)) == empty
+        assert token_of(await result_of(client, "set", session, values={})) == empty
+
+        first = token_of(await result_of(client, "set", session, values={"lang": "en"}))
+        assert first != empty
+        w.clock.advance(10)
+        assert token_of(await result_of(client, "look", session, state=first)) == first
+        assert token_of(await result_of(client, "set", session, values={"lang": "en"})) == first
+        second = token_of(await result_of(client, "set", session, values={"lang": "fr"}))
+        assert second != first
+        await result_of(client, "set", session, without=["lang"])
+
+        await result_of(client, "look", session)
+        assert box.seen == [{}, {"lang": "en"}, {}]
+
+
+async def test_a_request_that_sends_no_state_has_it_too(era: str) -> None:
+    """Rule: "With a store the stored state is the state, by rule 1 and rule 2"."""
+    async with notebook() as (w, box, modern):
+        older = await w.connected()
+        session = (await older.start())["sessionId"]
+        result = await older.call("set", values={"n": 1}).result()
+        assert "_meta" not in result  # "Results by rule 2 stay as they are."
+        client = await client_of(w, era)
+        result = await result_of(client, "look", session)
+        await older.call("look").result()
+
+        assert box.seen == [{"n": 1}] * 2
+        assert token_of(result)
+        assert modern.capabilities is None
+
+
+async def test_changes_are_applied_key_by_key_to_the_newest() -> None:
+    """Rule: "what a request changed is applied to the newest state key by key"."""
+    async with notebook() as (_, box, client):
+        session = (await client.start())["sessionId"]
+        await result_of(client, "set", session, values={"a": 1, "b": 1, "c": 1})
+        slow = client.call(
+            "set", {"values": {"a": 2}, "without": ["c"], "gate": "g"}, session=session
+        )
+        await box.gate("g").started.wait()
+        await result_of(client, "set", session, values={"b": 3, "c": 3, "d": 3})
+        box.gate("g").go.set()
+        newest = token_of(await slow.result())
+        looked = await result_of(client, "look", session)
+
+        assert box.seen == [{"a": 2, "b": 3, "d": 3}]
+        assert token_of(looked) == newest
+
+
+async def test_a_handler_that_fails_changes_nothing() -> None:
+    async with notebook() as (_, box, client):
+        created = await client.create()
+        session = created["sessionId"]
+        heard = client.call("set_and_fail", {"values": {"a": 1}}, session=session)
+        assert (await heard.error())["code"] == -32603
+        assert token_of(await result_of(client, "look", session)) == created["state"]
+        assert box.seen == [{}]
+
+
+async def test_a_state_too_large_for_its_token_is_the_handlers_error() -> None:
+    """The client is not asked to keep it; what was there stays."""
+    async with notebook() as (_, box, client):
+        session = (await client.start())["sessionId"]
+        await result_of(client, "set", session, values={"a": 1})
+        for too_large in ("x" * 5_000, ["y" * 4_000]):
+            heard = client.call("set", {"values": {"b": too_large}}, session=session)
+            assert (await heard.error())["code"] == -32603
+        for odd in (2**70, "\ud800"):
+            heard = client.call("set", {"values": {"b": odd}}, session=session)
+            assert (await heard.error())["code"] == -32603
+        await result_of(client, "look", session)
+        assert box.seen == [{"a": 1}]
+
+
+async def test_an_older_token_is_accepted_and_rolls_nothing_back(era: str) -> None:
+    """Rule: "an older genuine token is accepted (last write wins, as 004 says) but never read
+    back, so replaying it rolls nothing back".
+    """
+    async with notebook() as (w, box, modern):
+        client = await client_of(w, era)
+        created = await modern.create()
+        session = created["sessionId"]
+        newest = token_of(await result_of(client, "set", session, values={"n": 1}))
+        result = await result_of(client, "look", session, state=created["state"])
+
+        assert box.seen == [{"n": 1}]
+        assert token_of(result) == newest
+
+
+async def _bad_tokens(w: World, client: ModernClient, created: Json) -> dict[str, Any]:
+    """Tokens that are not this session's, each for a cause of its own."""
+    good, session = created["state"], created["sessionId"]
+    security = w.layer.security
+    now = w.clock.now
+    seal: dict[str, Any] = {
+        "session_id": session,
+        "principal": Principal(),
+        "version": 1,
+        "expires_at": now + 1_000,
+    }
+
+    def sealed(by: SessionSecurity, **other: Any) -> str:
+        return by.seal_state({}, **dict[str, Any]({**seal, **other}))
+
+    flipped = good[:-2] + ("A" if good[-2] != "A" else "B") + good[-1]
+    return {
+        "flipped": flipped,
+        "truncated": good[:-4],
+        "longer": good + "AAAA",
+        "empty": "",
+        "nonsense": "nonsense",
+        "not ascii": "ü" * 40,
+        "surrogate": "\ud800" * 40,
+        "large": "A" * 1_000_000,
+        "another session": (await client.create())["state"],
+        "another principal": sealed(security, principal=Principal("other")),
+        "another service": sealed(SessionSecurity(KEYS, audience="other")),
+        "another key": sealed(SessionSecurity(["z" * 32], audience="tools")),
+        "another purpose": security.seal_session_id(
+            principal=Principal(), created_at=now, expires_at=now + 1_000
+        ),
+        "signed": sealed(SessionSecurity(KEYS, audience="tools", sign_only=True)),
+        "expired": sealed(security, expires_at=now - 1),
+        "number": 5,
+        "object": {},
+        "list": [good],
+        "true": True,
+    }
+
+
+async def test_a_bad_token_changes_nothing_and_has_one_answer(era: str) -> None:
+    """F7, on the wire: "``-32602``, ``data.reason = "invalid_state"``, one text for every
+    cause". Neither the request key nor the deadline was touched.
+    """
+    box = Notebook()
+    clock = Clock()
+    layer = SessionLayer(
+        box.server,
+        security=SessionSecurity(KEYS),
+        policy=SessionPolicy(idle_timeout=1_000),
+        clock=clock,
+    )
+    async with layer.lifespan(), in_process(layer.asgi_app()) as carrier:
+        w = World(box, layer, clock, carrier, None)  # pyright: ignore[reportArgumentType]
+        modern = ModernClient(carrier)
+        client = await client_of(w, era)
+        created = await modern.create()
+        session = created["sessionId"]
+        for cause, token in (await _bad_tokens(w, modern, created)).items():
+            meta: Json = {SESSION: {"sessionId": session, "state": token}, KEY: "k"}
+            params: Json = {"name": "look", "arguments": {}, "_meta": meta}
+            reply: Any
+            if isinstance(client, ModernClient):
+                reply = await client.send("tools/call", params).done()
+                status, answer = reply.status, await reply.answer()
+            elif token == "\ud800" * 40:
+                continue  # It is no JSON to this era.
+            else:
+                sent = client.send("tools/call", params)
+                answer = await sent.answer()
+                status = sent.reply.status
+            assert answer["error"] == INVALID, cause
+            assert status == (400 if era == "modern" else 200)
+        assert box.seen == []
+
+        w.clock.advance(999)
+        meta = {**session_meta(session, state=created["state"]), KEY: "k"}
+        if isinstance(client, ModernClient):
+            await client.call("look", {}, meta=meta).result()
+        else:
+            if era == "handshake":
+                client = await w.connected()
+            await client.call("look", meta=meta).result()
+        assert box.seen == [{}]
+
+
+async def test_a_token_beside_a_session_that_is_not_there_is_not_looked_at(era: str) -> None:
+    """Whoever does not own the session learns nothing about tokens: ``-32043``."""
+    async with notebook() as (w, _, modern):
+        client = await client_of(w, era)
+        created = await modern.create()
+        for token in (created["state"], "nonsense", ""):
+            meta = session_meta(NOBODYS, state=token)
+            if isinstance(client, ModernClient):
+                error = await client.call("look", {}, meta=meta).error()
+            else:
+                error = await client.call("look", meta=meta).error()
+            assert error == not_found(NOBODYS)
+
+
+async def test_null_is_no_state(era: str) -> None:
+    """Pitfall of typed clients: they send ``"state": null`` where they have none."""
+    async with notebook() as (w, box, modern):
+        client = await client_of(w, era)
+        session = (await modern.create())["sessionId"]
+        meta = {SESSION: {"sessionId": session, "state": None, "expiresAt": None}}
+        if isinstance(client, ModernClient):
+            await client.call("look", {}, meta=meta).result()
+        else:
+            await client.call("look", meta=meta).result()
+        assert box.seen == [{}]
+
+
+async def test_delete_looks_at_the_token_too() -> None:
+    async with notebook() as (_, __, client):
+        created = await client.create()
+        session = created["sessionId"]
+        refused = client.send("sessions/delete", session=session, state="nonsense")
+        assert await refused.error() == INVALID
+        deleted = client.send("sessions/delete", session=session, state=created["state"])
+        assert await deleted.result() == {"resultType": "complete"}
+
+
+async def test_an_event_never_has_a_state() -> None:
+    """Rule: "``{"sessionId": …}`` (never ``state``)"."""
+    async with notebook() as (_, __, client):
+        session = (await client.start())["sessionId"]
+        heard = await client.listening(session)
+        await result_of(client, "set", session, values={"a": 1})
+        await client.text("update", {"uri": "note://a"}, session=session)
+        [event] = await heard.has_events(1)
+        assert event["params"]["_meta"][SESSION] == {"sessionId": session}
+
+
+async def test_after_the_request_the_state_is_closed() -> None:
+    """What would not be stored is refused, not lost in silence."""
+    box = Notebook()
+    kept: list[SessionState] = []
+
+    async def keep_state(ctx: Ctx, arguments: Json) -> str:
+        kept.append(current_session().state)
+        return "kept"
+
+    box.tools["keep_state"] = keep_state
+    async with world(box=box) as w:
+        client = ModernClient(w.carrier)
+        session = (await client.start())["sessionId"]
+        await client.text("keep_state", session=session)
+        with pytest.raises(RuntimeError):
+            kept[0]["late"] = 1
+
+
+# --- without a store -----------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def stateless(
+    clock: Clock, box: Notebook
+) -> AsyncGenerator[tuple[ModernClient, SessionLayer]]:
+    """A layer that remembers nothing."""
+    layer = SessionLayer(
+        box.server,
+        store=None,
+        security=SessionSecurity(KEYS),
+        policy=SessionPolicy(stateless_lifetime=100),
+        clock=clock,
+    )
+    async with layer.lifespan(), in_process(layer.asgi_app()) as carrier:
+        yield ModernClient(carrier), layer
+
+
+async def test_without_a_store_the_token_is_the_state() -> None:
+    """Rule: "The session id is itself a sealed token with a fixed ``expiresAt``, the token is
+    the state and can be replayed until then, ``sessions/delete`` answers ``{}`` and revokes
+    nothing". On any replica.
+    """
+    clock, box, other_box = Clock(), Notebook(), Notebook()
+    async with stateless(clock, box) as (client, _):
+        created = await client.create()
+        session = created["sessionId"]
+        result = await result_of(client, "set", session, state=created["state"], values={"n": 1})
+        token = token_of(result)
+        assert result["_meta"][SESSION]["expiresAt"] == created["expiresAt"]
+
+        async with stateless(clock, other_box) as (other, __):
+            await result_of(other, "look", session, state=token)
+            await result_of(other, "look", session, state=created["state"])
+            await result_of(other, "look", session)
+        assert other_box.seen == [{"n": 1}, {}, {}]
+
+        deleted = await client.send("sessions/delete", session=session).result()
+        assert deleted == {"resultType": "complete"}
+        await result_of(client, "look", session, state=token)
+        assert box.seen == [{"n": 1}]
+        clock.advance(99)
+        await result_of(client, "look", session, state=token)
+        clock.advance(1)
+        assert await client.call("look", session=session, state=token).error() == (
+            not_found(session)
+        )
+
+
+@pytest.mark.parametrize("method", ["session/start", "session/resume", "session/end"])
+async def test_without_a_store_there_is_document_004_only(method: str) -> None:
+    """Rule: "``session/*`` answer ``-32601``"."""
+    async with stateless(Clock(), Notebook()) as (client, _):
+        heard = client.send(method, {"sessionId": NOBODYS})
+        error = await heard.error()
+        assert (error["code"], error["data"]) == (-32601, method)
+        assert heard.status == 404
+        discovered = await client.send("server/discover").result()
+        extensions = discovered["capabilities"]["extensions"]
+        assert list(extensions.values())[0]["features"] == ["create", "delete", "state"]
+
+
+async def test_without_a_store_a_bad_id_or_token_is_refused_alike() -> None:
+    clock = Clock()
+    async with stateless(clock, Notebook()) as (client, layer):
+        created = await client.create()
+        session = created["sessionId"]
+        others = layer.security.seal_session_id(
+            principal=Principal("other"), created_at=clock.now, expires_at=clock.now + 50
+        )
+        for foreign in (NOBODYS, others, session[:-2] + "AA", session.upper(), ""):
+            error = await client.call("look", session=foreign, state=created["state"]).error()
+            assert error == not_found(foreign)
+        for token in ("nonsense", created["state"][:-1], (await client.create())["state"]):
+            assert await client.call("look", session=session, state=token).error() == INVALID
+        await cycles()

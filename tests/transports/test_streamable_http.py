@@ -1,0 +1,120 @@
+"""The endpoint: which era serves a request, and what is answered when nobody can."""
+
+from typing import Any
+
+import pytest
+
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.stores.memory import MemoryStore
+from tests.support.raw import NEWEST, RawClient, call_params, text_of
+from tests.support.virtual_time import cycles
+from tests.support.world import World, world
+
+pytestmark = pytest.mark.anyio
+
+
+class Flaky(MemoryStore):
+    """A store that can be away."""
+
+    is_away = False
+
+    async def admit(self, *args: Any, **kwargs: Any) -> Any:
+        """See :meth:`SessionStore.admit`."""
+        if self.is_away:
+            raise StoreUnavailable("away")
+        return await super().admit(*args, **kwargs)
+
+    async def append(self, *args: Any, **kwargs: Any) -> Any:
+        """See :meth:`SessionStore.append`."""
+        if self.is_away:
+            raise StoreUnavailable("away")
+        return await super().append(*args, **kwargs)
+
+
+@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+async def test_a_store_that_is_away_is_a_503(method: str) -> None:
+    """E1: "Redis down → errors (503 / retry), never silent fallback to memory"; and it goes on
+    when the store is back.
+    """
+    store = Flaky()
+    async with world(store=store) as w:
+        client = await w.connected()
+        store.is_away = True
+        body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}' if method == "POST" else b""
+        headers = {**client.headers(), "Content-Type": "application/json"}
+
+        reply = await client.http(method, headers, body).done()
+
+        assert (reply.status, reply.header("retry-after")) == (503, "1")
+        assert reply.json["error"]["message"] == "the session store is away"
+        store.is_away = False
+        assert await client.text("echo", text="x") == "x"
+
+
+async def test_a_store_that_goes_away_under_a_change_ends_no_server() -> None:
+    """A6: "A change that cannot be stored is told to nobody"; the next one is."""
+    store = Flaky()
+    async with world(store=store) as w:
+        client = await w.connected()
+        stream = await client.get().started()
+        await client.result("resources/subscribe", {"uri": "a:1"})
+        store.is_away = True
+        await w.layer.notify_resource_updated("a:1")
+        store.is_away = False
+        await cycles()
+        assert stream.messages == []
+
+        await w.layer.notify_resource_updated("a:1")
+
+        assert len(await stream.has(1)) == 1
+
+
+async def served(w: World, version: str | None) -> tuple[int | None, Any]:
+    """Status and body of a ping with that version header."""
+    client = RawClient(w.carrier)
+    headers = {"Mcp-Protocol-Version": version}
+    reply = await client.post({"jsonrpc": "2.0", "id": 1, "method": "ping"}, headers=headers).done()
+    return reply.status, reply.json
+
+
+async def test_the_header_picks_the_era() -> None:
+    """A known handshake-era version, or none at all, is the handshake era (here: no session);
+    anything else is the modern era, which says what is wrong with it.
+    """
+    async with world() as w:
+        for version in (None, "2025-03-26", "2025-06-18", NEWEST):
+            status, body = await served(w, version)
+            assert (status, body["error"]["message"]) == (400, "Bad Request: Missing session ID")
+        for version in ("1999-01-01", "2026-07-28", "x"):
+            status, body = await served(w, version)
+            assert status == 400
+            assert "session" not in body["error"]["message"].lower()
+
+
+async def test_the_session_has_the_version_it_agreed_on() -> None:
+    """A later request may name another, or none: what was agreed holds (2025-11-25: a server
+    "MAY" go by what it negotiated).
+    """
+    async with world() as w:
+        client = await w.connected(version="2025-03-26")
+        for version in (None, NEWEST, "2025-06-18"):
+            sent = client.send(
+                "tools/call",
+                call_params("progress", {"steps": 1}, {"progressToken": 1}),
+                headers={"Mcp-Protocol-Version": version},
+            )
+            assert text_of(await sent.result()) == "reported"
+            assert all(event.message is not None for event in sent.reply.events)  # not primed
+
+
+@pytest.mark.parametrize("white", ["{} ", " {}", "\t{}\t"], ids=["after", "before", "tabs"])
+async def test_white_space_around_a_header_is_no_part_of_it(white: str) -> None:
+    """RFC 9110, 5.5: an id is not another one for it."""
+    async with world() as w:
+        client = await w.connected()
+        assert client.session_id is not None
+        headers = {
+            "Mcp-Session-Id": white.format(client.session_id),
+            "Mcp-Protocol-Version": white.format(NEWEST),
+        }
+        assert await client.result("ping", headers=headers) == {}
