@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import anyio
 
+from mcp_sessions.client import wire
 from mcp_sessions.client.dialer import Dialer, Event, Failed, Failure, Json, Link
 from mcp_sessions.client.keeper import Hopeless
 from mcp_sessions.client.outcome import ResumeOutcome
@@ -69,7 +70,9 @@ class Recovery:
 
     async def failed_opening(self, link: Link, pending: Pending, failure: Failure) -> bool:
         """The first request of all got nowhere; whether it went to another address."""
-        if failure.cause is not Cause.UNREACHABLE or self._turn + 1 >= len(self._dialers):
+        if failure.cause is Cause.STATUS or pending.method not in (wire.INITIALIZE, wire.DISCOVER):
+            return False
+        if self._turn + 1 >= len(self._dialers):
             return False
         self._turn += 1
         await link.close(leave=False)

@@ -54,7 +54,7 @@ def test_a_key_is_43_url_safe_characters_and_new_each_time(
 
 
 WRONG: dict[str, tuple[list[str], str]] = {
-    "no command": ([], "which command? serve or keygen"),
+    "no command": ([], "which command? serve"),
     "unknown command": (["server"], "invalid choice: 'server'"),
     "unknown option": (["keygen", "--bits", "512"], "unrecognized arguments: --bits 512"),
     "no target": (["serve"], "required: TARGET"),

@@ -19,7 +19,7 @@ from tests.support.raw import (
 )
 from tests.support.suspending import suspending_store
 from tests.support.virtual_time import cycles
-from tests.support.world import World, world
+from tests.support.world import Ctx, World, world
 
 pytestmark = pytest.mark.anyio
 
@@ -207,12 +207,11 @@ async def test_many_emit_on_one_stream(seed: int) -> None:
     """A handler's own tasks report at the same time: each report once, then the answer."""
     async with world(store=suspending_store(seed)) as w:
 
-        async def crowd(ctx: object, arguments: object) -> str:
-            session = ctx.session  # type: ignore[attr-defined]
-            await asyncio.gather(*(session.report_progress(n) for n in range(12)))
+        async def crowd(ctx: Ctx, arguments: object) -> str:
+            await asyncio.gather(*(ctx.session.report_progress(n) for n in range(12)))
             return "all reported"
 
-        w.box.tools["crowd"] = crowd  # type: ignore[assignment]
+        w.box.tools["crowd"] = crowd
         client = await w.connected()
 
         sent = client.call("crowd", meta={"progressToken": 1})

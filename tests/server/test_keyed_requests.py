@@ -29,10 +29,10 @@ async def session_of(w: World) -> tuple[RawClient, str]:
     return client, (await client.start())["sessionId"]
 
 
-async def waiting(w: World, client: RawClient, gate: str = "g", **meta: object) -> Sent:
-    """A call with key ``k`` that waits at a gate."""
-    sent = client.call("wait", gate=gate, meta=keyed("k", **meta))  # type: ignore[arg-type]
-    await w.box.gate(gate).started.wait()
+async def waiting(w: World, client: RawClient) -> Sent:
+    """A call with key ``k`` that waits at gate ``g``."""
+    sent = client.call("wait", gate="g", meta=keyed("k"))
+    await w.box.gate("g").started.wait()
     return sent
 
 

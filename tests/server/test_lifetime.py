@@ -9,6 +9,7 @@ from mcp.server.auth.provider import AccessToken
 
 from mcp_sessions import SessionPolicy
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.ids import SessionId
 from tests.support.raw import Json, RawClient, call_params, in_session, keyed, text_of, uris
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, World, world
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 async def is_there(w: World, session: str) -> bool:
     """Whether the session is known to the store, looked at from the side."""
-    record = await w.layer.store.load(session, now=w.clock())  # type: ignore[arg-type]
+    record = await w.layer.store.load(SessionId(session), now=w.clock())
     return record is not None
 
 

@@ -150,7 +150,7 @@ async def test_lone_posts_share_no_ids() -> None:
 
 
 async def test_a_cut_stream_cancels_nothing() -> None:
-    """Rule: "A broken connection or response stream never cancels a request in the handshake era"."""
+    """Rule: "A broken … response stream never cancels a request in the handshake era"."""
     async with world() as w:
         client = await w.connected()
         sent = await waiting(w, client)
@@ -318,7 +318,7 @@ async def test_an_answer_to_nothing_is_taken_from_a_connection_only() -> None:
     """As the SDK answers it: 202; and 400 where there is no session at all."""
     async with world() as w:
         client = await w.connected()
-        answer = {"jsonrpc": "2.0", "id": "x", "result": {}}
+        answer: Json = {"jsonrpc": "2.0", "id": "x", "result": {}}
 
         assert (await client.post(answer).done()).status == 202
         assert (await w.client().post(answer).done()).status == 400

@@ -121,7 +121,7 @@ class DuplexPeer(ABC):
     async def until(self, look: Any, what: str = "it", *, within: float = WITHIN) -> Any:
         """What ``look()`` finds, once it finds something."""
         return await self.board.until(
-            look,
+            lambda: look() or None,
             what=lambda: f"{what}; there is {self.messages[-20:]!s:.3000}, ended={self.ended}",
             within=within,
         )

@@ -6,6 +6,7 @@ order shows, and shows again.
 """
 
 import asyncio
+import inspect
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -27,7 +28,7 @@ class _Suspending:
             method = getattr(store, name)
             if name.startswith("_") and name != "_sessions":
                 continue
-            if asyncio.iscoroutinefunction(method) and name not in ("open", "close"):
+            if inspect.iscoroutinefunction(method) and name not in ("open", "close"):
                 method = _suspends(method, chance)
             setattr(self, name, method)
 

@@ -352,7 +352,9 @@ async def test_a_lone_posts_stream_cannot_be_closed() -> None:
 # --- a reader that stalls ----------------------------------------------------------------------
 
 
-async def flood(w: World, client: RawClient, *, messages: int, size: int) -> Reply:
+async def flood(
+    w: World, client: RawClient, *, messages: int, size: int, session: str | None = None
+) -> Reply:
     """A call that emits more than its stalled reader takes; the POST's reply."""
 
     async def emit(ctx: Ctx, arguments: dict[str, object]) -> str:
@@ -363,7 +365,8 @@ async def flood(w: World, client: RawClient, *, messages: int, size: int) -> Rep
 
     w.box.tools["flood"] = emit
     w.carrier.stalls_next = True
-    return client.call("flood", meta={"progressToken": 1}).reply
+    named = in_session(session) if session is not None else {}
+    return client.call("flood", meta={"progressToken": 1, **named}).reply
 
 
 @pytest.mark.parametrize("lone", [False, True], ids=["connection", "lone post"])
@@ -373,15 +376,11 @@ async def test_a_stalled_post_reader_is_cut(lone: bool) -> None:
     """
     async with world(send_buffer=10_000, max_events=5_000, max_bytes=10_000_000) as w:
         client = await w.connected()
-        if lone:
-            session = (await client.start())["sessionId"]
-            client = w.client()
-            client.call = lambda tool, **o: RawClient.call(  # type: ignore[method-assign]
-                client, tool, meta={"progressToken": 1, **in_session(session)}
-            )
+        session = (await client.start())["sessionId"]
         begun = asyncio.get_running_loop().time()
 
-        reply = await flood(w, client, messages=100, size=1_000)
+        sender = w.client() if lone else client
+        reply = await flood(w, sender, messages=100, size=1_000, session=session)
         await w.box.gate("flooded").started.wait()
 
         waited = asyncio.get_running_loop().time() - begun

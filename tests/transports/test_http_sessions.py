@@ -233,7 +233,7 @@ async def test_ownership_comes_before_mode() -> None:
 
 @pytest.mark.parametrize("method", ["session/resume", "session/end"])
 async def test_session_methods_leave_transport_mode_sessions_alone(method: str) -> None:
-    """Rule: "``session/*`` naming a transport-mode id is an error and leaves that session alone"."""
+    """Rule: naming a transport-mode id "is an error and leaves that session alone"."""
     async with world() as w:
         client, other = await w.connected(), await w.connected()
         stream = await client.get().started()

@@ -13,6 +13,7 @@ from tests.support.proxy import Side, TcpProxy
 from tests.support.raw import (
     Json,
     RawClient,
+    Reply,
     SocketCarrier,
     call_params,
     event_ids,
@@ -255,7 +256,7 @@ async def test_many_streams_at_once(site: Site) -> None:
     """A hundred clients with a stream each hear one change each."""
     async with direct(site) as carrier:
         clients = [RawClient(carrier) for _ in range(100)]
-        streams = []
+        streams: list[Reply] = []
         for client in clients:
             await client.initialize()
             await client.start()

@@ -1,0 +1,383 @@
+"""The resuming client against the real server, over real sockets that break."""
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio
+import mcp_types as types
+import pytest
+from mcp import Client, MCPError
+
+from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.sdk import is_outcome_unknown
+from mcp_sessions.client_transport import resumable
+from tests.support.proxy import Side, TcpProxy
+from tests.support.raw import RawClient, SocketCarrier
+from tests.support.resuming import MODES, QUICK, Heard, app_of, connected, serving, text_of
+from tests.support.servers import RunningServer, serve
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_one_changed_line_gives_a_session_to_every_request(mode: str) -> None:
+    async with connected(mode) as it:
+        first = await it.call("session_id")
+
+        assert len(first) >= 43
+        assert await it.call("session_id") == first
+        assert [tool.name for tool in (await it.client.list_tools()).tools]
+        assert it.heard.outcomes == []
+
+
+@asynccontextmanager
+async def somebody_else(server: RunningServer) -> AsyncGenerator[RawClient]:
+    """Another client of the same principal."""
+    carrier = SocketCarrier(server.host, server.port)
+    try:
+        yield RawClient(carrier)
+    finally:
+        await carrier.aclose()
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_session_ends_with_the_transport_if_there_is_no_jar(mode: str) -> None:
+    with serving() as (_, _, server), anyio.fail_after(20):
+        async with Client(resumable(server.url(), policy=QUICK), mode=mode) as client:
+            session_id = text_of(await client.call_tool("session_id", {}))
+        async with somebody_else(server) as other:
+            error = await other.error("session/resume", {"sessionId": session_id})
+            assert error["code"] == -32043
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_call_that_runs_while_the_connection_is_cut_is_answered_and_ran_once(
+    mode: str,
+) -> None:
+    """Pitfalls C1 and C2."""
+    async with connected(mode) as it, anyio.create_task_group() as tasks:
+        answers: list[str] = []
+
+        async def call() -> None:
+            answers.append(await it.call("slow", steps=3, gate="g"))
+
+        tasks.start_soon(call)
+        await it.app.stage.reached("g:started")
+        it.proxy.cut_all()
+        it.app.stage.mark("g:go")
+        await it.app.stage.reached("g:done")
+        assert await it.call("echo", text="and on") == "and on"
+
+    assert answers == ["3 steps"]
+    assert it.app.stage.count("g:started") == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_call_that_was_cut_before_the_server_read_it_runs_once(mode: str) -> None:
+    async with connected(mode) as it, anyio.create_task_group() as tasks:
+        await it.call("echo", text="warm")
+        it.proxy.stall_all(Side.CLIENT)
+        it.app.stage.mark("g:go")
+        tasks.start_soon(lambda: it.call("slow", steps=1, gate="g"))
+        # Written into the connection, and no further.
+        await anyio.wait_all_tasks_blocked()
+        assert it.app.stage.count("g:started") == 0
+        it.proxy.cut_all()
+        await it.app.stage.reached("g:done")
+
+    assert it.app.stage.count("g:started") == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_answer_that_was_written_into_a_dead_connection_comes_again(mode: str) -> None:
+    """Pitfall A8: and nothing runs for it."""
+    async with connected(mode) as it, anyio.create_task_group() as tasks:
+        answers: list[str] = []
+
+        async def call() -> None:
+            answers.append(await it.call("slow", steps=1, gate="g"))
+
+        tasks.start_soon(call)
+        await it.app.stage.reached("g:started")
+        it.proxy.stall_all(Side.SERVER)
+        it.app.stage.mark("g:go")
+        await it.app.stage.reached("g:done")
+        it.proxy.cut_all()
+
+    assert answers == ["1 steps"]
+    assert it.app.stage.count("g:started") == 1
+
+
+async def test_events_of_a_cut_connection_come_once_and_in_order() -> None:
+    async with connected("legacy") as it:
+        await it.client.subscribe_resource("note://1")
+        await it.client.subscribe_resource("note://2")
+        await it.change_elsewhere("note://1")
+        await it.heard.has(lambda: it.heard.updates == ["note://1"], "the first event")
+        with it.proxy.offline():
+            await it.change_elsewhere("note://2", "note://1")
+
+        await it.heard.has(lambda: len(it.heard.updates) >= 3, "what was missed")
+        await it.change_elsewhere("note://2")
+        await it.heard.has(lambda: len(it.heard.updates) >= 4, "what came after")
+        assert it.heard.updates == ["note://1", "note://2", "note://1", "note://2"]
+
+
+async def test_events_of_a_cut_listen_stream_come_once_and_in_order() -> None:
+    async with connected("auto") as it:
+        async with it.client.listen(resource_subscriptions=["note://1", "note://2"]) as changes:
+            await it.change_elsewhere("note://1")
+            first = await anext(changes)
+            with it.proxy.offline():
+                await it.change_elsewhere("note://2", "note://1")
+
+            missed = [await anext(changes), await anext(changes)]
+            await it.change_elsewhere("note://2")
+            live = await anext(changes)
+
+        uris = [getattr(change, "uri", None) for change in (first, *missed, live)]
+        assert uris == ["note://1", "note://2", "note://1", "note://2"]
+        assert (await it.heard.outcome()).recovered
+
+
+async def test_several_listen_streams_of_an_application_share_the_sessions_one() -> None:
+    async with connected("auto") as it:
+        async with (
+            it.client.listen(resource_subscriptions=["note://1"]) as one,
+            it.client.listen(resource_subscriptions=["note://2"]) as two,
+        ):
+            await it.change_elsewhere("note://1", "note://2", "note://1")
+
+            assert getattr(await anext(one), "uri", None) == "note://1"
+            assert getattr(await anext(two), "uri", None) == "note://2"
+        async with it.client.listen(resource_subscriptions=["note://1"]) as three:
+            await it.change_elsewhere("note://1")
+            assert getattr(await anext(three), "uri", None) == "note://1"
+
+
+async def test_a_notification_stream_that_is_only_silent_is_opened_anew() -> None:
+    """Pitfall G3: the peer is gone and nobody says so, while POSTs still pass."""
+    policy = ReconnectPolicy(backoff_base=0.02, backoff_cap=0.2, stream_silence=0.3)
+    async with connected("legacy", policy=policy) as it:
+        await it.client.subscribe_resource("note://1")
+        stream = await it.proxy.carrying(b"GET /mcp")
+        await it.change_elsewhere("note://1")
+        await it.heard.has(lambda: len(it.heard.updates) == 1, "the first event")
+        stream.stall()
+
+        assert await it.call("touch", uri="note://1") == "note://1 version 1"
+
+        await it.heard.has(lambda: len(it.heard.updates) == 2, "the event of the dead stream")
+
+
+@asynccontextmanager
+async def over_a_restart(mode: str) -> AsyncGenerator[tuple[Client, Heard, TcpProxy]]:
+    """A client of a server that is gone; `TcpProxy.retarget` leads to the next one."""
+    heard = Heard()
+    with serving() as (_, _, first):
+        async with AsyncExitStack() as stack:
+            proxy = await stack.enter_async_context(TcpProxy(first.host, first.port))
+            transport = resumable(proxy.url(), on_resume=heard.on_resume, policy=QUICK)
+            stack.enter_context(anyio.fail_after(30))
+            client = await stack.enter_async_context(
+                Client(transport, mode=mode, message_handler=heard.on_message)
+            )
+            yield client, heard, proxy
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_server_that_lost_the_session_gets_another_one_once(mode: str) -> None:
+    """Pitfalls G1 and G5: started over, in one go, and the lists are read again."""
+    with serving() as (_, _, second):
+        async with over_a_restart(mode) as (client, heard, proxy):
+            old = text_of(await client.call_tool("session_id", {}))
+            proxy.retarget(second.host, second.port)
+            proxy.cut_all()
+            found: list[str] = []
+
+            async def call() -> None:
+                found.append(text_of(await client.call_tool("session_id", {})))
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(5):
+                    tasks.start_soon(call)
+
+            assert len(set(found)) == 1
+            assert found[0] != old
+            outcome = await heard.outcome()
+            assert (outcome.recovered, outcome.is_new_session) == (False, True)
+            assert outcome.reason == "session_lost"
+            assert len(heard.outcomes) == 1
+            if mode == "legacy":
+                await heard.has(
+                    lambda: "notifications/tools/list_changed" in heard.methods,
+                    "the word that lists changed",
+                )
+
+
+async def test_what_was_subscribed_is_subscribed_again_in_the_next_session() -> None:
+    """Pitfall G3: after every new session."""
+    with serving() as (_, layer, second):
+        async with over_a_restart("legacy") as (client, heard, proxy):
+            await client.subscribe_resource("note://1")
+            proxy.retarget(second.host, second.port)
+            proxy.cut_all()
+
+            assert (await heard.outcome()).is_new_session
+            # The application is told to read again what it may have missed.
+            await heard.has(lambda: heard.updates == ["note://1"], "the update after the gap")
+            await second.call(layer.notify_resource_updated, "note://1")
+            await heard.has(lambda: len(heard.updates) == 2, "a live update")
+
+
+async def test_what_is_listened_to_is_listened_to_in_the_next_session() -> None:
+    """Pitfalls G3 and G5, modern era."""
+    with serving() as (_, layer, second):
+        async with over_a_restart("auto") as (client, heard, proxy):
+            async with client.listen(resource_subscriptions=["note://1"]) as changes:
+                proxy.retarget(second.host, second.port)
+                proxy.cut_all()
+
+                assert getattr(await anext(changes), "uri", None) == "note://1"
+                assert (await heard.outcome()).is_new_session
+                await client.call_tool("echo", {"text": "listening by now"})
+                await second.call(layer.notify_resource_updated, "note://1")
+                assert getattr(await anext(changes), "uri", None) == "note://1"
+
+
+async def test_whoever_is_taken_over_stops_and_says_so() -> None:
+    """Pitfall B6: it does not come back to fight."""
+    async with connected("legacy") as it:
+        session_id = await it.call("session_id")
+        async with somebody_else(it.server) as other:
+            await other.initialize()
+            await other.result("session/resume", {"sessionId": session_id})
+
+            outcome = await it.heard.outcome()
+            assert (outcome.reason, outcome.is_over) == ("taken_over", True)
+            with pytest.raises(MCPError) as refused:
+                await it.call("echo", text="mine?")
+            assert refused.value.code == -31010
+        assert len(it.heard.outcomes) == 1
+
+
+async def test_a_question_of_the_server_is_asked_once_and_answered_across_a_cut() -> None:
+    """Pitfall C4."""
+    async with connected("legacy") as it:
+        answered = anyio.Event()
+
+        async def cut_and_answer(
+            context: object, params: types.ElicitRequestParams
+        ) -> types.ElicitResult:
+            it.heard.questions.append(params.message)
+            it.proxy.cut_all()
+            answered.set()
+            return types.ElicitResult(action="accept", content={"answer": "yes"})
+
+        session = it.client.session
+        session._elicitation_callback = cut_and_answer  # pyright: ignore
+        assert await it.call("ask", question="Really?") == "accept: yes"
+        assert it.heard.questions == ["Really?"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_what_the_application_cancels_is_cancelled_at_the_server(mode: str) -> None:
+    async with connected(mode) as it:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(lambda: it.call("slow", steps=3, gate="g"))
+                await it.app.stage.reached("g:started")
+                scope.cancel()
+
+        await it.app.stage.reached("g:cancelled")
+        assert await it.call("echo", text="on") == "on"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_other_address_of_a_server_is_tried(mode: str) -> None:
+    with serving() as (_, _, server):
+        async with (
+            TcpProxy(server.host, server.port) as one,
+            TcpProxy(server.host, server.port) as two,
+        ):
+            heard = Heard()
+            transport = resumable(one.url(), two.url(), on_resume=heard.on_resume, policy=QUICK)
+            with anyio.fail_after(30):
+                async with Client(transport, mode=mode) as client:
+                    old = text_of(await client.call_tool("session_id", {}))
+                    with one.offline():
+                        assert text_of(await client.call_tool("session_id", {})) == old
+                    assert (await heard.outcome()).recovered
+                    assert two.accepted
+
+
+async def test_a_first_address_that_is_dead_is_passed_over() -> None:
+    with serving() as (_, _, server):
+        async with TcpProxy(server.host, server.port) as dead:
+            with dead.offline(), anyio.fail_after(20):
+                transport = resumable(dead.url(), server.url(), policy=QUICK)
+                async with Client(transport, mode="legacy") as client:
+                    assert text_of(await client.call_tool("echo", {"text": "a"})) == "a"
+
+
+async def test_a_server_that_cannot_be_reached_fails_the_first_request() -> None:
+    with serving() as (_, _, server):
+        async with TcpProxy(server.host, server.port) as dead:
+            with dead.offline(), anyio.fail_after(20), pytest.raises(MCPError):
+                async with Client(resumable(dead.url(), policy=QUICK), mode="legacy"):
+                    raise AssertionError("it connected")
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_nothing_waits_for_ever_for_a_server_that_is_gone(mode: str) -> None:
+    """Pitfall C8: outcome unknown to who was sent, a closed connection to who was not."""
+    policy = ReconnectPolicy(
+        backoff_base=0.02, backoff_cap=0.05, give_up_after=0.4, connect_timeout=1
+    )
+    async with connected(mode, policy=policy) as it:
+        errors: list[MCPError] = []
+
+        async def call(tool: str, **arguments: object) -> None:
+            try:
+                await it.call(tool, **arguments)
+            except MCPError as error:
+                errors.append(error)
+                it.heard.board.announce()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: call("slow", steps=1, gate="g"))
+            await it.app.stage.reached("g:started")
+            with it.proxy.offline():
+                tasks.start_soon(lambda: call("echo", text="never"))
+                await it.heard.has(lambda: len(errors) == 2, "both errors")
+
+        assert [is_outcome_unknown(error) for error in sorted(errors, key=lambda e: e.code)] == [
+            False,
+            True,
+        ]
+        it.app.stage.mark("g:go")
+        assert await it.call("echo", text="back") == "back"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_against_a_server_without_sessions_it_is_the_stock_transport(mode: str) -> None:
+    app, _ = app_of()
+    server_app = app.server.streamable_http_app()  # type: ignore[union-attr]
+    with serve(server_app) as server, anyio.fail_after(30):
+        results: list[object] = []
+        for transport in (resumable(server.url(), policy=QUICK), server.url()):
+            heard = Heard()
+            async with Client(transport, mode=mode, message_handler=heard.on_message) as client:
+                with pytest.raises(MCPError) as unknown:
+                    await client.read_resource("nothing://here")
+                results.append(
+                    (
+                        client.protocol_version,
+                        client.server_capabilities,
+                        text_of(await client.call_tool("echo", {"text": "a"})),
+                        text_of(await client.call_tool("session_id", {})),
+                        (await client.list_tools()).tools,
+                        unknown.value.error,
+                    )
+                )
+        assert results[0] == results[1]
