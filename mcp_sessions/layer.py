@@ -46,6 +46,7 @@ from mcp_sessions.stores.stateless import Stateless
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.credentials import CredentialWatch, StillValid
 from mcp_sessions_transports.doorkeeper import Doorkeeper
+from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.http_handshake import HandshakeHttp, Served
 from mcp_sessions_transports.http_modern import ModernHttp
 from mcp_sessions_transports.origin import OriginGuard, SecuritySettings
@@ -58,6 +59,9 @@ logger = logging.getLogger(__name__)
 DEFAULT_PATH = "/mcp"
 MAX_BODY = 4 * 1024 * 1024
 """Bytes of one HTTP request body; a larger one is answered 413."""
+
+_LAST_WORDS = 2.0
+"""Seconds that WebSockets and pipes have, at the end, to take what waits for them."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -318,8 +322,16 @@ class SessionLayer:
         left = await self._host.drain(grace)
         if left:
             logger.warning("%d requests were cancelled at shutdown", left)
+        closing: list[asyncio.Task[Any]] = []
         for connection in self._hub.connections():
             connection.close()
+            if isinstance(connection, DuplexConnection):
+                closing.append(asyncio.create_task(connection.over.wait()))
+        if closing:
+            # The server that runs us closes every WebSocket next, whatever waits there.
+            await asyncio.wait(closing, timeout=_LAST_WORDS)
+            for task in closing:
+                task.cancel()
 
     def require_session(self, *, tools: Iterable[str] = (), methods: Iterable[str] = ()) -> None:
         """Serve these only inside a session; outside of one they answer -31044.

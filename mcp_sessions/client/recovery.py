@@ -68,17 +68,23 @@ class Recovery:
         await at.answer(pending, CONNECTION_CLOSED, "Connection closed: no server can be reached")
         return False
 
-    async def failed_opening(self, link: Link, pending: Pending, failure: Failure) -> bool:
-        """The first request of all got nowhere; whether it went to another address."""
+    def failed_opening(self, link: Link, pending: Pending, failure: Failure) -> bool:
+        """The first request of all got nowhere; whether it goes to another address."""
         if failure.cause is Cause.STATUS or pending.method not in (wire.INITIALIZE, wire.DISCOVER):
             return False
         if self._turn + 1 >= len(self._dialers):
             return False
         self._turn += 1
+        self._at.phase = Phase.BUSY
+        # Not here: a task of the link told us, and ends with it.
+        self._at.spawn(self._open_elsewhere, link, pending)
+        return True
+
+    async def _open_elsewhere(self, link: Link, pending: Pending) -> None:
         await link.close(leave=False)
         if await self.open_first(pending):
+            pending.forget_sending()
             await self._sender.request(pending)
-        return True
 
     def _dialer(self) -> Dialer:
         return self._dialers[self._turn % len(self._dialers)]
@@ -270,6 +276,7 @@ class Recovery:
         at = self._at
         previous, at.link = at.link, link
         at.keeper.configure(link)
+        link.listen()
         self._not_before = 0.0
         if previous is not link or (outcome is not None and outcome.is_new_session):
             at.listens.wire_id = None

@@ -212,7 +212,7 @@ class ResumingClient:
                     return
                 pending = at.requests.find(request_id)
                 if at.phase is Phase.OPEN and pending is not None:
-                    if await self._recovery.failed_opening(link, pending, failure):
+                    if self._recovery.failed_opening(link, pending, failure):
                         return
                 await self._sender.unanswered(link, request_id, failure)
             case StreamReopened(continued):

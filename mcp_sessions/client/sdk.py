@@ -272,6 +272,9 @@ class StdioLink:
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             raise Failed(Failure(Cause.CUT, f"{self.name} is gone")) from None
 
+    def listen(self) -> None:
+        """See `Link`: here everything comes on one stream."""
+
     def abandon(self, request_id: RequestId) -> None:
         """See `Link`: its answer is dropped when it comes."""
 

@@ -323,9 +323,11 @@ async def test_a_first_address_that_is_dead_is_passed_over() -> None:
 async def test_a_server_that_cannot_be_reached_fails_the_first_request() -> None:
     with serving() as (_, _, server):
         async with TcpProxy(server.host, server.port) as dead:
-            with dead.offline(), anyio.fail_after(20), pytest.raises(MCPError):
-                async with Client(resumable(dead.url(), policy=QUICK), mode="legacy"):
-                    raise AssertionError("it connected")
+            with dead.offline(), anyio.fail_after(20):
+                # In groups, as whatever comes out of the SDK's own transports.
+                with pytest.RaisesGroup(MCPError, flatten_subgroups=True):
+                    async with Client(resumable(dead.url(), policy=QUICK), mode="legacy"):
+                        raise AssertionError("it connected")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -335,13 +337,13 @@ async def test_nothing_waits_for_ever_for_a_server_that_is_gone(mode: str) -> No
         backoff_base=0.02, backoff_cap=0.05, give_up_after=0.4, connect_timeout=1
     )
     async with connected(mode, policy=policy) as it:
-        errors: list[MCPError] = []
+        errors: dict[str, MCPError] = {}
 
         async def call(tool: str, **arguments: object) -> None:
             try:
                 await it.call(tool, **arguments)
             except MCPError as error:
-                errors.append(error)
+                errors[tool] = error
                 it.heard.board.announce()
 
         async with anyio.create_task_group() as tasks:
@@ -351,10 +353,9 @@ async def test_nothing_waits_for_ever_for_a_server_that_is_gone(mode: str) -> No
                 tasks.start_soon(lambda: call("echo", text="never"))
                 await it.heard.has(lambda: len(errors) == 2, "both errors")
 
-        assert [is_outcome_unknown(error) for error in sorted(errors, key=lambda e: e.code)] == [
-            False,
-            True,
-        ]
+        assert is_outcome_unknown(errors["slow"])
+        # Whether the other one was read there can be known or not.
+        assert is_outcome_unknown(errors["echo"]) or errors["echo"].code == -32000
         it.app.stage.mark("g:go")
         assert await it.call("echo", text="back") == "back"
 

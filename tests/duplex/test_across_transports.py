@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mcp_sessions_transports import stdio
 from tests.support import apps
 from tests.support.duplex import DECLARED, ELICITS, WITHIN, DuplexPeer, DuplexWorld, duplex_world
 from tests.support.modern import Heard, ModernClient
@@ -35,6 +36,12 @@ HANDSHAKE = [pair for pair in PAIRS if "modern" not in pair]
 WATCHED = ("note://a", "note://b", "note://c", "note://d", "note://e")
 DETACHED = "notifications/sessions/detached"
 CAPABILITIES = {**DECLARED, **ELICITS}
+
+
+@pytest.fixture(autouse=True)
+def pipes_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe that ended waits for what runs, two seconds; here a gate keeps it running."""
+    monkeypatch.setattr(stdio, "_LAST_WORDS", 0.05)
 
 
 class End(ABC):

@@ -269,7 +269,7 @@ async def test_who_takes_no_answers_may_not_go_on_asking(kind: str) -> None:
         for number in range(15):
             await peer.send("nope", request_id=f"{number}{request}")
         async with asyncio.timeout(WITHIN):
-            while not connection.outbox.full:
+            while not connection.outbox.full:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         waiting = sum(len(chunk) for chunk, _ in connection.outbox._buffer)
         for number in range(15, 50):

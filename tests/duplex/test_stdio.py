@@ -79,7 +79,7 @@ async def process(
     if one_socket:
         ours, theirs = socket.socketpair()
         running = await asyncio.create_subprocess_exec(
-            *command, stdin=theirs, stdout=theirs, **place
+            *command, stdin=theirs.fileno(), stdout=theirs.fileno(), **place
         )
         theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours, limit=2**20)
@@ -185,7 +185,9 @@ async def test_a_session_of_a_pipe_is_resumed_over_http_and_websocket_in_one_pro
 
 
 async def test_our_own_server_compresses_nothing_and_drains_with_1012() -> None:
-    """Pitfalls F9, C7: ``layer.run`` and SIGTERM. uvicorn then ends as the signal says."""
+    """Pitfalls F9, C7: ``layer.run`` and SIGTERM. With nothing at work uvicorn
+    closed the connection before a word of ours was written.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
     url = f"ws://127.0.0.1:{port}/mcp"

@@ -272,6 +272,22 @@ async def test_what_was_given_up_is_unknown() -> None:
         assert w.box.calls == ["wait"]
 
 
+async def test_what_was_sent_again_is_heard_again() -> None:
+    """C6: the bound on unheard work counts from when nobody listened, and somebody does."""
+    async with world(detached_timeout=60) as w:
+        client, session = await session_of(w)
+        first = await waiting(w, client)
+        await first.reply.started()
+        first.reply.leave()
+        await first.reply.done()
+        await asyncio.sleep(59)
+        again = w.client().call("wait", gate="g", meta=keyed("k", session))
+        await asyncio.sleep(600)
+        w.box.gate("g").go.set()
+
+        assert text_of(await again.result()) == "through g"
+
+
 async def test_without_a_key_nothing_is_remembered() -> None:
     """Rule: "Without a key nothing is ever sent again on its own": the same content runs again."""
     async with world() as w:

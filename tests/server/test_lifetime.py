@@ -7,12 +7,13 @@ import pytest
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 
-from mcp_sessions import SessionPolicy
+from mcp_sessions import SessionLayer, SessionPolicy
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId
+from mcp_sessions.stores.memory import MemoryStore
 from tests.support.raw import Json, RawClient, call_params, in_session, keyed, text_of, uris
 from tests.support.virtual_time import cycles
-from tests.support.world import Ctx, World, world
+from tests.support.world import Ctx, Toolbox, World, world
 
 pytestmark = pytest.mark.anyio
 
@@ -149,6 +150,27 @@ async def test_a_busy_session_is_alive_past_its_idle_deadline() -> None:
         question = (await stream.has(3))[2]
         await client.respond(question, {"action": "decline"})
         assert text_of(await running.result()) == "decline: None"
+
+
+async def test_a_session_that_is_busy_elsewhere_is_not_reaped() -> None:
+    """D2, E: another process on the same store does not know what runs here: the deadline is
+    kept ahead for it.
+    """
+    store = MemoryStore()
+    async with world(store=store, idle_timeout=100) as w:
+        other = SessionLayer(Toolbox().server, store=store, policy=w.layer.policy, clock=w.clock)
+        client = await w.connected()
+        await client.start()
+        running = client.call("wait", gate="g")
+        await w.box.gate("g").started.wait()
+        for _ in range(4):
+            w.clock.advance(60)
+            await w.expire()
+            assert await other._reaper.round() == 0  # pyright: ignore[reportPrivateUsage]
+        w.box.gate("g").go.set()
+
+        assert text_of(await running.result()) == "through g"
+        assert await client.text("session_id") != "none"
 
 
 async def test_an_unheard_request_still_holds_its_session() -> None:

@@ -6,6 +6,7 @@ which they were decided: an answer to ``session/resume`` before the first replay
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -150,6 +151,9 @@ class DuplexConnection:
         self.is_draining = False
         """Closed by this side, in order."""
 
+        self.over = asyncio.Event()
+        """Set when nothing more goes out."""
+
         self._served = served
         self._rules = rules
         self._current: CurrentSession | None = None
@@ -276,6 +280,7 @@ class DuplexConnection:
         for channel in list(self.channels):
             channel.closed()
         self.channels.clear()
+        self.over.set()
 
     def push_event(self, chunk: bytes, origin: SessionId | None) -> None:
         """Hand over what is no answer: it waits behind an answer that has to come first."""

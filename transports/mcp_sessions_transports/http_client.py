@@ -168,11 +168,11 @@ class HttpLink:
         failure = await self._post_other(message, headers)
         if failure is not None:
             raise Failed(failure)
-        if method == "notifications/initialized" and self.transport_session is not None:
-            self.listen()
 
     def listen(self) -> None:
-        """Open the notification stream of the transport session."""
+        """See `Link`: the GET stream, if there is a transport session."""
+        if self.transport_session is None:
+            return
         if not self._listens and self._tasks is not None:
             self._listens = True
             self._tasks.start_soon(self._read_notifications)

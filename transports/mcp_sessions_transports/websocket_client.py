@@ -183,6 +183,9 @@ class WebSocketLink:
         except ConnectionClosed:
             raise Failed(Failure(Cause.CUT, "the WebSocket is closed")) from None
 
+    def listen(self) -> None:
+        """See `Link`: here everything comes on one stream."""
+
     def abandon(self, request_id: RequestId) -> None:
         """See `Link`: its answer is dropped when it comes."""
 
