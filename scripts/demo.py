@@ -3,51 +3,56 @@
     ./scripts/demo                                     # sets up what it needs, then runs this
     python scripts/demo.py [examples/notes_server.py]  # in an environment that has it all
 
-A notes server runs in a process of its own. The client is plain HTTP and reaches it through
-a small TCP relay, and that is where the connection is cut. Everything said below is what the
-client saw on the wire; the last line counts the checks made of it, and if one failed the exit
-status is 1.
+A notes server runs in a process of its own. In the first act the client is plain HTTP and
+reaches it through a small TCP relay, and that is where the connection is cut. In the second
+it is the SDK's own client over ``resumable(...)``, and moves from HTTP to WebSocket while a
+call runs. Everything said below is what the clients saw; the last line counts the checks made
+of it, and if one failed the exit status is 1.
 """
 
 import argparse
 import asyncio
-import os
 import random
-import re
-import socket
-import struct
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from demo_checks import (
+    CHECKS,
+    INDEX,
+    OPENED,
+    ROOT,
+    SUBSCRIBED,
+    UPDATED,
+    Message,
+    Move,
+    Story,
+    event_id,
+    missed,
+    said,
+)
+from demo_stage import Relay, log_of, notes_server, texts_of
+from mcp import Client
+from mcp.client.subscriptions import ResourceUpdated, Subscription
+from mcp_types import CallToolResult
+from plain_client import PlainClient, Refused
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "examples"))
-
-from plain_client import Message, PlainClient, Refused  # noqa: E402  (a file beside the servers)
-
-SESSION_META = "io.modelcontextprotocol/session"
-LIST_CHANGED = "notifications/resources/list_changed"
-UPDATED = "notifications/resources/updated"
-SESSION_NOT_FOUND = -32043
+from mcp_sessions import resumable
 
 LONGEST = 40.0
-"""Seconds that the whole story may take. It takes about two."""
-LOG = "server.log"
-NOTES = "notes"
-
-SUBSCRIBED = ("groceries", "ideas", "journal", "recipes")
+"""Seconds that the whole story may take. It takes about six."""
+REST = 0.2
+"""Seconds that the second act's call rests after each note."""
+BEFORE, MEANWHILE, AFTER = "groceries", "ideas", "journal"
+"""What somebody changes in the second act before, during and after the move."""
 HEARD_LIVE = "recipes"
 """Changed once before the cut and never while away: it must not be told again."""
-OPENED = ("groceries", "journal")
 AT_FIRST = (*SUBSCRIBED, "drafts", "old-plans")
 WHILE_AWAY = (
     [("append_note", "groceries")] * 20
@@ -57,308 +62,6 @@ WHILE_AWAY = (
     + [("write_note", "guests"), ("delete_note", "old-plans")]
 )
 """What somebody else does while the client is away: (tool, note)."""
-
-
-# --- What happened, and what must be true of it -------------------------------------------
-
-
-@dataclass
-class Story:
-    """What the client saw. What is empty did not come to pass."""
-
-    first_connection: str = ""
-    second_connection: str = ""
-    stream_error: str = ""
-    """How the first GET stream ended."""
-    session_id: str = ""
-    position: str = ""
-    """The ``sessionEventId`` of the last event before the cut."""
-    changes: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """(tool, note), in the order in which they were made while the client was away."""
-    resumed: Message = field(default_factory=dict[str, Any])
-    """What ``session/resume`` answered."""
-    replayed: list[Message] = field(default_factory=list[Message])
-    """What came on the new stream before anything more was changed."""
-    live: list[Message] = field(default_factory=list[Message])
-    """What came after that, when ``live_change`` was changed."""
-    live_change: str = ""
-    recent: list[str] = field(default_factory=list[str])
-    """The notes that the session says were opened last, asked on the second connection."""
-    client_reads: dict[str, str] = field(default_factory=dict[str, str])
-    """The text of each note that the client read because the replay named it."""
-    on_disk: dict[str, str] = field(default_factory=dict[str, str])
-    """The text of every note that is really there at the end."""
-    client_lists: list[str] = field(default_factory=list[str])
-    """The notes that the client was listed because the replay said that the list changed."""
-    resumed_again: Message = field(default_factory=dict[str, Any])
-    """What a second ``session/resume``, from the newest event, answered."""
-    after_the_end: int = 0
-    """The error code of ``session/resume`` after ``session/end``."""
-    is_whole: bool = False
-    """Whether the story was told to its end."""
-
-
-Key = tuple[str, str]
-"""What a notification says: (method, note); the note is empty when the list changed."""
-
-
-def said(message: Message) -> Key:
-    """What a notification says, without when and to whom."""
-    uri = message.get("params", {}).get("uri", "")
-    return message.get("method", ""), uri.removeprefix("note://")
-
-
-def event_id(message: Message) -> str:
-    """The ``sessionEventId`` of a session event; empty if it is none."""
-    return message.get("params", {}).get("sessionEventId", "")
-
-
-def missed(story: Story) -> list[Key]:
-    """Every notification the session would have been sent while the client was away."""
-    keys: list[Key] = []
-    for tool, name in story.changes:
-        if name in SUBSCRIBED:
-            keys.append((UPDATED, name))
-        if tool in ("write_note", "delete_note"):
-            keys.append((LIST_CHANGED, ""))
-    return keys
-
-
-def to_replay(story: Story) -> list[Key]:
-    """What must be left of ``missed``: each thing once, where it was said last."""
-    return list(dict.fromkeys(reversed(missed(story))))[::-1]
-
-
-def it_broke(story: Story) -> bool:
-    """The stream died, and what came after was another connection."""
-    connections = {story.first_connection, story.second_connection} - {""}
-    return story.stream_error != "" and len(connections) == 2
-
-
-def it_was_caught_up(story: Story) -> bool:
-    """The answer says resumed, and that the gap was closed."""
-    return story.resumed.get("resumed") is True and story.resumed.get("catchup") is True
-
-
-def nothing_is_lost(story: Story) -> bool:
-    """What was missed and what was replayed say the same."""
-    wanted = set(missed(story))
-    return wanted != set() and wanted <= {said(message) for message in story.replayed}
-
-
-def nothing_is_said_twice(story: Story) -> bool:
-    """One message for each thing that changed, however often it did."""
-    keys = [said(message) for message in story.replayed]
-    return keys != [] and len(keys) == len(set(keys)) < len(story.changes)
-
-
-def nothing_is_foreign(story: Story) -> bool:
-    """Only what this session asked for, each message marked as this session's."""
-    owners = {
-        message["params"].get("_meta", {}).get(SESSION_META, {}).get("sessionId")
-        for message in story.replayed
-    }
-    strangers = {said(message) for message in story.replayed} - set(missed(story))
-    return story.session_id != "" and owners == {story.session_id} and strangers == set()
-
-
-def it_is_in_order(story: Story) -> bool:
-    """Oldest first; ids grow from the position to the head that the answer named."""
-    ids = [story.position, *(event_id(message) for message in story.replayed)]
-    return (
-        story.replayed != []
-        and [said(message) for message in story.replayed] == to_replay(story)
-        and all(earlier < later for earlier, later in zip(ids, ids[1:], strict=False))
-        and ids[-1] == story.resumed.get("sessionEventId")
-    )
-
-
-def it_is_as_many_as_promised(story: Story) -> bool:
-    """The number in the answer came; and then nothing, until something changed."""
-    return len(story.replayed) == story.resumed.get("replayed") and len(story.live) == 1
-
-
-def subscriptions_live_on(story: Story) -> bool:
-    """The next change is heard at once, with a newer id, though nobody subscribed again."""
-    return (
-        len(story.live) > 0
-        and said(story.live[0]) == (UPDATED, story.live_change)
-        and event_id(story.live[0]) > story.resumed.get("sessionEventId", "") != ""
-    )
-
-
-def data_lives_on(story: Story) -> bool:
-    """What the tools kept in the session on the first connection is there on the second."""
-    return story.recent == list(reversed(OPENED))
-
-
-def client_is_right_again(story: Story) -> bool:
-    """Having read what the replay named, the client knows what is on the disk."""
-    return (
-        set(story.client_reads) == {name for method, name in missed(story) if method == UPDATED}
-        and story.client_reads != {}
-        and all(story.on_disk.get(name) == text for name, text in story.client_reads.items())
-        and sorted(story.client_lists) == sorted(story.on_disk)
-    )
-
-
-def nothing_is_replayed_twice(story: Story) -> bool:
-    """A second resume, from the newest event, is a success with nothing to replay."""
-    again = story.resumed_again
-    return again.get("catchup") is True and again.get("replayed") == 0
-
-
-def ended_is_ended(story: Story) -> bool:
-    """After ``session/end`` nobody can resume."""
-    return story.after_the_end == SESSION_NOT_FOUND
-
-
-def it_was_told_to_the_end(story: Story) -> bool:
-    """Nothing broke the story off."""
-    return story.is_whole
-
-
-CHECKS: list[tuple[str, Callable[[Story], bool]]] = [
-    ("the connection was cut, and the client came back on a new one", it_broke),
-    ("session/resume caught up", it_was_caught_up),
-    ("every note that changed is in the replay: nothing is lost", nothing_is_lost),
-    ("each is there once, however often it changed", nothing_is_said_twice),
-    ("nothing is there that this session did not ask for", nothing_is_foreign),
-    ("oldest first, with growing event ids up to the head", it_is_in_order),
-    ("as many events as the answer promised, then silence", it_is_as_many_as_promised),
-    ("subscriptions live on: the next change arrives live", subscriptions_live_on),
-    ("the session's data lives on", data_lives_on),
-    ("what the client now reads is what is on the disk", client_is_right_again),
-    ("resuming again replays nothing", nothing_is_replayed_twice),
-    ("after session/end nobody can resume", ended_is_ended),
-    ("the story was told to its end", it_was_told_to_the_end),
-]
-
-
-# --- The stage: a server in its own process, and a line to it that can be cut ---------------
-
-
-class ServerFailed(Exception):
-    """The server did not start."""
-
-
-@asynccontextmanager
-async def notes_server(target: str, directory: Path) -> AsyncGenerator[int]:
-    """Serve ``target``, its notes and its log in ``directory``; yields the port.
-
-    Raises:
-        ServerFailed: It ended, or does not say where it listens within 20 s.
-    """
-    with open(directory / LOG, "wb") as log:  # noqa: ASYNC230  (a new, empty file)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "mcp_sessions.cli", "serve", target),
-            *("--host", "127.0.0.1", "--port", "0"),
-            env={**os.environ, "NOTES_DIR": str(directory / NOTES)},
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        yield await port_of(process, directory)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), 5)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-
-
-async def port_of(process: asyncio.subprocess.Process, directory: Path) -> int:
-    """The port on which a server that was just started says it listens."""
-    deadline = time.monotonic() + 20
-    while process.returncode is None and time.monotonic() < deadline:
-        address = re.search(r"http://127\.0\.0\.1:(\d+)/", log_of(directory))
-        if address is not None:
-            return int(address[1])
-        await asyncio.sleep(0.05)
-    raise ServerFailed(f"the server does not listen (exit status: {process.returncode})")
-
-
-def log_of(directory: Path) -> str:
-    """What the server wrote; empty if it was not even started."""
-    log = directory / LOG
-    return log.read_text("utf-8", "replace") if log.exists() else ""
-
-
-def texts_of(directory: Path) -> dict[str, str]:
-    """The text of every note, read without asking the server."""
-    return {path.stem: path.read_text("utf-8") for path in (directory / NOTES).glob("*.md")}
-
-
-class Relay:
-    """A TCP line to a server, which can be cut: both ends then see a reset, as with a lost peer.
-
-    It looks at no byte, so what breaks is the connection and nothing else.
-    """
-
-    def __init__(self, target_port: int) -> None:
-        self._target_port = target_port
-        self._open: set[asyncio.StreamWriter] = set()
-        self._is_cut = False
-        self.port = 0
-
-    @asynccontextmanager
-    async def listening(self) -> AsyncGenerator["Relay"]:
-        """Relay until the block is left."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        try:
-            yield self
-        finally:
-            server.close()
-            self.cut()
-
-    def cut(self) -> int:
-        """Reset every open connection, and new ones until ``mend``. How many were open."""
-        self._is_cut = True
-        number = len(self._open) // 2
-        for writer in self._open:
-            reset(writer)
-        return number
-
-    def mend(self) -> None:
-        """Let new connections through again."""
-        self._is_cut = False
-
-    async def _serve(self, near: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
-        if self._is_cut:
-            return reset(near_out)
-        try:
-            far, far_out = await asyncio.open_connection("127.0.0.1", self._target_port)
-        except OSError:
-            return reset(near_out)
-        ends = {near_out, far_out}
-        self._open |= ends
-        if self._is_cut:  # while we connected
-            for writer in ends:
-                reset(writer)
-        await asyncio.gather(pass_on(near, far_out), pass_on(far, near_out))
-        self._open -= ends
-
-
-async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy bytes until either side ends."""
-    try:
-        while data := await reader.read(65_536):
-            writer.write(data)
-            await writer.drain()
-    except ConnectionError:
-        pass
-    writer.close()
-
-
-def reset(writer: asyncio.StreamWriter) -> None:
-    """Close without the goodbye: with no time to linger, TCP sends RST instead of FIN."""
-    end: socket.socket = writer.get_extra_info("socket")
-    if end.fileno() != -1:  # else it is closed already
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()
 
 
 # --- The story ------------------------------------------------------------------------------
@@ -391,6 +94,14 @@ async def tell(story: Story, console: Console, *, target: str, directory: Path) 
         async with PlainClient(url) as client:
             await come_back(story, console, client)
             await look_around(story, console, client, other, directory=directory)
+        async with Relay(port).listening() as wire:
+            await move(
+                story.move,
+                console,
+                other,
+                http=relay,
+                websocket=wire,
+            )
     story.is_whole = True
 
 
@@ -504,6 +215,113 @@ async def look_around(
         console, f"position        -> resume again: {story.resumed_again.get('replayed')} replayed"
     )
     line(console, f"session/end     -> the next resume is refused: {story.after_the_end}")
+
+
+async def move(
+    seen: Move, console: Console, other: PlainClient, *, http: Relay, websocket: Relay
+) -> None:
+    """The second act: the SDK's client takes its session from HTTP to WebSocket under a call."""
+    to_url = f"ws://127.0.0.1:{websocket.port}/mcp"
+    transport = resumable(f"http://127.0.0.1:{http.port}/mcp", to_url)
+    notes = [f"note://{name}" for name in (BEFORE, MEANWHILE, AFTER)]
+    async with (
+        PlainClient(other.url) as watcher,
+        Client(transport) as client,
+        client.listen(resource_subscriptions=notes) as changes,
+        asyncio.TaskGroup() as tasks,
+    ):
+        # A client of its own, which hears of every index that the server writes.
+        await watcher.initialize()
+        await watcher.request("resources/subscribe", {"uri": f"note://{INDEX}"})
+        await watcher.open_stream()
+        hearing = tasks.create_task(hear(changes, seen))
+        await client.call_tool("open_note", {"name": BEFORE})
+        call = tasks.create_task(index(client, seen))
+        await change(seen, other, BEFORE)
+        await until(lambda: len(seen.steps) >= 2 and seen.heard != [], "two steps of the call")
+        chapter(console, "6. Second act: the SDK's own client, and a call that takes a while")
+        seen.lines_before = http.open, websocket.open
+        line(console, f"Client(resumable(HTTP, WS)) -> TCP connections: {tcp(seen.lines_before)}")
+        line(console, f"tools/call index_notes      -> at note {seen.steps[-1]} of {seen.length}")
+        line(console, f"subscriptions/listen        -> {seen.heard[0]} changed, live")
+
+        seen.steps_before = len(seen.steps)
+        moving = tasks.create_task(transport.move_to(to_url))
+        await change(seen, other, MEANWHILE)
+        outcome = await moving
+        seen.moved_to, seen.was_recovered = outcome.connected_to, outcome.recovered
+        seen.was_answered_before = call.done()
+        http.cut()
+        chapter(console, "7. It moves to WebSocket while the call runs; then HTTP is cut")
+        line(console, f'move_to("ws://...")         -> recovered {outcome.recovered}')
+        line(console, "From here on HTTP is cut off: what still comes, comes over WebSocket.")
+        await change(seen, other, AFTER)
+        seen.answer = await call
+        seen.lines_after = http.open, websocket.open
+        seen.recent = returned(await client.call_tool("recent_notes"))
+        # A second run, had the move or the cut begun one, would be over after as long again.
+        await asyncio.sleep(seen.length * REST + 0.2)
+        await until(lambda: len(seen.heard) >= len(seen.changes), "the changes")
+        hearing.cancel()
+        seen.written = [said(message) for message in watcher.received]
+        line(console, f"the call's progress         -> {', '.join(map(str, seen.steps))}")
+        line(console, f"the call's answer           -> {seen.answer}")
+        line(console, f"when it came                -> TCP connections: {tcp(seen.lines_after)}")
+        line(
+            console,
+            f"index written on the server -> {seen.written.count((UPDATED, INDEX))} time(s)",
+        )
+        line(console, f"subscriptions/listen        -> {', '.join(seen.heard[1:])} changed")
+        line(console, f"the session's data          -> opened last: {', '.join(seen.recent)}")
+    http.mend()
+
+
+async def index(client: Client, seen: Move) -> str:
+    """Have the notes indexed, and return the answer."""
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        seen.steps.append(int(progress))
+        seen.length = int(total or 0)
+
+    result = await client.call_tool("index_notes", {"pause": REST}, progress_callback=on_progress)
+    return returned(result)
+
+
+def returned(result: CallToolResult) -> Any:
+    """What a tool returned."""
+    content: dict[str, Any] = result.structured_content or {}
+    return content["result"]
+
+
+def tcp(connections: tuple[int, int]) -> str:
+    """How many connections there are of each kind, in words."""
+    return f"HTTP {connections[0]}, WebSocket {connections[1]}"
+
+
+async def hear(changes: Subscription, seen: Move) -> None:
+    """Keep what the subscription brings."""
+    async for change in changes:
+        if isinstance(change, ResourceUpdated):
+            seen.heard.append(change.uri.removeprefix("note://"))
+
+
+async def change(seen: Move, other: PlainClient, name: str) -> None:
+    """Somebody else changes a note."""
+    await other.call_tool("append_note", name=name, text="Moved.")
+    seen.changes.append(name)
+
+
+async def until(holds: Callable[[], bool], what: str) -> None:
+    """Wait for something to come to pass.
+
+    Raises:
+        TimeoutError: It did not within 10 s.
+    """
+    deadline = time.monotonic() + 10
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"after 10 s, still missing: {what}")
+        await asyncio.sleep(0.01)
 
 
 def chapter(console: Console, title: str) -> None:

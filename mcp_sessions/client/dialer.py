@@ -154,7 +154,8 @@ class Link(Protocol):
 
     def listen(self) -> None:
         """Open the notification stream, where that is a stream of its own. Called when the
-        settings are known, and again, to no effect, whenever they are."""
+        settings are known, and again, to no effect, whenever they are.
+        """
         ...
 
     def abandon(self, request_id: RequestId) -> None:

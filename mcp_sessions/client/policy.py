@@ -40,6 +40,10 @@ class ReconnectPolicy:
     """A response that shows no life for this long is lost, and its request asked for again
     if it has a key."""
 
+    refusal_time: float = 1
+    """A tool call that is told later than this that its session is gone may have been at
+    work: it is not sent again in the next session."""
+
     closing_timeout: float = 2
     """At the end: taking leave of the server."""
 

@@ -43,6 +43,9 @@ class Pending:
     first_sent: float | None = None
     """When it may first have reached the server; None: it certainly never ran."""
 
+    last_sent: float = 0.0
+    """When it was sent last."""
+
     sent_before: bool = False
     """An earlier sending may have reached the server."""
 

@@ -70,8 +70,9 @@ class Sender:
             headers = {**wire.modern_headers(message, keeper.envelope), **headers}
         wire_id = at.requests.sending(pending, link)
         pending.sent_before = pending.first_sent is not None
+        pending.last_sent = at.clock()
         if pending.first_sent is None:
-            pending.first_sent = at.clock()
+            pending.first_sent = pending.last_sent
         if session is None or wire.names_own_session(message):
             message = {**message, "id": wire_id}
         else:
@@ -197,9 +198,7 @@ class Sender:
         if pending.refusals > _REFUSALS or at.phase in (Phase.OVER, Phase.CUT_OFF):
             return False
         generation = pending.generation
-        data = error.get("data")
-        has_started = isinstance(data, dict) and cast("Json", data).get("started") is True
-        if has_started or (pending.was_accepted and pending.method == wire.TOOL_CALL):
+        if self._may_have_started(pending, error):
             # It was at work when its session ended: it is not run again (pitfall C2).
             await at.answer(pending, OUTCOME_UNKNOWN, "Outcome unknown")
         else:
@@ -210,6 +209,19 @@ class Sender:
         if at.phase is Phase.READY and at.requests.is_open(pending):
             await self.request(pending)
         return True
+
+    def _may_have_started(self, pending: Pending, error: Json) -> bool:
+        """Whether a request may have been at work when it was told that its session is gone.
+
+        The same code says "unknown" of a session and "ended" of one whose request ran; a
+        refusal comes at once, and is all that comes.
+        """
+        data = error.get("data")
+        if isinstance(data, dict) and cast("Json", data).get("started") is True:
+            return True
+        took = self._at.clock() - pending.last_sent
+        is_late = pending.was_accepted or took > self._at.policy.refusal_time
+        return pending.sent_before or (pending.method == wire.TOOL_CALL and is_late)
 
     async def unanswered(self, link: Link, wire_id: RequestId, failure: Failure) -> None:
         """A request's own way back is gone."""

@@ -65,6 +65,9 @@ class Host:
         self.clock = clock
         self.process = process
         self.calls = PendingCalls()
+        self.draining = False
+        """No request is begun any more."""
+
         self._store = store
         self._hub = hub
         self._policy = policy
@@ -197,6 +200,7 @@ class Host:
 
     async def drain(self, grace: float) -> int:
         """Let what runs finish for ``grace`` seconds, then end it; how much had to be."""
+        self.draining = True
         waiting = [task for task in self._tasks if not task.done()]
         if waiting:
             await asyncio.wait(waiting, timeout=grace)

@@ -353,6 +353,8 @@ class Hub:
                 logger.exception("%s could not be told", method)
             finally:
                 told.set_result(None)
+            # However many were announced at once, others run in between.
+            await asyncio.sleep(0)
 
     async def _tell(self, method: str, params: Mapping[str, Any] | None) -> None:
         key = coalescing_key(method, params, self._policy.coalescing)

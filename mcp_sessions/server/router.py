@@ -19,6 +19,7 @@ from mcp_sessions.core.messages import (
     Notification,
     NotNamed,
     Request,
+    RequestId,
     error_body,
     error_message,
     named_session,
@@ -28,6 +29,7 @@ from mcp_sessions.core.messages import (
 )
 from mcp_sessions.core.request_keys import Begun, content_digest
 from mcp_sessions.errors import (
+    INTERNAL_ERROR,
     InvalidParams,
     InvalidReason,
     InvalidRequest,
@@ -37,7 +39,7 @@ from mcp_sessions.errors import (
     SessionNotFound,
     WireError,
 )
-from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
+from mcp_sessions.ids import ConnectionId, FencingEpoch, RequestKey, SessionId
 from mcp_sessions.server.connection import Inbound, TransportConnection
 from mcp_sessions.server.gates import Gates
 from mcp_sessions.server.handle import Locks, SessionHandle
@@ -110,6 +112,7 @@ class Router:
         self._advertise = advertise
         self._clock = clock
         self._locks = Locks()
+        self._arriving: set[tuple[ConnectionId, RequestId]] = set()
         self._begins: weakref.WeakValueDictionary[RequestKey, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
@@ -154,6 +157,20 @@ class Router:
 
     async def request(self, request: Request, inbound: Inbound) -> None:
         """Serve a request; its answer goes to ``inbound.channel``, now or later."""
+        if self._host.draining:
+            # Over HTTP nothing comes this far; what is open both ways hears it here.
+            error = error_body(INTERNAL_ERROR, "the server is shutting down")
+            await _refuse(request, inbound, error)
+            return
+        # Until it runs, or is refused, its id is taken all the same: two of one id may come
+        # while the store is still asked for the first one's session.
+        connection = inbound.connection
+        arriving = (connection.id, request.id) if connection is not None else None
+        if arriving is not None and arriving in self._arriving:
+            await _refuse(request, inbound, wire_error(_duplicate_id()))
+            return
+        if arriving is not None:
+            self._arriving.add(arriving)
         try:
             if request.method in SESSION_METHODS:
                 self._check_id(request, inbound)
@@ -167,6 +184,9 @@ class Router:
             await _refuse(request, inbound, wire_error(refused))
         except UpstreamError as failed:
             await _refuse(request, inbound, failed.error)
+        finally:
+            if arriving is not None:
+                self._arriving.discard(arriving)
 
     async def notification(self, notification: Notification, inbound: Inbound) -> None:
         """Take a notification. What is wrong with it is logged: it is owed no answer."""
@@ -384,9 +404,7 @@ class Router:
         for carrier in running.carriers:
             here = carrier.inbound.connection is connection and carrier.request.id == request.id
             if here and carrier.inbound.channel.is_open:
-                raise InvalidRequest(
-                    InvalidReason.DUPLICATE_ID, "a request with this id is still open"
-                )
+                raise _duplicate_id()
 
     async def _attach_if_free(self, record: SessionRecord, inbound: Inbound) -> None:
         """Rule 1 only. A current session that was detached here waits for ``session/resume``:
@@ -489,6 +507,10 @@ class Router:
         if inbound.connection is not None:
             return ConnectionOutbound(self._hub, self._host, inbound.connection)
         return LateOutbound()
+
+
+def _duplicate_id() -> InvalidRequest:
+    return InvalidRequest(InvalidReason.DUPLICATE_ID, "a request with this id is still open")
 
 
 async def _refuse(request: Request, inbound: Inbound, error: dict[str, Any]) -> None:

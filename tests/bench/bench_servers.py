@@ -1,4 +1,4 @@
-"""The servers that ``bench_calls`` drives, a process each: ``bench_servers.py KIND PORT``."""
+"""The servers that the other modules drive, a process each: ``bench_servers.py KIND [PORT]``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 
 import uvicorn
 from mcp.server import MCPServer
+from starlette.applications import Starlette
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from mcp_sessions import SessionLayer
 
@@ -15,6 +18,9 @@ KINDS = {
     "sdk": "the SDK's Streamable HTTP as it comes",
     "sdk-json": "the SDK answering JSON instead of SSE",
     "ours": "the same server in a SessionLayer",
+    "echo": "bare Starlette on a WebSocket: no MCP at all",
+    "sdk-stdio": "the SDK's stdio as it comes; no PORT",
+    "ours-stdio": "the same server in a SessionLayer; no PORT",
 }
 
 
@@ -48,6 +54,16 @@ async def floor(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+async def echo(socket: WebSocket) -> None:
+    """What any WebSocket server in Python costs: take a text, send it back."""
+    await socket.accept("mcp")
+    try:
+        while True:
+            await socket.send_text(await socket.receive_text())
+    except WebSocketDisconnect:
+        pass
+
+
 def app(kind: str) -> Any:
     """The application of one kind."""
     match kind:
@@ -57,13 +73,33 @@ def app(kind: str) -> Any:
             return mcp_server().streamable_http_app()
         case "sdk-json":
             return mcp_server().streamable_http_app(json_response=True)
+        case "echo":
+            return Starlette(routes=[WebSocketRoute("/mcp", echo)])
         case _:
             raise SystemExit(f"unknown kind {kind!r}: one of {', '.join(KINDS)}")
 
 
+def main() -> None:
+    """Serve."""
+    kind = sys.argv[1]
+    match kind:
+        case "ours":
+            SessionLayer(mcp_server()).run("http", port=int(sys.argv[2]), log_level="error")
+        case "sdk-stdio":
+            mcp_server().run("stdio")
+        case "ours-stdio":
+            SessionLayer(mcp_server()).run("stdio")
+        case _:
+            uvicorn.run(
+                app(kind),
+                port=int(sys.argv[2]),
+                log_level="error",
+                lifespan="off" if kind in ("floor", "echo") else "on",
+                # As the layer's own, so that nothing but the application differs.
+                ws="websockets-sansio",
+                ws_per_message_deflate=False,
+            )
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "ours":
-        SessionLayer(mcp_server()).run("http", port=int(sys.argv[2]), log_level="error")
-        sys.exit()
-    lifespan = "off" if sys.argv[1] == "floor" else "on"
-    uvicorn.run(app(sys.argv[1]), port=int(sys.argv[2]), log_level="error", lifespan=lifespan)
+    main()

@@ -7,13 +7,15 @@ import anyio
 import mcp_types as types
 import pytest
 from mcp import Client, MCPError
+from mcp.server import MCPServer
 
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.sdk import is_outcome_unknown
 from mcp_sessions.client_transport import resumable
+from tests.support.apps import make_app
 from tests.support.proxy import Side, TcpProxy
 from tests.support.raw import RawClient, SocketCarrier
-from tests.support.resuming import MODES, QUICK, Heard, app_of, connected, serving, text_of
+from tests.support.resuming import MODES, QUICK, Heard, connected, serving, subscribe, text_of
 from tests.support.servers import RunningServer, serve
 
 pytestmark = pytest.mark.anyio
@@ -55,8 +57,8 @@ async def test_a_call_that_runs_while_the_connection_is_cut_is_answered_and_ran_
     mode: str,
 ) -> None:
     """Pitfalls C1 and C2."""
+    answers: list[str] = []
     async with connected(mode) as it, anyio.create_task_group() as tasks:
-        answers: list[str] = []
 
         async def call() -> None:
             answers.append(await it.call("slow", steps=3, gate="g"))
@@ -91,8 +93,8 @@ async def test_a_call_that_was_cut_before_the_server_read_it_runs_once(mode: str
 @pytest.mark.parametrize("mode", MODES)
 async def test_an_answer_that_was_written_into_a_dead_connection_comes_again(mode: str) -> None:
     """Pitfall A8: and nothing runs for it."""
+    answers: list[str] = []
     async with connected(mode) as it, anyio.create_task_group() as tasks:
-        answers: list[str] = []
 
         async def call() -> None:
             answers.append(await it.call("slow", steps=1, gate="g"))
@@ -110,8 +112,8 @@ async def test_an_answer_that_was_written_into_a_dead_connection_comes_again(mod
 
 async def test_events_of_a_cut_connection_come_once_and_in_order() -> None:
     async with connected("legacy") as it:
-        await it.client.subscribe_resource("note://1")
-        await it.client.subscribe_resource("note://2")
+        await subscribe(it.client, "note://1")
+        await subscribe(it.client, "note://2")
         await it.change_elsewhere("note://1")
         await it.heard.has(lambda: it.heard.updates == ["note://1"], "the first event")
         with it.proxy.offline():
@@ -159,7 +161,7 @@ async def test_a_notification_stream_that_is_only_silent_is_opened_anew() -> Non
     """Pitfall G3: the peer is gone and nobody says so, while POSTs still pass."""
     policy = ReconnectPolicy(backoff_base=0.02, backoff_cap=0.2, stream_silence=0.3)
     async with connected("legacy", policy=policy) as it:
-        await it.client.subscribe_resource("note://1")
+        await subscribe(it.client, "note://1")
         stream = await it.proxy.carrying(b"GET /mcp")
         await it.change_elsewhere("note://1")
         await it.heard.has(lambda: len(it.heard.updates) == 1, "the first event")
@@ -219,7 +221,7 @@ async def test_what_was_subscribed_is_subscribed_again_in_the_next_session() -> 
     """Pitfall G3: after every new session."""
     with serving() as (_, layer, second):
         async with over_a_restart("legacy") as (client, heard, proxy):
-            await client.subscribe_resource("note://1")
+            await subscribe(client, "note://1")
             proxy.retarget(second.host, second.port)
             proxy.cut_all()
 
@@ -275,7 +277,7 @@ async def test_a_question_of_the_server_is_asked_once_and_answered_across_a_cut(
             return types.ElicitResult(action="accept", content={"answer": "yes"})
 
         session = it.client.session
-        session._elicitation_callback = cut_and_answer  # pyright: ignore
+        session._elicitation_callback = cut_and_answer  # pyright: ignore[reportPrivateUsage]
         assert await it.call("ask", question="Really?") == "accept: yes"
         assert it.heard.questions == ["Really?"]
 
@@ -362,9 +364,9 @@ async def test_nothing_waits_for_ever_for_a_server_that_is_gone(mode: str) -> No
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_against_a_server_without_sessions_it_is_the_stock_transport(mode: str) -> None:
-    app, _ = app_of()
-    server_app = app.server.streamable_http_app()  # type: ignore[union-attr]
-    with serve(server_app) as server, anyio.fail_after(30):
+    bare = make_app("mcpserver").server
+    assert isinstance(bare, MCPServer)
+    with serve(bare.streamable_http_app()) as server, anyio.fail_after(30):
         results: list[object] = []
         for transport in (resumable(server.url(), policy=QUICK), server.url()):
             heard = Heard()

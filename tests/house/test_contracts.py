@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[2]
 STRAYS = {
     "imports go down only": ("mcp_sessions/core/__init__.py", "import mcp_sessions.stores"),
     "the core does no I/O and reads no clock": ("mcp_sessions/core/__init__.py", "import time"),
-    "only server.sdk and client.sdk know the MCP SDK": ("mcp_sessions/stores/__init__.py", "import mcp"),
+    "only server.sdk and client.sdk know the MCP SDK": (
+        "mcp_sessions/stores/__init__.py",
+        "import mcp",
+    ),
     "nothing needs FastMCP to be installed": (
         "transports/mcp_sessions_transports/__init__.py",
         "import fastmcp",

@@ -24,6 +24,8 @@ LIGHT = {
     "--help": "from mcp_sessions.cli.main import main; run(main, ['--help'])",
     "serve --help": "from mcp_sessions.cli.main import main; run(main, ['serve', '--help'])",
     "a wrong option": "from mcp_sessions.cli.main import main; run(main, ['serve', '--port', 'x'])",
+    "bridge --help": "from mcp_sessions.cli.main import main; run(main, ['bridge', '--help'])",
+    "a jar": "from mcp_sessions import FileJar",
     "keygen": "from mcp_sessions.cli.main import main; run(main, ['keygen'])",
 }
 

@@ -5,6 +5,7 @@
 ``fastmcp-4``       ``fastmcp.Client(mode="legacy")``, in this process
 ``python-1``        ``ClientSession`` of the Python SDK 1.x, in an environment of its own
 ``typescript-1``    ``Client`` of ``@modelcontextprotocol/sdk`` 1.x, on node
+``typescript-2``    ``Client`` of ``@modelcontextprotocol/client`` 2.x, on node
 ==================  ===================================================================
 
 Nothing of a client is replaced or patched. All of them answer an elicitation with
@@ -18,7 +19,7 @@ from typing import Any, Literal
 
 from tests.support.board import Board
 
-ClientKind = Literal["python-2", "fastmcp-4", "python-1", "typescript-1"]
+ClientKind = Literal["python-2", "fastmcp-4", "python-1", "typescript-1", "typescript-2"]
 ROOT_URI = "file:///interop"
 UPDATED = "notifications/resources/updated"
 

@@ -67,11 +67,13 @@ def driver_of() -> Generator[Callable[[ClientKind], Driver]]:
 
     def driver(kind: ClientKind) -> Driver:
         if kind not in drivers or not drivers[kind].is_running:
-            command = (
-                environments.python1_command()
-                if kind == "python-1"
-                else environments.typescript_command()
-            )
+            match kind:
+                case "python-1":
+                    command = environments.python1_command()
+                case "typescript-2":
+                    command = environments.typescript_command("typescript2")
+                case _:
+                    command = environments.typescript_command()
             drivers[kind] = Driver(command)
         return drivers[kind]
 

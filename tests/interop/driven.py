@@ -1,4 +1,4 @@
-"""The clients that live in a process of their own (``python-1``, ``typescript-1``)."""
+"""The clients in a process of their own (``python-1``, ``typescript-1``, ``typescript-2``)."""
 
 import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable

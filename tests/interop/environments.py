@@ -40,8 +40,11 @@ def python1_command() -> list[str]:
     return [str(python), str(HERE / "python1" / "driver.py")]
 
 
-def typescript_command() -> list[str]:
-    """The command that drives the TypeScript client, installed if need be.
+def typescript_command(project: str = "typescript") -> list[str]:
+    """The command that drives a TypeScript client, installed if need be.
+
+    Args:
+        project: The folder: ``typescript`` (1.x) or ``typescript2`` (v2).
 
     Raises:
         MissingPrerequisite: node or npm is missing, or npm cannot install.
@@ -50,13 +53,13 @@ def typescript_command() -> list[str]:
     if node is None or npm is None:
         missing = "node (20 or newer)" if node is None else "npm"
         raise MissingPrerequisite(f"the TypeScript interop tests need {missing} on the PATH")
-    project = HERE / "typescript"
-    modules = project / "node_modules"
-    wanted = _digest((project / "package-lock.json").read_bytes())
+    home = HERE / project
+    modules = home / "node_modules"
+    wanted = _digest((home / "package-lock.json").read_bytes())
     if not _is_installed(modules, wanted):
-        _run([npm, "ci"], cwd=project, needs="npm, with a registry it can reach")
+        _run([npm, "ci"], cwd=home, needs="npm, with a registry it can reach")
         _remember(modules, wanted)
-    return [node, str(project / "driver.mjs")]
+    return [node, str(home / "driver.mjs")]
 
 
 def _digest(*parts: bytes) -> str:

@@ -12,7 +12,7 @@ from tests.support.apps import App, Kind
 from tests.support.servers import RunningServer
 
 IS_BARE = os.environ.get("MCP_SESSIONS_INTEROP_BARE") == "1"
-IN_DRIVERS: tuple[ClientKind, ...] = ("python-1", "typescript-1")
+IN_DRIVERS: tuple[ClientKind, ...] = ("python-1", "typescript-1", "typescript-2")
 ALL: tuple[ClientKind, ...] = ("python-2", "fastmcp-4", *IN_DRIVERS)
 RECONNECTS_BY_DEFAULT: tuple[Kind, ClientKind] = ("mcpserver", "python-2")
 """The pair of server and client with which tests marked ``reconnects`` run by default."""

@@ -33,7 +33,7 @@ async def test_initialize_names_the_server_and_what_it_can_do(
             assert all(0x21 <= ord(c) <= 0x7E for c in client.session_id)
 
 
-@clients("python-2", "python-1", "typescript-1")
+@clients("python-2", "python-1", "typescript-1", "typescript-2")
 @pytest.mark.layer_only
 async def test_initialize_advertises_sessions(under_test: UnderTest, connected: Connect) -> None:
     """The raw result; the clients' own models drop what they do not know."""

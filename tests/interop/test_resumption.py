@@ -173,7 +173,7 @@ async def test_the_get_stream_is_resumed_from_before_its_first_message(
             assert client.updated_uris() == [note]
 
 
-@clients("python-2", "python-1", "typescript-1")
+@clients("python-2", "python-1", "typescript-1", "typescript-2")
 async def test_another_client_of_the_session_resumes_the_call_of_a_dead_one(
     under_test: UnderTest, connected: Connect, proxy: TcpProxy, gate: str
 ) -> None:
@@ -213,6 +213,7 @@ async def test_another_client_of_the_session_resumes_the_call_of_a_dead_one(
             assert stage.count(f"{gate}:started") == 1
 
 
+# Not typescript-2: it lists nothing of a server whose capabilities it was never told.
 @clients("python-2", "python-1", "typescript-1")
 async def test_a_client_given_a_session_id_needs_no_initialize_and_may_count_from_zero(
     under_test: UnderTest, connected: Connect, proxy: TcpProxy, gate: str
@@ -283,7 +284,7 @@ async def test_a_session_ended_elsewhere_is_an_error_that_says_so(
             assert call.status == 404
 
 
-@clients("python-2", "python-1", "typescript-1")
+@clients("python-2", "python-1", "typescript-1", "typescript-2")
 async def test_an_unknown_session_id_is_an_error_that_says_so(
     under_test: UnderTest, connected: Connect
 ) -> None:

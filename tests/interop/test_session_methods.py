@@ -26,7 +26,12 @@ pytestmark = [
 ]
 
 SESSION_META = "io.modelcontextprotocol/session"
-SHOWS_RAW_MESSAGES: tuple[ClientKind, ...] = ("python-2", "python-1", "typescript-1")
+SHOWS_RAW_MESSAGES: tuple[ClientKind, ...] = (
+    "python-2",
+    "python-1",
+    "typescript-1",
+    "typescript-2",
+)
 
 
 async def resume(

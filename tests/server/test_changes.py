@@ -77,6 +77,25 @@ async def test_changes_are_told_in_order() -> None:
         assert event_ids(messages) == sorted(event_ids(messages))
 
 
+async def test_many_changes_at_once_let_others_run() -> None:
+    """A handler that publishes thousands in a row (its bus does not wait) must not keep the
+    event loop until all of them are told.
+    """
+    async with world() as w:
+        client = await w.connected()
+        stream = await client.get().started()
+        await client.start()
+        for _ in range(5_000):
+            w.layer._hub.announce(  # pyright: ignore[reportPrivateUsage]
+                "notifications/tools/list_changed", None
+            )
+        await cycles(50)
+
+        assert 0 < len(stream.messages) < 200
+        await w.layer.notify_prompts_changed()
+        await stream.until(lambda: "prompts" in stream.messages[-1]["method"])
+
+
 async def test_a_change_that_cannot_be_told_hinders_no_other() -> None:
     """What is wrong with one is logged; the next is told, and requests are answered."""
     async with world() as w:

@@ -11,6 +11,7 @@ import pytest
 from tests.support.raw import (
     RawClient,
     Reply,
+    call_params,
     event_ids,
     in_session,
     keyed,
@@ -220,3 +221,47 @@ async def test_many_emit_on_one_stream(seed: int) -> None:
 
         progress = sorted(m["params"]["progress"] for m in sent.reply.messages[:-1])
         assert progress == [*range(12)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_of_two_requests_with_one_id_one_is_served(seed: int) -> None:
+    """C3: ``duplicate_id`` for the other, though both came while the store was asked for their
+    session; one of them with a key, which must not be left behind as running.
+    """
+    async with world(store=suspending_store(seed)) as w:
+        client = await w.connected()
+        await client.start()
+        plain, withkey = call_params("wait", {"gate": "g"}), call_params("wait", {"gate": "g"})
+        withkey["_meta"] = keyed("k")
+        sent = [
+            client.send("tools/call", params, request_id="same")
+            for params in ((plain, withkey) if seed % 2 else (withkey, plain))
+        ]
+        await w.box.gate("g").started.wait()
+        await cycles(30)
+        w.box.gate("g").go.set()
+
+        answers = [await one.answer() for one in sent]
+        refused = [answer["error"] for answer in answers if "error" in answer]
+        assert [error["data"] for error in refused] == [{"reason": "duplicate_id"}]
+        assert w.box.calls == ["wait"]
+        again = await client.answer("tools/call", withkey)
+        assert "result" in again
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_subscriptions_and_changes_interleave(seed: int) -> None:
+    """A change after the answer to ``resources/subscribe`` is heard, one after the answer to
+    ``resources/unsubscribe`` is not.
+    """
+    async with world(store=suspending_store(seed)) as w:
+        client, stream = await with_stream(w)
+        await client.start()
+        for round_ in range(5):
+            await client.result("resources/subscribe", {"uri": "a:1"})
+            await w.layer.notify_resource_updated("a:1")
+            await stream.has(round_ + 1)
+            await client.result("resources/unsubscribe", {"uri": "a:1"})
+            await w.layer.notify_resource_updated("a:1")
+        await cycles(50)
+        assert len(stream.messages) == 5

@@ -124,6 +124,11 @@ def text_of(result: Any) -> str:
     return block.text
 
 
+async def subscribe(client: Client, uri: str) -> None:
+    """Handshake era: hear of a resource's changes."""
+    await client.subscribe_resource(uri)  # pyright: ignore[reportDeprecated]
+
+
 def app_of(kind: Any = "mcpserver") -> tuple[App, SessionLayer]:
     """A fresh app under a layer."""
     app = make_app(kind)

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from mcp_sessions import current_session
 from tests.support.raw import (
     EXTENSION,
     NEWEST,
@@ -455,6 +456,26 @@ async def test_a_handler_that_floods_its_session_waits_for_room() -> None:
         other = await w.connected()
         resumed = await other.resume(started["sessionId"], started["sessionEventId"])
         assert resumed["replayed"] == 200
+
+
+async def test_a_reader_that_keeps_up_gets_all_of_a_flood() -> None:
+    """Rule: "yields to the writer": more events than the window holds, and no await in between,
+    from one handler; not one is evicted before it was sent.
+    """
+    async with world(max_events=100) as w:
+        client = await w.connected()
+        stream = await client.get().started()
+        await client.start()
+
+        async def flood(ctx: Ctx, arguments: object) -> str:
+            for number in range(2_000):
+                await current_session().notify("notifications/x", {"n": number})
+            return "flooded"
+
+        w.box.tools["flood"] = flood
+        assert await client.text("flood") == "flooded"
+
+        assert [m["params"]["n"] for m in await stream.has(2_000)] == [*range(2_000)]
 
 
 async def test_a_stalled_reader_is_cut_though_nobody_waits_for_it() -> None:

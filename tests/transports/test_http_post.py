@@ -4,7 +4,17 @@ import asyncio
 
 import pytest
 
-from tests.support.raw import NEWEST, VERSIONS, RawClient, Reply, Sent, call_params, in_session
+from tests.support.raw import (
+    NEWEST,
+    VERSIONS,
+    RawClient,
+    Reply,
+    Sent,
+    call_params,
+    in_session,
+    keyed,
+    text_of,
+)
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, World, world
 
@@ -109,6 +119,51 @@ async def test_a_silent_stream_says_that_it_lives() -> None:
         assert [reply.comments for reply in replies] == [[": keep-alive"]] * 2
         await silence(30)
         assert [len(reply.comments) for reply in replies] == [3, 3]
+
+
+async def test_a_handler_sees_the_http_request() -> None:
+    """Issue A, 5: "``ctx.request_context.request``", its headers and its body."""
+    async with world() as w:
+
+        async def look(ctx: Ctx, arguments: object) -> str:
+            assert ctx.request is not None
+            body = await ctx.request.json()
+            return f"{ctx.request.headers['x-test']} {body['method']} {ctx.request.url.path}"
+
+        w.box.tools["look"] = look
+        client = await w.connected()
+        for _ in range(2):
+            params = call_params("look")
+            sent = client.send("tools/call", params, headers={"X-Test": "seen"})
+            assert text_of(await sent.result()) == "seen tools/call /mcp"
+            await client.start()
+
+
+async def test_our_errors_come_with_status_200() -> None:
+    """Client 2: "on 404 the 1.x Python client throws the body away …; on some other 4xx its whole
+    transport dies".
+    """
+    async with world(request_key_bytes=300) as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        running = await started(w, client, **keyed("k"))
+        sent = [
+            client.call("wait", gate="h", meta=keyed("k")),
+            client.send("ping", request_id=running.id),
+            client.call("echo", text="x", meta=keyed("k" * 200)),
+            client.call("echo", text="x", meta=in_session("x")),
+            client.send("session/resume", {}),
+            client.send("session/end", {"sessionId": client.session_id}),
+        ]
+        answers = [(one.reply, await one.error()) for one in sent]
+        await w.client().resume(session)
+        displaced = client.send("tools/list")
+        answers.append((displaced.reply, await displaced.error()))
+
+        codes = [error["code"] for _, error in answers]
+        assert codes == [-32600, -32600, -31011, -32043, -32602, -32600, -31010]
+        assert {reply.status for reply, _ in answers} == {200}
+        assert {reply.header("content-type") for reply, _ in answers} == {"application/json"}
 
 
 async def test_a_lone_post_streams_without_ids() -> None:

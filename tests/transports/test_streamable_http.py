@@ -118,3 +118,25 @@ async def test_white_space_around_a_header_is_no_part_of_it(white: str) -> None:
             "Mcp-Protocol-Version": white.format(NEWEST),
         }
         assert await client.result("ping", headers=headers) == {}
+
+
+async def test_of_a_header_that_came_twice_the_first_counts() -> None:
+    """As for the SDK and for the application's own code: two readers of one request must not
+    see two different sessions, or hosts.
+    """
+    async with world() as w:
+        client, other = await w.connected(), await w.connected()
+        session = (await other.start())["sessionId"]
+        assert client.session_id is not None and other.session_id is not None
+
+        async def status(*twice: tuple[str, str]) -> int | None:
+            headers = [*twice, *client.headers().items(), ("Content-Type", "application/json")]
+            body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
+            return (await w.carrier.send("POST", "/mcp", headers, body).done()).status
+
+        assert await status() == 200
+        assert await status(("Host", "evil.example")) == 421
+        assert await status(("Mcp-Session-Id", session)) == 400
+        assert await status(("Mcp-Session-Id", other.session_id)) == 200
+        assert await status(("Mcp-Session-Id", "unknown")) == 404
+        assert await status(("Accept", "text/html")) == 406

@@ -41,37 +41,34 @@ class CredentialWatch:
         Args:
             end: Ends the stream at once, before another event.
         """
-        if self._still_valid is None:
+        if self._still_valid is None and principal.expires_at is None:
             yield
             return
-        watching = asyncio.create_task(self._watch(self._still_valid, scope, principal, end))
+        watching = asyncio.create_task(self._watch(scope, principal, end))
         try:
             yield
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
 
-    async def _watch(
-        self,
-        still_valid: StillValid,
-        scope: Scope,
-        principal: Principal,
-        end: Callable[[], None],
-    ) -> None:
+    async def _watch(self, scope: Scope, principal: Principal, end: Callable[[], None]) -> None:
         while True:
             wait = self._interval
             if principal.expires_at is not None:
                 wait = min(wait, max(0.0, principal.expires_at - self._clock()))
             await asyncio.sleep(wait)
             expired = principal.expires_at is not None and self._clock() >= principal.expires_at
-            if expired or not await self._accepted(still_valid, scope, principal):
+            if expired or not await self._accepted(scope, principal):
                 logger.info("a stream ended with its credential")
                 end()
                 return
 
-    async def _accepted(self, still_valid: StillValid, scope: Scope, principal: Principal) -> bool:
+    async def _accepted(self, scope: Scope, principal: Principal) -> bool:
+        if self._still_valid is None:
+            # Whoever authenticated it, not the server's own application, said until when.
+            return True
         try:
-            return await still_valid(scope, principal)
+            return await self._still_valid(scope, principal)
         except Exception:
             # The boundary to the application's token verifier. One that fails has not said
             # yes, and a stream must not outlive its credential because of that.

@@ -379,6 +379,8 @@ class HttpLink:
                         logger.debug("the server has no notification stream")
                         return
                     if response.status_code in (400, 404, 410) and self.settings.has_sessions:
+                        # Should this link be gone on with after all, so is the stream.
+                        self._listens = False
                         await self._tell(StreamRefused(await self._refused(response, None)))
                         return
                     response.raise_for_status()
@@ -400,9 +402,8 @@ class HttpLink:
                 logger.debug("the notification stream ended: %r", error)
                 failures += 1
             if self.settings.has_sessions:
-                delay = backoff.failed(self._draw())
-                if retry is not None and backoff.failures == 1:
-                    delay = retry / 1000
+                # As long as the server says, and then some: others were cut with us.
+                delay = (retry or 0) / 1000 + backoff.failed(self._draw())
             elif failures >= _STOCK_ATTEMPTS:
                 return
             else:

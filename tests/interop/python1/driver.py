@@ -4,7 +4,8 @@ It runs in an environment of its own, where ``mcp`` is a 1.x release. A command 
 ``{"id", "op", "client", ...}``; its answer ``{"id", "result"}`` or ``{"id", "error"}``. In
 between come events ``{"client", "event", ...}``: every message as the transport received
 it, and what the client's own callbacks were called with. ``tests/interop/driver.py`` is the
-other end; ``typescript/driver.mjs`` speaks the same language.
+other end; ``typescript/driver.mjs`` speaks the same language, and ``websocket_driver.py`` is
+this one over WebSocket.
 """
 
 # This file is checked in the project's environment, where `mcp` is a 2.x release, but runs
@@ -18,6 +19,8 @@ import logging
 import sys
 import threading
 import traceback
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -73,7 +76,34 @@ class Driven:
         await self._task
 
     async def _run(self) -> None:
-        command = self._command
+        async with self.transport(self._command) as (read, write):
+            tapped_send, tapped = anyio.create_memory_object_stream[Any](0)
+
+            async def tap() -> None:
+                async with tapped_send:
+                    async for item in read:
+                        self._emit_message(item)
+                        await tapped_send.send(item)
+
+            tapping = asyncio.create_task(tap())
+            async with ClientSession(
+                tapped,
+                write,
+                sampling_callback=self._sample,
+                elicitation_callback=self._elicit,
+                list_roots_callback=self._roots,
+                logging_callback=self._log,
+                client_info=types.Implementation(name="python-1", version="1.0"),
+            ) as self.session:
+                if not self._command.get("session_id"):
+                    await self.session.initialize()
+                self._ready.set_result(None)
+                await self._stop.wait()
+            tapping.cancel()
+
+    @asynccontextmanager
+    async def transport(self, command: dict[str, Any]) -> AsyncGenerator[tuple[Any, Any]]:
+        """The stock transport: what it reads, and what it writes."""
         headers: dict[str, str] = {}
         if command.get("session_id"):
             headers["mcp-session-id"] = command["session_id"]
@@ -82,31 +112,8 @@ class Driven:
         async with httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(30, read=300)) as http:
             async with streamable_http_client(
                 command["url"], http_client=http, terminate_on_close=command["terminate"]
-            ) as (read, write, get_session_id):
-                self.get_session_id = get_session_id
-                tapped_send, tapped = anyio.create_memory_object_stream[Any](0)
-
-                async def tap() -> None:
-                    async with tapped_send:
-                        async for item in read:
-                            self._emit_message(item)
-                            await tapped_send.send(item)
-
-                tapping = asyncio.create_task(tap())
-                async with ClientSession(
-                    tapped,
-                    write,
-                    sampling_callback=self._sample,
-                    elicitation_callback=self._elicit,
-                    list_roots_callback=self._roots,
-                    logging_callback=self._log,
-                    client_info=types.Implementation(name="python-1", version="1.0"),
-                ) as self.session:
-                    if not command.get("session_id"):
-                        await self.session.initialize()
-                    self._ready.set_result(None)
-                    await self._stop.wait()
-                tapping.cancel()
+            ) as (read, write, self.get_session_id):
+                yield read, write
 
     def _emit_message(self, item: "SessionMessage | Exception") -> None:
         if isinstance(item, Exception):
@@ -139,9 +146,9 @@ class Driven:
 clients: dict[str, Driven] = {}
 
 
-async def connect(command: dict[str, Any]) -> Any:
+async def connect(command: dict[str, Any], make: type[Driven]) -> Any:
     """Open a client, or one of an existing session."""
-    driven = Driven(command["client"], command)
+    driven = make(command["client"], command)
     clients[driven.handle] = driven
     await driven.opened()
     return {"session_id": command.get("session_id") or driven.get_session_id()}
@@ -240,12 +247,12 @@ async def operate(command: dict[str, Any]) -> Any:
     return {}
 
 
-async def run(command: dict[str, Any]) -> None:
+async def run(command: dict[str, Any], make: type[Driven]) -> None:
     """Run one command and answer it, whatever happens."""
     try:
         match command["op"]:
             case "connect":
-                result = await connect(command)
+                result = await connect(command, make)
             case "close":
                 result = await close(command)
             case _:
@@ -260,8 +267,8 @@ async def run(command: dict[str, Any]) -> None:
         emit({"id": command["id"], "error": failure})
 
 
-async def main() -> None:
-    """Run commands until stdin ends."""
+async def main(make: type[Driven] = Driven) -> None:
+    """Run commands until stdin ends, on clients that are made so."""
     loop = asyncio.get_running_loop()
     commands: asyncio.Queue[str] = asyncio.Queue()
 
@@ -274,7 +281,7 @@ async def main() -> None:
     running: set[asyncio.Task[None]] = set()
     emit({"event": "ready"})
     while line := await commands.get():
-        task = asyncio.create_task(run(json.loads(line)))
+        task = asyncio.create_task(run(json.loads(line), make))
         running.add(task)
         task.add_done_callback(running.discard)
 

@@ -1,0 +1,439 @@
+"""One user's credentials over time: refreshed, weaker, expired, revoked."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from mcp.server import MCPServer
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mcp_sessions import SessionLayer, SessionPolicy
+from tests.support.identities import FAR, Guarded, Verifier, guarded, who
+from tests.support.modern import Heard, ModernClient, session_meta
+from tests.support.raw import (
+    SESSION,
+    Json,
+    Reply,
+    call_params,
+    in_process,
+    in_session,
+    keyed,
+    text_of,
+    uris,
+)
+from tests.support.virtual_time import cycles
+from tests.support.world import Clock
+
+pytestmark = pytest.mark.anyio
+
+A, B = "note://a", "note://b"
+
+
+class LoopClock(Clock):
+    """The layer's clock and the loop's are one: a second of waiting is a second of time."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return FAR + asyncio.get_running_loop().time()
+
+    @now.setter
+    def now(self, value: float) -> None:
+        pass
+
+
+async def passed(seconds: float) -> None:
+    """So much time passes, in which nothing else is waited for."""
+    await asyncio.sleep(seconds)
+
+
+# --- F2: refreshed -------------------------------------------------------------------------
+
+
+async def test_a_refreshed_token_keeps_the_session() -> None:
+    """F2: the same (issuer, subject, client) with another token, with more scopes or the same;
+    in both eras, for every use.
+    """
+    async with guarded() as server:
+        server.verifier.add("refreshed", "alice")
+        server.verifier.add("stronger", "alice", "use", "admin")
+        older = await server.connected("alice")
+        get = await older.get().started()
+        started = await older.start()
+        session = started["sessionId"]
+        state = (await server.modern("alice").create())["state"]
+        assert state
+        first = server.modern("alice").call("wait", {"gate": "g"}, session=session, key="k")
+        await server.tools.gate("g").started.wait()
+        first.leave()
+        del server.verifier.tokens["alice"]
+
+        for token in ("refreshed", "stronger"):
+            same = server.older(token)
+            same.session_id = older.session_id
+            client = server.modern(token)
+            await same.resume(session)
+            assert await same.text("session_id") == session
+            assert await client.text("session_id", session=session) == session
+            assert (await same.get("nonsense").started()).status == 200
+            resumed = await client.resume(session, started["sessionEventId"])
+            assert resumed["catchup"] is True
+            heard = await client.listening(session, A)
+            await server.layer.notify_resource_updated(A)
+            assert uris(await heard.has_events(1)) == [A]
+            again = client.call("wait", {"gate": "g"}, session=session, key="k")
+            await cycles()
+            server.tools.gate("g").go.set()
+            # The handler ran once, with the token that it was called with.
+            assert text_of(await again.result()) == "alice alice"
+        assert server.tools.calls == ["wait"]
+        assert get.status == 200
+        await server.modern("stronger").send("session/end", {"sessionId": session}).result()
+
+
+async def test_a_refreshed_tokens_state_is_accepted() -> None:
+    """The token is bound to the identity, not to the credential."""
+    async with guarded() as server:
+        server.verifier.add("refreshed", "alice", "use", "more")
+        created = await server.modern("alice").create()
+        result = await (
+            server.modern("refreshed")
+            .call("whoami", {}, session=created["sessionId"], state=created["state"])
+            .result()
+        )
+        assert result["_meta"][SESSION]["state"] == created["state"]
+
+
+# --- F3: weaker ----------------------------------------------------------------------------
+
+
+async def test_a_weaker_credential_cannot_attach_or_replay() -> None:
+    """F3: "attaching and replay need at least the scopes it was made with". What was attached
+    stays attached, and hears what comes.
+    """
+    async with guarded() as server:
+        server.verifier.add("strong", "alice", "use", "secret")
+        strong = server.modern("strong")
+        started = await strong.start()
+        session, position = started["sessionId"], started["sessionEventId"]
+        heard = await strong.listening(session, A)
+        weak, older = server.modern("alice"), await server.connected("alice")
+        params: Json = {"sessionId": session, "lastSessionEventId": position}
+        expected = {
+            "code": -32043,
+            "message": "Session not found",
+            "data": {"sessionId": session},
+        }
+        assert await weak.send("session/resume", params).error() == expected
+        assert await older.error("session/resume", params) == expected
+        assert await server.older("alice").error("session/resume", params) == expected
+        assert await weak.listen(session, A, B).error() == expected
+        await server.layer.notify_resource_updated(A)
+        await server.layer.notify_resource_updated(B)
+
+        assert uris(await heard.has_events(1)) == [A]
+        await cycles()
+        assert len(heard.events) == 1
+
+
+async def test_a_weaker_credential_does_not_attach_in_passing() -> None:
+    """Rule 1 "attaches its session if it is attached nowhere": not for a weaker one. It may use
+    the session, and its own calls are answered.
+    """
+    async with guarded() as server:
+        server.verifier.add("strong", "alice", "use", "secret")
+        session = (await server.modern("strong").start())["sessionId"]
+        older = await server.connected("alice")
+        get = await older.get().started()
+        assert await older.text("session_id", meta=in_session(session)) == session
+        await server.modern("strong").call("update", {"uri": A}, session=session).result()
+        await cycles()
+
+        assert get.messages == []
+        heard = await server.modern("strong").listening(session)
+        assert uris(await heard.has_events(1)) == [A]
+
+
+async def test_a_weaker_credential_cannot_read_a_stronger_ones_streams() -> None:
+    """F3, F6: neither its GET stream, from any position, nor one of its POST streams; as if the
+    transport-mode session were not there.
+    """
+    async with guarded() as server:
+        server.verifier.add("strong", "alice", "use", "secret")
+        strong = await server.connected("strong")
+        get = await strong.get().started()
+        await strong.result("resources/subscribe", {"uri": A})
+        await server.layer.notify_resource_updated(A)
+        await get.until(lambda: len(get.messages) == 1)
+        called = strong.call("steps", meta={"progressToken": 1})
+        await called.result()
+        weak = server.older("alice")
+        weak.session_id = strong.session_id
+        nobodys = server.older("alice")
+        nobodys.session_id = "N" * 43
+        for event in (None, get.events[0].id, called.reply.events[0].id, "nonsense"):
+            refused, unknown = await weak.get(event).done(), await nobodys.get(event).done()
+            assert refused.status == unknown.status == 404
+            assert bytes(refused.body) == bytes(unknown.body)
+        await server.layer.notify_resource_updated(A)
+        await get.until(lambda: len(get.messages) == 2)
+
+
+# --- expired -------------------------------------------------------------------------------
+
+
+async def _streams(server: Guarded, token: str) -> dict[str, Any]:
+    """A GET stream, a listen stream, and a re-opened POST stream, with that token."""
+    older = await server.connected(token)
+    get = await older.get().started()
+    await older.result("resources/subscribe", {"uri": A})
+    client = server.modern(token)
+    session = (await client.start())["sessionId"]
+    heard = await client.listening(session, A)
+    call = older.call("wait", gate="g")
+    await server.tools.gate("g").started.wait()
+    await call.reply.until(lambda: bool(call.reply.events))
+    call.reply.leave()
+    await call.reply.done()
+    post = await older.get(call.reply.events[0].id).started()
+    return {"get": get, "listen": heard, "post": post}
+
+
+def _is_open(stream: Reply | Heard) -> bool:
+    reply = stream.reply if isinstance(stream, Heard) else stream
+    return not reply.ended
+
+
+def _changes(stream: Reply | Heard) -> list[str]:
+    return [u for u in uris(stream.messages) if u == A]
+
+
+async def test_streams_end_when_their_credential_expires() -> None:
+    """Rule: "GET and listen streams are closed when the credential expires …, before another
+    event". What is stored waits for the refreshed one.
+    """
+    async with guarded(clock=LoopClock()) as server:
+        ends = FAR + asyncio.get_running_loop().time() + 100
+        server.verifier.add("short", "alice", expires_at=ends)
+        server.verifier.add("refreshed", "alice")
+        streams = await _streams(server, "short")
+        await passed(95)
+        await server.layer.notify_resource_updated(A)
+        for name in ("get", "listen"):
+            await streams[name].until(lambda n=name: _changes(streams[n]) == [A], name)
+        assert all(_is_open(stream) for stream in streams.values())
+
+        await passed(6)
+        await server.layer.notify_resource_updated(A)
+        for stream in streams.values():
+            await stream.done()
+        assert _changes(streams["get"]) == _changes(streams["listen"]) == [A]
+        # Cut, not completed: its client may come back with another credential.
+        assert not any("result" in m or "error" in m for m in streams["listen"].messages)
+
+        position = streams["listen"].events[-1]["params"]["sessionEventId"]
+        session = streams["listen"].events[-1]["params"]["_meta"][SESSION]["sessionId"]
+        again = server.modern("refreshed")
+        assert (await again.resume(session, position))["replayed"] == 1
+        server.tools.gate("g").go.set()
+
+
+async def test_streams_end_when_a_re_check_fails() -> None:
+    """Rule: "or a re-check fails". A verifier that fails has not said yes."""
+    for how in ("revoked", "weaker", "somebody else", "broken"):
+        async with guarded(clock=LoopClock(), credential_check=30) as server:
+            server.verifier.add("checked", "alice", "use", "more")
+            streams = await _streams(server, "checked")
+            await passed(65)
+            assert all(_is_open(stream) for stream in streams.values())
+            asked = server.verifier.asked
+            match how:
+                case "revoked":
+                    del server.verifier.tokens["checked"]
+                case "weaker":
+                    server.verifier.add("checked", "alice", "use")
+                case "somebody else":
+                    server.verifier.add("checked", "bob", "use", "more")
+                case _:
+                    server.verifier.broken = True
+            await passed(31)
+            for stream in streams.values():
+                await stream.done()
+            assert server.verifier.asked >= asked + 3
+            server.verifier.broken = False
+            server.tools.gate("g").go.set()
+
+
+async def test_a_stream_with_a_good_credential_stays() -> None:
+    """And one without an expiry is checked again, too."""
+    async with guarded(clock=LoopClock(), credential_check=30) as server:
+        asked = server.verifier.asked
+        streams = await _streams(server, "alice")
+        asked = server.verifier.asked
+        await passed(100)
+        assert server.verifier.asked == asked + 3 * len(streams)
+        assert all(_is_open(stream) for stream in streams.values())
+        server.tools.gate("g").go.set()
+
+
+async def test_an_expired_credential_opens_nothing() -> None:
+    """401, as the server's own application says it, before anything of ours is asked."""
+    async with guarded() as server:
+        session = (await server.modern("alice").start())["sessionId"]
+        server.verifier.add("alice", "alice", expires_at=1_000)
+        for heard in (
+            server.modern("alice").call("whoami", session=session),
+            server.modern("alice").listen(session, A),
+        ):
+            await heard.done()
+            assert heard.status == 401
+            assert heard.reply.header("www-authenticate")
+
+
+async def test_the_credential_of_an_applications_own_middleware_expires_too() -> None:
+    """A server whose routes are mounted in an application that authenticates by itself."""
+    verifier = Verifier()
+    clock = LoopClock()
+
+    class Guard:
+        """Knows one user, until the token ends."""
+
+        def __init__(self, app: ASGIApp) -> None:
+            self._app = app
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+
+            if scope["type"] == "http":
+                scope["user"] = AuthenticatedUser(verifier.tokens["own"])
+            await self._app(scope, receive, send)
+
+    server = MCPServer[Any]("mounted")
+    layer = SessionLayer(server, policy=SessionPolicy(), clock=clock)
+    app = Starlette(routes=layer.routes(), middleware=[Middleware(Guard)])
+    async with layer.lifespan(), in_process(app) as carrier:
+        verifier.add("own", "alice", expires_at=clock.now + 50)
+        client = ModernClient(carrier)
+        session = (await client.start())["sessionId"]
+        heard = await client.listening(session, A)
+        await passed(51)
+        await layer.notify_resource_updated(A)
+        await heard.done()
+        assert heard.events == []
+
+
+# --- F6 and keys ---------------------------------------------------------------------------
+
+
+async def test_two_users_keys_do_not_cross() -> None:
+    """F6: the same key and content in two users' sessions are two requests."""
+    async with guarded() as server:
+        hers = (await server.modern("alice").start())["sessionId"]
+        his = (await server.modern("bob").start())["sessionId"]
+        for token, session in (("alice", hers), ("bob", his)):
+            for _ in range(2):
+                client = server.modern(token)
+                assert await client.text("whoami", session=session, key="k") == f"{token} {token}"
+        assert server.tools.calls == ["whoami"] * 2
+
+
+async def test_two_users_subscriptions_do_not_cross() -> None:
+    """F6: an event of one user's session is on no stream of the other's."""
+    async with guarded() as server:
+        streams: dict[str, tuple[str, Reply, Heard]] = {}
+        for token in ("alice", "bob"):
+            older = await server.connected(token)
+            get = await older.get().started()
+            session = (await server.modern(token).start())["sessionId"]
+            heard = await server.modern(token).listening(session)
+            streams[token] = session, get, heard
+            await older.result("resources/subscribe", {"uri": f"note://{token}"})
+        session, get, heard = streams["alice"]
+        await server.modern("alice").call("update", {"uri": A}, session=session).result()
+        await server.layer.notify_resource_updated("note://alice")
+        await heard.has_events(1)
+        await get.until(lambda: len(get.messages) == 1)
+        await cycles()
+
+        _, his_get, his_heard = streams["bob"]
+        assert his_get.messages == [] and his_heard.events == []
+
+
+# --- what handlers know --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("era", ["modern", "handshake"])
+async def test_get_access_token_works_in_handlers(era: str) -> None:
+    """Issue B: "``get_access_token()`` … work in handlers": plain ones, in sessions, keyed ones
+    that outlive their stream, and what a handler leaves behind.
+    """
+    async with guarded() as server:
+        server.verifier.add("refreshed", "alice")
+        session = (await server.modern("alice").start())["sessionId"]
+        older = await server.connected("alice")
+
+        async def text(tool: str, meta: Json | None, **arguments: Any) -> str:
+            if era == "modern":
+                return await server.modern("alice").text(tool, arguments, meta=meta)
+            return await older.text(tool, meta=meta, **arguments)
+
+        assert await text("whoami", None) == "alice alice"
+        assert await text("whoami", in_session(session)) == "alice alice"
+        assert await text("later", None, gate="later") == "later"
+        call: Any
+        if era == "modern":
+            call = server.modern("alice").call("wait", {"gate": "g"}, session=session, key="k")
+        else:
+            call = older.call("wait", meta=keyed("k", session), gate="g")
+        await server.tools.gate("g").started.wait()
+        call.reply.leave()
+        await call.reply.done()
+        again = server.modern("refreshed").call("wait", {"gate": "g"}, session=session, key="k")
+        await cycles()
+        server.tools.gate("g").go.set()
+        server.tools.gate("later").go.set()
+
+        assert text_of(await again.result()) == "alice alice"
+        await asyncio.gather(*server.tools.background)
+        assert server.tools.told == ["alice alice"]
+
+
+async def test_two_users_at_once_are_not_mixed_up() -> None:
+    """Each handler knows its own caller, however they interleave."""
+    async with guarded() as server:
+        for number in range(10):
+            server.verifier.add(f"user {number}", f"user {number}")
+        calls = [
+            server.modern(f"user {number}").call("wait", {"gate": "g"}) for number in range(10)
+        ]
+        await cycles()
+        server.tools.gate("g").go.set()
+        for number, call in enumerate(calls):
+            assert text_of(await call.result()) == f"user {number} user {number}"
+        assert who() == "nobody"
+
+
+async def test_a_refused_caller_reaches_no_handler() -> None:
+    """401 and 403 come before the body is looked at, on every verb."""
+    async with guarded() as server:
+        server.verifier.add("other scope", "alice", "other")
+        session = (await server.modern("alice").start())["sessionId"]
+        for token, status in (("unknown", 401), ("other scope", 403)):
+            client = server.older(token)
+            client.session_id = "N" * 43
+            meta = session_meta(session, key="k")
+            replies = [
+                server.modern(token).call("whoami", {}, meta=meta).reply,
+                client.send("tools/call", call_params("whoami", {}, meta)).reply,
+                client.send("session/start", {}).reply,
+                client.get(),
+                client.delete(),
+            ]
+            for reply in replies:
+                await reply.done()
+                assert reply.status == status
+                assert reply.header("www-authenticate") is not None
+        assert server.tools.calls == []
+        assert len(await server.layer.sessions.list()) == 1

@@ -1,0 +1,104 @@
+"""``mcp-sessions bridge``: a stdio-only host, a remote server, and a network between them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+from tests.support.apps import DEPRECATED
+from tests.support.proxy import TcpProxy
+from tests.support.resuming import MODES, Heard, serving, text_of
+
+COMMAND = [sys.executable, "-m", "mcp_sessions.cli", "bridge"]
+
+
+def bridge(*arguments: str) -> StdioServerParameters:
+    """How a host starts it."""
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return StdioServerParameters(
+        command=COMMAND[0], args=[*COMMAND[1:], *arguments], env=environment
+    )
+
+
+@pytest.mark.anyio
+@pytest.mark.filterwarnings(DEPRECATED)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+async def test_a_call_survives_the_network_under_the_bridge(mode: str, scheme: str) -> None:
+    with serving() as (app, _, server):
+        async with TcpProxy(server.host, server.port) as proxy:
+            with anyio.fail_after(50):
+                transport = stdio_client(bridge(proxy.url(scheme=scheme)))
+                async with Client(transport, mode=mode) as client:
+                    answers: list[str] = []
+
+                    async def call() -> None:
+                        result = await client.call_tool("slow", {"steps": 2, "gate": "g"})
+                        answers.append(text_of(result))
+
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(call)
+                        await app.stage.reached("g:started", within=30)
+                        proxy.cut_all()
+                        app.stage.mark("g:go")
+
+        assert answers == ["2 steps"]
+        assert app.stage.count("g:started") == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.filterwarnings(DEPRECATED)
+async def test_the_jar_keeps_the_session_from_host_to_host(tmp_path: Path) -> None:
+    with serving() as (_, _, server), anyio.fail_after(50):
+        found: list[str] = []
+        for _ in range(2):
+            heard = Heard()
+            transport = stdio_client(bridge(server.url(), "--jar", str(tmp_path / "jar")))
+            async with Client(transport, mode="legacy", message_handler=heard.on_message) as client:
+                found.append(text_of(await client.call_tool("session_id", {})))
+
+        assert found[0] == found[1] != "none"
+
+
+@pytest.mark.anyio
+@pytest.mark.filterwarnings(DEPRECATED)
+async def test_headers_are_sent() -> None:
+    with serving() as (_, _, server), anyio.fail_after(50):
+        transport = stdio_client(bridge(server.url(), "--header", "X-Team: blue"))
+        async with Client(transport, mode="legacy") as client:
+            await client.list_tools()
+
+        sent = [exchange.headers for exchange in server.wire.exchanges]
+        assert sent
+        assert all(headers["x-team"] == "blue" for headers in sent)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "the following arguments are required: URL"),
+        (["ftp://host/"], "must be an http, https, ws or wss URL"),
+        (["https:///mcp"], "must be an http, https, ws or wss URL"),
+        (["https://host/mcp", "--header", "secret"], "must be 'Name: value'"),
+        (["https://host/mcp", "--jar", "/nowhere/at/all/jar"], "there is no folder"),
+    ],
+)
+def test_what_the_user_did_wrong_is_one_line(arguments: list[str], said: str) -> None:
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert said in line
+    assert "secret" not in line

@@ -1,0 +1,248 @@
+"""Sessions between runs: for one server and one user, private, whole, and for several processes."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mcp import Client
+
+from mcp_sessions.client.jar import FileJar, SavedSession
+from mcp_sessions.client_transport import resumable
+from tests.support.resuming import MODES, QUICK, Heard, serving, subscribe, text_of
+
+SESSION = SavedSession("s-1", state="grün\u2028\N{SNOWMAN}", expires_at="later", position="7")
+HERE = "https://host/mcp"
+
+
+def saved(jar: FileJar, target: str, session: SavedSession | None, user: str = "") -> None:
+    """Save a session, and let go of its place."""
+    slot = jar.open(target, user)
+    assert slot is not None
+    try:
+        slot.save(session)
+    finally:
+        slot.close()
+
+
+def loaded(jar: FileJar, target: str, user: str = "") -> SavedSession | None:
+    """What a run would find."""
+    slot = jar.open(target, user)
+    assert slot is not None
+    found = slot.load()
+    slot.close()
+    return found
+
+
+@pytest.fixture
+def jar(tmp_path: Path) -> FileJar:
+    """An empty jar."""
+    return FileJar(tmp_path / "jar.json")
+
+
+def test_a_session_comes_back_as_it_was(jar: FileJar) -> None:
+    saved(jar, HERE, SESSION)
+
+    assert loaded(FileJar(jar.path), HERE) == SESSION
+
+
+def test_a_session_is_never_offered_to_another_server(jar: FileJar) -> None:
+    """Document 004: "securely associate retained sessions with the issuing Server"."""
+    saved(jar, HERE, SESSION)
+
+    for other in (
+        "http://host/mcp",
+        "https://host:444/mcp",
+        "https://host/mcp/",
+        "https://host/",
+        "https://hos/tmcp",
+        "",
+    ):
+        assert loaded(jar, other) is None
+
+
+def test_a_session_is_never_offered_to_another_user(jar: FileJar) -> None:
+    saved(jar, HERE, SESSION, user="ann")
+
+    assert loaded(jar, HERE, "bob") is None
+    assert loaded(jar, HERE) is None
+    assert loaded(FileJar(jar.path, user="ann"), HERE) == SESSION
+    # No two pairs of server and user look alike, however they are written.
+    assert loaded(jar, HERE + '", "ann', "") is None
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX")
+def test_every_file_is_for_its_owner_alone(jar: FileJar) -> None:
+    os.umask(0)
+    try:
+        saved(jar, HERE, SESSION)
+    finally:
+        os.umask(0o022)
+
+    files = list(jar.path.parent.iterdir())
+    assert jar.path in files
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+
+def test_a_session_that_is_over_leaves_the_jar(jar: FileJar) -> None:
+    saved(jar, HERE, SESSION)
+    saved(jar, HERE, None)
+
+    assert loaded(jar, HERE) is None
+    assert "s-1" not in jar.path.read_text()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"version": 2}', '{"version": 1, "sessions": []}', "\xff"]
+)
+def test_what_is_no_jar_is_an_empty_one(jar: FileJar, content: str) -> None:
+    jar.path.write_bytes(content.encode("latin-1"))
+
+    assert loaded(jar, HERE) is None
+    saved(jar, HERE, SESSION)
+    assert loaded(jar, HERE) == SESSION
+
+
+@pytest.mark.parametrize("entry", [None, 3, {}, {"session_id": 3}, {"session_id": "s", "state": 1}])
+def test_an_entry_that_is_none_is_passed_over(jar: FileJar, entry: object) -> None:
+    saved(jar, HERE, SESSION)
+    content = json.loads(jar.path.read_text())
+    [name] = content["sessions"]
+    content["sessions"][name] = entry
+    jar.path.write_text(json.dumps(content))
+
+    found = loaded(jar, HERE)
+    assert found is None or found == SavedSession("s")
+
+
+def test_a_write_that_fails_leaves_what_was(jar: FileJar, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(jar, HERE, SESSION)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        saved(jar, HERE, SavedSession("s-2"))
+    monkeypatch.undo()
+
+    jar = FileJar(jar.path)
+    assert json.loads(jar.path.read_text())["sessions"]
+    assert [file for file in jar.path.parent.iterdir() if not file.name.endswith(".lock")] == [
+        jar.path
+    ]
+
+
+def test_who_comes_second_gets_a_place_of_his_own(jar: FileJar) -> None:
+    """A session has one connection: two processes with one session would take turns at it."""
+    first, second = jar.open(HERE), jar.open(HERE)
+    assert first is not None
+    assert second is not None
+    first.save(SavedSession("first"))
+    second.save(SavedSession("second"))
+    first.close()
+    second.close()
+
+    again, also = jar.open(HERE), jar.open(HERE)
+    assert again is not None
+    assert also is not None
+    assert again.load() == SavedSession("first")
+    assert also.load() == SavedSession("second")
+    again.close()
+    also.close()
+
+
+WRITER = """
+import sys
+from mcp_sessions.client.jar import FileJar, SavedSession
+jar = FileJar(sys.argv[1])
+slots = [jar.open(f"https://{sys.argv[2]}/{number}") for number in range(5)]
+for round in range(20):
+    for number, slot in enumerate(slots):
+        slot.save(SavedSession(f"{sys.argv[2]}-{number}-{round}"))
+"""
+
+
+def test_two_processes_write_one_jar_and_nothing_is_lost(jar: FileJar) -> None:
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(jar.path), name], text=True)
+        for name in ("one", "two")
+    ]
+    for writer in writers:
+        assert writer.wait(timeout=50) == 0
+
+    for name in ("one", "two"):
+        for number in range(5):
+            found = loaded(jar, f"https://{name}/{number}")
+            assert found == SavedSession(f"{name}-{number}-19")
+
+
+def test_a_place_is_free_again_when_its_process_was_killed(jar: FileJar) -> None:
+    code = WRITER + "\nprint('ready', flush=True); import time; time.sleep(60)"
+    command = [sys.executable, "-c", code, str(jar.path), "one"]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    with writer.stdout:
+        assert writer.stdout.readline() == "ready\n"
+        slot = jar.open("https://one/0")
+        assert slot is not None
+        assert slot.load() is None, "the first place is taken"
+        slot.close()
+        writer.kill()
+        writer.wait(timeout=10)
+
+    assert loaded(jar, "https://one/0") == SavedSession("one-0-19")
+
+
+# --- with the client --------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_next_run_goes_on_with_the_session(jar: FileJar, mode: str) -> None:
+    with serving() as (_, layer, server):
+        async with Client(resumable(server.url(), jar=jar, policy=QUICK), mode=mode) as client:
+            first = text_of(await client.call_tool("session_id", {}))
+            if mode == "legacy":
+                await subscribe(client, "note://1")
+        await server.call(layer.notify_resource_updated, "note://1")
+
+        heard = Heard()
+        transport = resumable(server.url(), jar=jar, policy=QUICK, on_resume=heard.on_resume)
+        async with Client(transport, mode=mode, message_handler=heard.on_message) as client:
+            assert text_of(await client.call_tool("session_id", {})) == first
+            assert (await heard.outcome()).recovered
+            if mode == "legacy":
+                await heard.has(lambda: heard.updates == ["note://1"], "what came in between")
+
+
+@pytest.mark.anyio
+async def test_a_session_that_is_gone_by_the_next_run_is_started_over(jar: FileJar) -> None:
+    with serving() as (_, _, server):
+        port = server.port
+        async with Client(resumable(server.url(), jar=jar, policy=QUICK), mode="legacy") as client:
+            first = text_of(await client.call_tool("session_id", {}))
+    with serving(port=port) as (_, _, server):
+        heard = Heard()
+        transport = resumable(server.url(), jar=jar, policy=QUICK, on_resume=heard.on_resume)
+        async with Client(transport, mode="legacy") as client:
+            second = text_of(await client.call_tool("session_id", {}))
+        assert second != first
+        assert (await heard.outcome()).is_new_session
+        found = loaded(jar, server.url())
+        assert found is not None
+        assert found.session_id == second
+
+
+@pytest.mark.anyio
+async def test_another_server_is_not_told_of_the_session(jar: FileJar) -> None:
+    with serving() as (_, _, one), serving() as (_, _, two):
+        async with Client(resumable(one.url(), jar=jar, policy=QUICK), mode="legacy") as client:
+            first = text_of(await client.call_tool("session_id", {}))
+        async with Client(resumable(two.url(), jar=jar, policy=QUICK), mode="legacy") as client:
+            assert text_of(await client.call_tool("session_id", {})) != first
+        bodies = b"".join(bytes(exchange.request_body) for exchange in two.wire.exchanges)
+        assert first.encode() not in bodies

@@ -1,0 +1,521 @@
+"""The resuming client against servers that do what no server should, on real sockets."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client, MCPError
+
+from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.sdk import is_outcome_unknown
+from mcp_sessions.client_transport import resumable
+from tests.support.resuming import QUICK, Heard, text_of
+from tests.support.scripted import (
+    SESSION,
+    Exchange,
+    ScriptedServer,
+    named,
+    never,
+    status,
+    tool_result,
+)
+
+pytestmark = pytest.mark.anyio
+
+UPDATED = "notifications/resources/updated"
+KEY = "io.github.mcp-sessions/requestKey"
+FOREIGN: dict[str, Any] = {"tools": {}, "sessions": {}}
+"""What a server advertises that has sessions and nothing of this project."""
+
+
+@asynccontextmanager
+async def client_of(
+    server: ScriptedServer, *, policy: ReconnectPolicy = QUICK
+) -> AsyncGenerator[tuple[Client, Heard]]:
+    """A handshake-era client."""
+    heard = Heard()
+    transport = resumable(server.url(), on_resume=heard.on_resume, policy=policy)
+    with anyio.fail_after(30):
+        async with Client(transport, mode="legacy", message_handler=heard.on_message) as client:
+            yield client, heard
+
+
+async def call(client: Client) -> str:
+    """The text of a tool that says which session it was called in."""
+    return text_of(await client.call_tool("echo", {}))
+
+
+def not_found(exchange: Exchange) -> None:
+    """The session is unknown."""
+    exchange.error(-32043, "Session not found")
+
+
+def reset(exchange: Exchange) -> None:
+    """Break the connection."""
+    exchange.reset()
+
+
+def refusing(session_id: str, how: Any) -> Any:
+    """An entry for ``*`` that refuses every call in one session."""
+
+    def entry(exchange: Exchange) -> None:
+        if exchange.method == "tools/call" and named(exchange) == session_id:
+            how(exchange)
+
+    return entry
+
+
+# --- a session that is lost (pitfall G1) ------------------------------------------------------
+
+
+async def test_not_found_starts_over_once_for_all_who_ask_at_once() -> None:
+    refuse = refusing("s-1", not_found)
+    async with ScriptedServer({"*": refuse}) as server, client_of(server) as (client, heard):
+        found: list[str] = []
+
+        async def ask() -> None:
+            found.append(await call(client))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(ask)
+
+        assert found == ["s-2"] * 8
+        assert server.sessions == 2
+        assert [outcome.is_new_session for outcome in heard.outcomes] == [True]
+
+
+@pytest.mark.parametrize("code", [404, 410])
+async def test_404_on_post_while_the_get_stream_lives(code: int) -> None:
+    """The connection is made anew; the session is resumed, and if it is there, kept."""
+
+    def entry(exchange: Exchange) -> None:
+        is_old = exchange.headers.get("mcp-session-id") == "transport-1"
+        if is_old and exchange.method == "tools/call":
+            exchange.respond(code)
+
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, heard):
+        await server.has(lambda: server.asked("GET"), "the notification stream")
+
+        assert await call(client) == "s-1"
+
+        await server.has(lambda: len(server.asked("GET")) == 2, "the next stream")
+        assert (server.transports, server.sessions) == (2, 1)
+        assert (await heard.outcome()).recovered
+
+
+async def test_400_that_speaks_of_a_session_is_a_lost_session() -> None:
+    def entry(exchange: Exchange) -> None:
+        if exchange.headers.get("mcp-session-id") != "transport-1":
+            return
+        if exchange.method == "tools/call":
+            error = {"code": -32000, "message": "Bad Request: No valid session ID provided"}
+            exchange.json({"jsonrpc": "2.0", "error": error, "id": None}, 400)
+
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, _):
+        assert await call(client) == "s-1"
+        assert server.transports == 2
+
+
+@pytest.mark.parametrize("code", [400, 404, 410, 503])
+async def test_a_resume_that_is_refused_by_status_starts_over(code: int) -> None:
+    def entry(exchange: Exchange) -> None:
+        is_old = exchange.headers.get("mcp-session-id") == "transport-1"
+        if is_old and exchange.method == "tools/call":
+            exchange.respond(404)
+        if exchange.method == "session/resume":
+            exchange.respond(code)
+
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, heard):
+        assert await call(client) == "s-2"
+
+        assert (server.transports, server.sessions) == (2, 2)
+        outcome = await heard.outcome()
+        assert (outcome.recovered, outcome.is_new_session) == (False, True)
+        assert heard.methods.count("notifications/tools/list_changed") == 1
+
+
+async def test_a_server_that_forgets_every_session_is_given_up() -> None:
+    """Exactly once: not for ever."""
+
+    def entry(exchange: Exchange) -> None:
+        if exchange.method == "tools/call":
+            exchange.error(-32043, "Session not found")
+
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, _):
+        with pytest.raises(MCPError):
+            await call(client)
+
+        assert server.sessions == 2
+
+
+async def test_a_call_that_was_at_work_when_its_session_ended_is_not_run_again() -> None:
+    """Pitfall C2: its response had begun, so it was not refused."""
+
+    def entry(exchange: Exchange) -> None:
+        if exchange.method == "tools/call" and named(exchange) == "s-1":
+            exchange.event(None, "1")
+            error = {"code": -32043, "message": "Session not found"}
+            exchange.event({"jsonrpc": "2.0", "id": exchange.message["id"], "error": error})
+            exchange.end()
+
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, _):
+        with pytest.raises(MCPError) as unknown:
+            await call(client)
+
+        assert is_outcome_unknown(unknown.value)
+        assert await call(client) == "s-2"
+
+
+async def test_a_call_that_is_refused_late_may_have_been_at_work() -> None:
+    """Pitfall C2: on a connection for all requests nothing else tells the two apart."""
+
+    async def entry(exchange: Exchange) -> None:
+        if exchange.method == "tools/call" and named(exchange) == "s-1":
+            await anyio.sleep(0.15)  # that is how long it ran
+            exchange.error(-32043, "Session not found")
+
+    policy = ReconnectPolicy(refusal_time=0.1)
+    async with (
+        ScriptedServer({"*": entry}) as server,
+        client_of(server, policy=policy) as (client, _),
+    ):
+        with pytest.raises(MCPError) as unknown:
+            await call(client)
+
+        assert is_outcome_unknown(unknown.value)
+        assert len(server.asked("tools/call")) == 1
+        assert await call(client) == "s-2"
+
+
+async def test_a_server_may_say_that_it_had_begun() -> None:
+    """Pitfall C2."""
+
+    def entry(exchange: Exchange) -> None:
+        if exchange.method == "tools/call" and named(exchange) == "s-1":
+            exchange.error(-32043, "Session not found", data={"started": True})
+
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, _):
+        with pytest.raises(MCPError) as unknown:
+            await call(client)
+
+        assert is_outcome_unknown(unknown.value)
+
+
+# --- what is cut ------------------------------------------------------------------------------
+
+
+async def test_a_cut_response_is_asked_for_again_with_its_key() -> None:
+    """And with another id: the old one may still be in use there."""
+    cuts = iter([True, True, False])
+
+    def entry(exchange: Exchange) -> None:
+        if exchange.method == "tools/call" and next(cuts):
+            exchange.event(None, "1")
+            exchange.reset()
+
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, _):
+        assert await call(client) == "s-1"
+
+        calls = server.asked("tools/call")
+        assert len(calls) == 3
+        assert len({exchange.meta[KEY] for exchange in calls}) == 1
+        assert len({exchange.message["id"] for exchange in calls}) == 3
+
+
+async def test_at_a_server_without_keys_a_cut_call_is_not_sent_again() -> None:
+    """Pitfall C2: the caller hears that the outcome is unknown."""
+    script: dict[str, Any] = {"tools/call": reset}
+    async with (
+        ScriptedServer(script, FOREIGN) as server,
+        client_of(server) as (client, _),
+    ):
+        with pytest.raises(MCPError) as unknown:
+            await call(client)
+
+        assert is_outcome_unknown(unknown.value)
+        assert len(server.asked("tools/call")) == 1
+
+
+async def test_503_is_asked_again_after_as_long_as_it_says() -> None:
+    busy = iter([True, False])
+
+    def entry(exchange: Exchange) -> None:
+        if exchange.method == "tools/call" and next(busy):
+            exchange.respond(503, headers={"Retry-After": "0"})
+
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, heard):
+        assert await call(client) == "s-1"
+        assert len(server.asked("tools/call")) == 2
+        assert heard.outcomes == []
+
+
+async def test_a_server_that_never_answers_a_call() -> None:
+    """Pitfall C8: bounded, and the caller knows that nobody knows."""
+    policy = ReconnectPolicy(answer_timeout=0.3, jar_interval=0.05, closing_timeout=0.2)
+    script: dict[str, Any] = {"tools/call": never}
+    async with (
+        ScriptedServer(script) as server,
+        client_of(server, policy=policy) as (client, _),
+    ):
+        with pytest.raises(MCPError) as unknown:
+            await call(client)
+
+        assert is_outcome_unknown(unknown.value)
+
+
+async def test_a_server_that_never_starts_the_session_it_advertises_is_one_without() -> None:
+    """Pitfall C8."""
+    policy = ReconnectPolicy(connect_timeout=0.3, closing_timeout=0.2)
+    script: dict[str, Any] = {"session/start": never}
+    async with (
+        ScriptedServer(script) as server,
+        client_of(server, policy=policy) as (client, _),
+    ):
+        assert await call(client) == "none"
+
+
+async def test_a_half_open_response_is_noticed_by_its_silence() -> None:
+    """Its server with keys shows a sign of life on each response; this one is gone."""
+    silent = iter([True, False])
+
+    def entry(exchange: Exchange) -> None:
+        if exchange.method == "tools/call" and next(silent):
+            exchange.event(None, "1")
+
+    policy = ReconnectPolicy(backoff_base=0.02, stream_silence=0.3)
+    async with (
+        ScriptedServer({"*": entry}) as server,
+        client_of(server, policy=policy) as (client, _),
+    ):
+        assert await call(client) == "s-1"
+        assert len(server.asked("tools/call")) == 2
+
+
+# --- events -----------------------------------------------------------------------------------
+
+
+async def test_duplicate_events_are_heard_once() -> None:
+    async with ScriptedServer() as server, client_of(server) as (client, heard):
+        await server.has(lambda: server.stream, "the notification stream")
+        for event_id in ("1", "2", "1", "2", "3"):
+            server.push(UPDATED, event_id, uri=f"note://{event_id}")
+
+        await heard.has(lambda: len(heard.updates) >= 3, "three updates")
+        await call(client)
+        assert heard.updates == ["note://1", "note://2", "note://3"]
+
+
+async def test_events_may_come_before_the_answer_to_the_resume() -> None:
+    """Over two HTTP streams the order is nobody's; and document 002 allows integers."""
+
+    async def resume(exchange: Exchange) -> None:
+        await server.has(lambda: len(server.asked("session/resume")) == 1, "the resume")
+        events = [
+            {
+                "jsonrpc": "2.0",
+                "method": UPDATED,
+                "params": {"uri": "note://4", "sessionEventId": 4},
+            }
+        ]
+        for event in events:
+            exchange.event(event)
+        result = {"resumed": True, "catchup": True, "replayed": 1}
+        exchange.event({"jsonrpc": "2.0", "id": exchange.message["id"], "result": result})
+        exchange.end()
+
+    def lost(exchange: Exchange) -> None:
+        if exchange.headers.get("mcp-session-id") == "transport-1" and len(heard.updates) == 3:
+            exchange.respond(404)
+
+    async with ScriptedServer({"session/resume": resume}) as server:
+        async with client_of(server) as (client, heard):
+            await server.has(lambda: server.stream, "the notification stream")
+            for number in (1, 2, 3):
+                server.push(UPDATED, number, uri=f"note://{number}")
+            await heard.has(lambda: len(heard.updates) == 3, "three updates")
+            server.script["tools/call"] = lost
+
+            await call(client)
+
+            assert server.asked("session/resume")[0].params["lastSessionEventId"] == 3
+            await heard.has(lambda: len(heard.updates) == 4, "the fourth")
+            await server.has(lambda: len(server.asked("GET")) == 2, "the next stream")
+            server.push(UPDATED, 4, uri="note://4")
+            server.push(UPDATED, 5, uri="note://5")
+            await heard.has(lambda: len(heard.updates) >= 5, "the fifth")
+            assert heard.updates == [f"note://{n}" for n in (1, 2, 3, 4, 5)]
+
+
+async def test_a_second_resume_asks_from_the_last_event_of_the_first() -> None:
+    """Pitfalls A7 and G4: what was replayed counts, and a gap resets position and memory."""
+    answers = iter(
+        [
+            {"resumed": True, "catchup": True, "replayed": 1},
+            {"resumed": True, "catchup": False, "sessionEventId": "90", "reason": "evicted"},
+            {"resumed": True, "catchup": True, "replayed": 0},
+        ]
+    )
+    refused: set[str] = set()
+
+    def entry(exchange: Exchange) -> None:
+        connection = exchange.headers.get("mcp-session-id", "")
+        if exchange.method == "session/resume":
+            exchange.result(next(answers))
+        elif exchange.method == "tools/call" and connection in refused:
+            exchange.respond(404)
+
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, heard):
+        for number in (1, 2, 3):
+            await server.has(lambda n=number: len(server.asked("GET")) == n, "a stream")
+            server.push(UPDATED, str(number), uri=f"note://{number}")
+            await heard.has(lambda n=number: len(heard.updates) >= n, "an update")
+            refused.add(f"transport-{number}")
+            await call(client)
+
+        positions = [e.params["lastSessionEventId"] for e in server.asked("session/resume")]
+        assert positions == ["1", "2", "3"]
+        assert [o.recovered for o in heard.outcomes] == [True, False, True]
+        assert heard.outcomes[1].reason == "evicted"
+
+
+# --- metadata ---------------------------------------------------------------------------------
+
+
+async def test_a_state_of_4_kib_is_echoed_byte_for_byte() -> None:
+    state = ('grün \u2028 \N{SNOWMAN} \U0001f600 \\ " \x7f' * 400)[:4096]
+
+    def entry(exchange: Exchange) -> None:
+        meta = {SESSION: {"sessionId": named(exchange), "state": state}}
+        exchange.result(tool_result(exchange.meta[SESSION].get("state", ""), meta=meta))
+
+    async with (
+        ScriptedServer({"tools/call": entry}) as server,
+        client_of(server) as (client, _),
+    ):
+        assert await call(client) == ""
+        assert await call(client) == state
+
+
+async def test_a_result_with_a_foreign_session_changes_nothing() -> None:
+    def entry(exchange: Exchange) -> None:
+        meta = {SESSION: {"sessionId": "s-666", "state": "theirs"}}
+        exchange.result(tool_result(json_of(exchange.meta[SESSION]), meta=meta))
+
+    async with (
+        ScriptedServer({"tools/call": entry}) as server,
+        client_of(server) as (client, _),
+    ):
+        assert await call(client) == await call(client) == "{'sessionId': 's-1'}"
+
+
+def json_of(value: object) -> str:
+    """A value as text."""
+    return str(value)
+
+
+async def test_null_metadata_and_none_at_all_keep_the_state() -> None:
+    answers: Any = iter([{SESSION: {"sessionId": "s-1", "state": "x"}}, {SESSION: None}, None])
+
+    def entry(exchange: Exchange) -> None:
+        text = exchange.meta[SESSION].get("state", "")
+        exchange.result(tool_result(text, meta=next(answers)))
+
+    async with (
+        ScriptedServer({"tools/call": entry}) as server,
+        client_of(server) as (client, _),
+    ):
+        assert [await call(client) for _ in range(3)] == ["", "x", "x"]
+
+
+# --- servers that only have sessions/create -----------------------------------------------------
+
+
+def without_start(exchange: Exchange) -> None:
+    """Document 004 only."""
+    if exchange.method.startswith("session/"):
+        exchange.error(-32601, "Method not found")
+
+
+async def test_a_server_that_only_creates_sessions_is_used_as_it_is() -> None:
+    async with (
+        ScriptedServer({"*": without_start}, FOREIGN) as server,
+        client_of(server) as (client, _),
+    ):
+        assert await call(client) == "s-1"
+
+        created = server.asked("sessions/create")[0].message
+        assert "params" not in created
+        sent = server.asked("tools/call")[0].meta
+        assert sent[SESSION] == {"sessionId": "s-1", "state": "one"}
+        assert KEY not in sent
+
+
+async def test_a_lost_session_may_be_told_as_a_tools_result() -> None:
+    def entry(exchange: Exchange) -> None:
+        without_start(exchange)
+        if exchange.method == "tools/call" and named(exchange) == "s-1":
+            exchange.result(tool_result("Session not found. Create one first.", is_error=True))
+
+    async with (
+        ScriptedServer({"*": entry}, FOREIGN) as server,
+        client_of(server) as (client, heard),
+    ):
+        assert await call(client) == "s-2"
+        assert (await heard.outcome()).is_new_session
+
+
+async def test_whatever_a_server_says_to_session_methods_the_application_gets_on() -> None:
+    """It advertises sessions and knows none of the methods."""
+
+    def entry(exchange: Exchange) -> None:
+        if exchange.method.startswith("session"):
+            exchange.respond(400)
+
+    async with ScriptedServer({"*": entry}, FOREIGN) as server, client_of(server) as (client, _):
+        assert await call(client) == "none"
+
+
+async def test_a_transport_session_that_is_gone_is_opened_anew() -> None:
+    """2025-11-25: on 404 a client starts a new session with a new initialize."""
+    gone = iter([True, False])
+
+    def entry(exchange: Exchange) -> None:
+        if exchange.method == "tools/call" and next(gone):
+            exchange.respond(404)
+
+    async with (
+        ScriptedServer({"*": entry}, {"tools": {}}) as server,
+        client_of(server) as (client, heard),
+    ):
+        assert await call(client) == "none"
+        assert server.transports == 2
+        assert (await heard.outcome()).is_new_session
+
+
+async def test_a_status_that_says_nothing_of_sessions_is_the_answer() -> None:
+    async with (
+        ScriptedServer({"tools/call": status(500)}) as server,
+        client_of(server) as (client, heard),
+    ):
+        with pytest.raises(MCPError):
+            await call(client)
+        assert len(server.asked("tools/call")) == 1
+        assert heard.outcomes == []
+
+
+async def test_a_draining_server_is_left_within_the_time_it_gives() -> None:
+    """Pitfall C7: what is asked meanwhile is served by whoever comes next."""
+    async with ScriptedServer() as server, client_of(server) as (client, heard):
+        await server.has(lambda: server.stream, "the notification stream")
+        server.push(
+            "notifications/sessions/detached", sessionId="s-1", reason="draining", retryAfter=0.1
+        )
+
+        outcome = await heard.outcome()
+
+        assert outcome.recovered
+        assert server.transports == 2
+        assert await call(client) == "s-1"

@@ -1,0 +1,109 @@
+"""The resuming client and a child process, which it starts, and starts again."""
+
+import os
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+from mcp import Client, MCPError, StdioServerParameters
+
+from mcp_sessions.client.sdk import is_outcome_unknown
+from mcp_sessions.client_transport import resumable
+from mcp_sessions.errors import ConfigurationError
+from tests.support.resuming import MODES, QUICK, Heard, text_of
+
+pytestmark = pytest.mark.anyio
+
+SERVER = """
+import os, sys
+from mcp.server import MCPServer
+from mcp_sessions import SessionLayer, current_session
+
+server = MCPServer("child")
+
+@server.tool()
+def session_id() -> str:
+    session = current_session(default=None)
+    return session.id if session is not None else "none"
+
+@server.tool()
+def process() -> str:
+    return str(os.getpid())
+
+@server.tool()
+def die() -> str:
+    os._exit(1)
+
+if "bare" in sys.argv:
+    server.run("stdio")
+else:
+    SessionLayer(server).run("stdio")
+"""
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> StdioServerParameters:
+    """How to start the server."""
+    path = tmp_path / "server.py"
+    path.write_text(SERVER)
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return StdioServerParameters(command=sys.executable, args=[str(path)], env=environment)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_child_has_sessions_like_any_server(
+    child: StdioServerParameters, mode: str
+) -> None:
+    with anyio.fail_after(50):
+        async with Client(resumable(child, policy=QUICK), mode=mode) as client:
+            first = text_of(await client.call_tool("session_id", {}))
+            assert first == text_of(await client.call_tool("session_id", {})) != "none"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_child_that_died_is_started_again_and_the_call_is_not(
+    child: StdioServerParameters, mode: str
+) -> None:
+    """Pitfalls C2 and D6."""
+    heard = Heard()
+    with anyio.fail_after(50):
+        transport = resumable(child, policy=QUICK, on_resume=heard.on_resume)
+        async with Client(transport, mode=mode) as client:
+            first = text_of(await client.call_tool("process", {}))
+            with pytest.raises(MCPError) as unknown:
+                await client.call_tool("die", {})
+            second = text_of(await client.call_tool("process", {}))
+
+            assert is_outcome_unknown(unknown.value)
+            assert second != first
+            # This child keeps its sessions in memory.
+            assert (await heard.outcome()).is_new_session
+    for pid in (first, second):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+async def test_a_child_without_sessions_ends_as_with_the_stock_transport(
+    child: StdioServerParameters,
+) -> None:
+    child.args.append("bare")
+    with anyio.fail_after(50):
+        async with Client(resumable(child, policy=QUICK), mode="legacy") as client:
+            assert text_of(await client.call_tool("process", {}))
+            with pytest.raises(MCPError):
+                await client.call_tool("die", {})
+            with pytest.raises(MCPError):
+                await client.call_tool("process", {})
+
+
+async def test_a_child_that_cannot_be_started_fails_the_first_request() -> None:
+    nothing = StdioServerParameters(command="/nowhere/at/all")
+    with anyio.fail_after(20), pytest.RaisesGroup(MCPError, flatten_subgroups=True):
+        async with Client(resumable(nothing, policy=QUICK), mode="legacy"):
+            raise AssertionError("it connected")
+
+
+async def test_a_child_takes_no_options_of_a_url(child: StdioServerParameters) -> None:
+    with pytest.raises(ConfigurationError, match="no URLs, headers or HTTP client"):
+        resumable(child, headers={"X": "y"})

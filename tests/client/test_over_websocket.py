@@ -1,0 +1,186 @@
+"""The resuming client over WebSocket: against the real server, and against one that misbehaves."""
+
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client, MCPError
+from websockets.asyncio.server import ServerConnection, serve
+
+from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.sdk import is_outcome_unknown
+from mcp_sessions.client_transport import resumable
+from mcp_sessions.errors import ConfigurationError
+from tests.support.resuming import MODES, QUICK, Heard, connected, text_of
+from tests.support.scripted import OURS, tool_result
+
+pytestmark = pytest.mark.anyio
+
+Json = dict[str, Any]
+Answerer = Callable[["Scripted", ServerConnection, Json], Awaitable[Json | None]]
+
+
+class Scripted:
+    """A WebSocket server that answers as it should, unless the test's function does."""
+
+    def __init__(self, answerer: Answerer) -> None:
+        self.answerer = answerer
+        self.asked: list[str] = []
+        self.connections = 0
+        self.offered: list[Any] = []
+
+    async def serve(self, socket: ServerConnection) -> None:
+        """One connection."""
+        self.connections += 1
+        self.offered.append(socket.request.headers if socket.request else None)
+        async for frame in socket:
+            message = json.loads(frame)
+            self.asked.append(message.get("method", ""))
+            result = await self.answerer(self, socket, message) or self.as_it_should(message)
+            if result is not None and "id" in message:
+                answer = {"jsonrpc": "2.0", "id": message["id"], "result": result}
+                await socket.send(json.dumps(answer))
+
+    def as_it_should(self, message: Json) -> Json | None:
+        """What a good server answers."""
+        match message.get("method"):
+            case "initialize":
+                return {
+                    "protocolVersion": message["params"]["protocolVersion"],
+                    "capabilities": {"tools": {}, "sessions": {}, "extensions": OURS},
+                    "serverInfo": {"name": "scripted", "version": "1"},
+                }
+            case "session/start":
+                return {"sessionId": "s-1", "sessionEventId": "0"}
+            case "session/resume":
+                return {"resumed": True, "catchup": True}
+            case "tools/call":
+                return tool_result("fine")
+            case "tools/list":
+                return {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}
+            case _:
+                return {}
+
+
+@asynccontextmanager
+async def client_of(
+    answerer: Answerer, *, policy: ReconnectPolicy = QUICK, **options: Any
+) -> AsyncGenerator[tuple[Client, Heard, Scripted]]:
+    """A client of a server that does as the test says."""
+    scripted, heard = Scripted(answerer), Heard()
+    subprotocols: Any = ["mcp"]
+    async with serve(scripted.serve, "127.0.0.1", 0, subprotocols=subprotocols) as server:
+        port = list(server.sockets)[0].getsockname()[1]
+        url = f"ws://127.0.0.1:{port}/mcp"
+        transport = resumable(url, on_resume=heard.on_resume, policy=policy, **options)
+        with anyio.fail_after(30):
+            async with Client(transport, mode="legacy", message_handler=heard.on_message) as client:
+                yield client, heard, scripted
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_session_moves_from_http_to_websocket_and_back(mode: str) -> None:
+    async with connected(mode, "http") as it:
+        first = await it.call("session_id")
+        for scheme in ("ws", "http", "ws"):
+            outcome = await it.transport.move_to(it.proxy.url(scheme=scheme))
+            assert outcome.recovered
+            assert outcome.connected_to == it.proxy.url(scheme=scheme)
+            assert await it.call("session_id") == first
+        # Each move took the session from a connection of its own: that is no takeover.
+        assert [outcome.reason for outcome in it.heard.outcomes] == [None] * 3
+
+
+async def test_a_move_that_fails_leaves_the_session_where_it_is() -> None:
+    async with connected("legacy", "http") as it:
+        first = await it.call("session_id")
+        with pytest.raises(ConnectionError):
+            await it.transport.move_to("ws://127.0.0.1:1/mcp")
+
+        assert await it.call("session_id") == first
+
+
+async def test_a_normal_close_is_the_end() -> None:
+    """1000 says: do not come back."""
+
+    async def close(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
+        if message.get("method") == "tools/call":
+            await socket.close(1000)
+
+    async with client_of(close) as (client, heard, scripted):
+        with pytest.raises(MCPError) as unknown:
+            await client.call_tool("echo", {})
+
+        assert is_outcome_unknown(unknown.value)
+        assert (await heard.outcome()).is_over
+        assert scripted.connections == 1
+
+
+@pytest.mark.parametrize("code", [1001, 1011, 1012, 1013, 4999])
+async def test_after_any_other_close_it_comes_back_and_asks_again(code: int) -> None:
+    async def close(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
+        if message.get("method") == "tools/call" and scripted.connections == 1:
+            await socket.close(code)
+
+    async with client_of(close) as (client, heard, scripted):
+        assert text_of(await client.call_tool("echo", {})) == "fine"
+
+        assert (await heard.outcome()).recovered
+        assert scripted.asked.count("tools/call") == 2
+        assert scripted.connections == 2
+
+
+async def test_a_server_that_accepts_and_dies_is_not_asked_without_a_pause() -> None:
+    """Pitfall G2: a connection that opens is no progress."""
+
+    async def die(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
+        if scripted.connections > 1 or message.get("method") == "tools/call":
+            await socket.close(1011)
+
+    policy = ReconnectPolicy(backoff_base=0.02, backoff_cap=10, give_up_after=1)
+    async with client_of(die, policy=policy) as (client, _, scripted):
+        with pytest.raises(MCPError):
+            await client.call_tool("echo", {})
+
+        # Without back-off there would be hundreds.
+        assert scripted.connections < 20
+
+
+async def test_whoever_is_taken_over_does_not_come_back() -> None:
+    """Pitfall B6, also when the connection closes after it."""
+
+    async def take(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
+        if message.get("method") == "tools/call":
+            params = {"sessionId": "s-1", "reason": "taken_over"}
+            notice = {"jsonrpc": "2.0", "method": "notifications/sessions/detached"}
+            await socket.send(json.dumps({**notice, "params": params}))
+            await socket.close(1001)
+
+    async with client_of(take) as (client, heard, scripted):
+        with pytest.raises(MCPError) as unknown:
+            await client.call_tool("echo", {})
+
+        assert is_outcome_unknown(unknown.value)
+        assert [outcome.reason for outcome in heard.outcomes] == ["taken_over"]
+        assert scripted.connections == 1
+
+
+async def test_it_offers_the_subprotocol_and_sends_its_headers() -> None:
+    async def nothing(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
+        return None
+
+    headers = {"Authorization": "Bearer t"}
+    async with client_of(nothing, headers=headers) as (_, _, scripted):
+        [sent] = scripted.offered
+
+        assert sent["Sec-WebSocket-Protocol"] == "mcp"
+        assert sent["Authorization"] == "Bearer t"
+        assert "Sec-WebSocket-Extensions" not in sent
+
+
+async def test_a_url_of_another_kind_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError, match="http, https, ws or wss"):
+        resumable("ftp://host/mcp")

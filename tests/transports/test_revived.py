@@ -1,0 +1,120 @@
+"""A connection is in the store: another process serves it without a new handshake.
+
+Two layers over one store stand for two processes. Live delivery from one to the other is
+the store's business and not in here.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from mcp_sessions import SessionLayer
+from mcp_sessions.stores.memory import MemoryStore
+from tests.support.raw import (
+    RawClient,
+    call_params,
+    in_process,
+    in_session,
+    keyed,
+    text_of,
+    uris,
+)
+from tests.support.world import Toolbox, World, world
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def two_processes() -> AsyncGenerator[tuple[World, RawClient, RawClient]]:
+    """The first process, a client of it, and the same client as the second one sees it."""
+    store = MemoryStore()
+    async with world(store=store) as w:
+        box = Toolbox()
+        other = SessionLayer(box.server, store=store, policy=w.layer.policy, clock=w.clock)
+        app = other.asgi_app()
+        async with other.lifespan(), in_process(app) as carrier:
+            client = await w.connected(capabilities={"elicitation": {}})
+            same = RawClient(carrier, capabilities=client.capabilities)
+            same.session_id = client.session_id
+            yield w, client, same
+
+
+async def test_another_process_knows_the_connection_and_its_current_session() -> None:
+    """Rule: "current session and attachment are stored with it, outlive GET drops, restarts and
+    replicas"; users' loudest pain is "404 behind a load balancer".
+    """
+    async with two_processes() as (_, client, same):
+        session = (await client.start())["sessionId"]
+
+        assert await same.text("session_id") == session
+        other = (await same.start())["sessionId"]
+        assert await client.text("session_id") == other
+
+
+async def test_another_process_opens_the_stream() -> None:
+    """What waited for the first GET is there, wherever that arrives."""
+    async with two_processes() as (_, client, same):
+        await client.start()
+        await client.text("update", uri="a:1")
+
+        stream = same.get()
+
+        assert uris(await stream.has(1)) == ["a:1"]
+        await same.text("update", uri="a:2")
+        assert uris(await stream.has(2)) == ["a:1", "a:2"]
+
+
+async def test_another_process_asks_the_client_what_it_declared() -> None:
+    """The handshake is in the store: capabilities and version with it."""
+    async with two_processes() as (_, client, same):
+        asked = same.call("ask", question="?")
+        question = (await asked.reply.has(1))[0]
+        await same.respond(question, {"action": "decline"})
+
+        assert text_of(await asked.result()) == "decline: None"
+        assert (await asked.reply.event(0)).message is None  # primed: 2025-11-25
+        del client
+
+
+async def test_a_key_that_runs_elsewhere_is_unknown_here() -> None:
+    """C2: "Its runner gone … ``-31012``": another process cannot know how it goes, and does
+    not run it again; the answer it can give.
+    """
+    async with two_processes() as (w, client, same):
+        session = (await client.start())["sessionId"]
+        running = client.call("wait", gate="g", meta=keyed("k"))
+        await w.box.gate("g").started.wait()
+
+        error = await same.call("wait", gate="g", meta=keyed("k")).error()
+        assert error["code"] == -31012
+        w.box.gate("g").go.set()
+        first = await running.result()
+        again = await same.result("tools/call", call_params("wait", {"gate": "g"}, keyed("k")))
+        assert again == first
+        named = await same.text("session_id", meta=in_session(session))
+        assert named == session
+        assert w.box.calls == ["wait"]
+
+
+async def test_another_process_takes_a_session_over() -> None:
+    """Rule 2 and ``-31010`` go by the store, not by what one process remembers."""
+    async with two_processes() as (_, client, same):
+        session = (await client.start())["sessionId"]
+        rival = RawClient(same.carrier)
+        await rival.initialize()
+        await rival.resume(session)
+
+        for one in (client, same):
+            assert (await one.error("tools/list"))["code"] == -31010
+        await client.resume(session)
+        assert await same.text("session_id") == session
+
+
+async def test_delete_elsewhere_ends_the_connection_here() -> None:
+    """404, in every process."""
+    async with two_processes() as (_, client, same):
+        assert (await same.delete().done()).status == 200
+        assert (
+            await client.post({"jsonrpc": "2.0", "id": 1, "method": "ping"}).done()
+        ).status == 404
