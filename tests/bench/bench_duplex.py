@@ -129,12 +129,15 @@ class WebSocketClient(Client):
     def __init__(self, case: Case, server: Server) -> None:
         super().__init__(case)
         self.pid = server.process.pid
-        self._socket = connect(
-            f"ws://127.0.0.1:{server.port}/mcp",
-            subprotocols=[Subprotocol("mcp")],
-            compression=None,
-            proxy=None,
-            open_timeout=WITHIN,
+        self._stack = ExitStack()
+        self._socket = self._stack.enter_context(
+            connect(
+                f"ws://127.0.0.1:{server.port}/mcp",
+                subprotocols=[Subprotocol("mcp")],
+                compression=None,
+                proxy=None,
+                open_timeout=WITHIN,
+            )
         )
 
     def put(self, text: str) -> None:
@@ -147,7 +150,7 @@ class WebSocketClient(Client):
 
     def stop(self) -> None:
         """See :class:`Client`."""
-        self._socket.close()
+        self._stack.close()
 
 
 class StdioClient(Client):

@@ -5,25 +5,28 @@
 Each is ``mcp.Client`` on `resumable`, with the limits it has by default, behind one proxy that
 cuts every connection in the same moment. While all are away a resource changes. A client has
 failed when it raises, when it lost its session, when it heard of either change not exactly
-once, or when a call after that is not answered. The figures: seconds from the cut until the
-application is told that the session was resumed. Ends with status 1 if a client failed.
+once, or when a call after that is not answered. The figures are counted from the cut: until
+the proxy takes a client's new connection, and until that client heard of what it missed.
+Clients, proxy and server share this process, so the second includes their waiting for each
+other. Ends with status 1 if a client failed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import statistics
 import sys
 import time
+import warnings
 from dataclasses import dataclass, field
-from typing import Any
 
 import anyio
 from mcp import Client
 
-from mcp_sessions.client.outcome import ResumeOutcome
 from mcp_sessions.client_transport import resumable
+from tests.support import apps
 from tests.support.proxy import TcpProxy
 from tests.support.resuming import Heard, serving, subscribe, text_of
 
@@ -60,13 +63,9 @@ class One:
 
     number: int
     heard: Heard = field(default_factory=Heard)
-    resumed_at: list[float] = field(default_factory=list[float])
+    heard_at: float | None = None
+    """When it heard of the change that it was away for."""
     failed: str | None = None
-
-    def on_resume(self, outcome: ResumeOutcome) -> None:
-        """For ``on_resume``."""
-        self.resumed_at.append(time.monotonic())
-        self.heard.on_resume(outcome)
 
     async def hears(self, uri: str) -> None:
         """Return once it was told of a change."""
@@ -75,86 +74,124 @@ class One:
             lambda: uri in self.heard.updates, what=f"{uri} at client {self.number}", within=WITHIN
         )
 
-    async def run(self, url: str, subscribed: Barrier, ready: Barrier) -> None:
+    async def run(self, url: str, barriers: list[Barrier]) -> None:
         """Connect, be cut, come back."""
-        waiting = [subscribed, ready]
+        ahead = list(barriers)
         try:
-            transport = resumable(url, on_resume=self.on_resume)
+            transport = resumable(url, on_resume=self.heard.on_resume)
             async with Client(
                 transport, mode="legacy", message_handler=self.heard.on_message
             ) as client:
-                session = await client.call_tool("session_id", {})
+                session = text_of(await client.call_tool("session_id", {}))
                 await subscribe(client, BEFORE)
                 await subscribe(client, DURING)
-                waiting.pop(0).arrive()
+                ahead.pop(0).arrive()
                 await self.hears(BEFORE)
-                waiting.pop(0).arrive()
+                ahead.pop(0).arrive()
                 await self.hears(DURING)
-                self.failed = self.judge(session, await client.call_tool("session_id", {}))
+                self.heard_at = time.monotonic()
+                # Until all are back, every new connection is one that was lost.
+                back = ahead.pop(0)
+                back.arrive()
+                await back.wait()
+                again = text_of(await client.call_tool("session_id", {}))
+                self.failed = self.judge(session, again)
         except Exception as error:
             # Whatever a client raises is a figure of this run.
             self.failed = repr(error)
-            for barrier in waiting:
+            for barrier in ahead:
                 barrier.arrive()
 
-    def judge(self, before: Any, after: Any) -> str | None:
+    def judge(self, before: str, after: str) -> str | None:
         """What is wrong with it after all, if anything is."""
-        if text_of(before) != text_of(after):
-            return f"session {text_of(before)} became {text_of(after)}"
+        if before != after or before == "none":
+            return f"session {before} became {after}"
         if self.heard.updates != [BEFORE, DURING]:
             return f"heard {self.heard.updates}"
-        if not self.heard.outcomes or not all(o.recovered for o in self.heard.outcomes):
+        # Over HTTP only the stream is opened anew, and the application is told nothing.
+        if not all(outcome.recovered for outcome in self.heard.outcomes):
             return f"was told {self.heard.outcomes}"
         return None
 
 
-async def cut_at_once(scheme: str, count: int) -> tuple[list[One], int, float]:
-    """The clients, how many connections were cut, and when."""
-    clients = [One(number) for number in range(count)]
-    subscribed, ready = Barrier(count), Barrier(count)
-    with serving() as (_, layer, server):
-        async with TcpProxy(server.host, server.port) as proxy:
-            with anyio.fail_after(WITHIN):
-                async with anyio.create_task_group() as tasks:
-                    for one in clients:
-                        url = proxy.url(scheme=scheme)
-                        tasks.start_soon(one.run, url, subscribed, ready)
-                    await subscribed.wait()
-                    # Who hears of it has a connection that events come on.
-                    await server.call(layer.notify_resource_updated, BEFORE)
-                    await ready.wait()
-                    cut_at, cut = time.monotonic(), proxy.cut_all()
-                    await server.call(layer.notify_resource_updated, DURING)
-    return clients, cut, cut_at
+@dataclass
+class Run:
+    """All clients of one run, and what the proxy saw."""
 
+    clients: list[One]
+    cut: int = 0
+    cut_at: float = 0.0
+    accepted_at: list[float] = field(default_factory=list[float])
+    """When the proxy took the first connections after the cut, one for each client."""
 
-def report(scheme: str, clients: list[One], cut: int, cut_at: float) -> int:
-    """Print the figures of one run; how many clients failed."""
-    failed = [one for one in clients if one.failed is not None]
-    print(f"{scheme}: {len(clients)} clients, {cut} connections cut at once")
-    print(f"  recovered {len(clients) - len(failed)}, failed {len(failed)}")
-    for one in failed[:10]:
-        print(f"    client {one.number}: {one.failed}")
-    delays = sorted(one.resumed_at[0] - cut_at for one in clients if one.resumed_at)
-    if delays:
+    async def watch(self, proxy: TcpProxy) -> None:
+        """Keep when the clients come."""
+        before = proxy.accepted
+        for number in range(1, len(self.clients) + 1):
+            await proxy.accepted_total(before + number, within=WITHIN)
+            self.accepted_at.append(time.monotonic())
+
+    async def go(self, scheme: str) -> None:
+        """Connect them all, cut them all, and wait until all are back."""
+        count = len(self.clients)
+        barriers = [Barrier(count), Barrier(count), Barrier(count)]
+        subscribed, ready, back = barriers
+        with serving() as (_, layer, server):
+            async with TcpProxy(server.host, server.port) as proxy:
+                with anyio.fail_after(WITHIN):
+                    async with anyio.create_task_group() as tasks:
+                        for one in self.clients:
+                            tasks.start_soon(one.run, proxy.url(scheme=scheme), barriers)
+                        await subscribed.wait()
+                        # Who hears of it has a connection that events come on.
+                        await server.call(layer.notify_resource_updated, BEFORE, within=WITHIN)
+                        await ready.wait()
+                        self.cut_at, self.cut = time.monotonic(), proxy.cut_all()
+                        async with anyio.create_task_group() as watching:
+                            watching.start_soon(self.watch, proxy)
+                            publish = layer.notify_resource_updated
+                            await server.call(publish, DURING, within=WITHIN)
+                            await back.wait()
+                            watching.cancel_scope.cancel()
+
+    def report(self, scheme: str) -> int:
+        """Print the figures; how many clients failed."""
+        failed = [one for one in self.clients if one.failed is not None]
+        print(f"{scheme}: {len(self.clients)} clients, {self.cut} connections cut at once")
+        print(f"  recovered {len(self.clients) - len(failed)}, failed {len(failed)}")
+        for one in failed[:10]:
+            print(f"    client {one.number}: {one.failed}")
+        heard = [one.heard_at for one in self.clients if one.heard_at is not None]
+        self._spread("until reconnected", self.accepted_at)
+        self._spread("until caught up", heard)
+        return len(failed)
+
+    def _spread(self, name: str, moments: list[float]) -> None:
+        delays = sorted(moment - self.cut_at for moment in moments)
+        if not delays:
+            return
         most = max(sum(start <= d < start + STEP for d in delays) for start in delays)
         print(
-            f"  seconds until resumed: min {delays[0]:.3f}, median"
-            f" {statistics.median(delays):.3f}, max {delays[-1]:.3f};"
-            f" at most {most} in any {STEP:g} s"
+            f"  seconds {name:<18} min {delays[0]:.3f}, median {statistics.median(delays):.3f},"
+            f" max {delays[-1]:.3f}; at most {most} in any {STEP:g} s"
         )
-    return len(failed)
 
 
 def main() -> None:
     """Cut them over HTTP, then over WebSocket."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else CLIENTS
+    # The server under test is in this process, and says what becomes of every session.
+    logging.disable(logging.INFO)
+    # Of `subscribe`, which the SDK calls a thing of the past.
+    warnings.filterwarnings("ignore", apps.DEPRECATED.removeprefix("ignore:"))
     # A client, both ends of the proxy and the server, two connections each, are one process.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     failed = 0
     for scheme in ("http", "ws"):
-        failed += report(scheme, *asyncio.run(cut_at_once(scheme, count)))
+        run = Run([One(number) for number in range(count)])
+        asyncio.run(run.go(scheme))
+        failed += run.report(scheme)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     raise SystemExit(1 if failed else 0)
 

@@ -15,7 +15,7 @@ from mcp_sessions.client.sdk import is_outcome_unknown
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.errors import ConfigurationError
 from tests.support.resuming import MODES, QUICK, Heard, connected, text_of
-from tests.support.scripted import OURS, tool_result
+from tests.support.scripted import OURS, Exchange, ScriptedServer, tool_result
 
 pytestmark = pytest.mark.anyio
 
@@ -179,6 +179,24 @@ async def test_it_offers_the_subprotocol_and_sends_its_headers() -> None:
         assert sent["Sec-WebSocket-Protocol"] == "mcp"
         assert sent["Authorization"] == "Bearer t"
         assert "Sec-WebSocket-Extensions" not in sent
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    """It may lead to another server, and the credentials were meant for this one."""
+    async with ScriptedServer() as elsewhere:
+        location = {"Location": elsewhere.url().replace("http", "ws")}
+
+        def redirect(exchange: Exchange) -> None:
+            exchange.respond(307, headers=location)
+
+        async with ScriptedServer({"*": redirect}) as server:
+            for url in (server.url(), server.url().replace("http", "ws")):
+                transport = resumable(url, headers={"Authorization": "Bearer t"}, policy=QUICK)
+                with anyio.fail_after(20), pytest.RaisesGroup(MCPError, flatten_subgroups=True):
+                    async with Client(transport, mode="legacy"):
+                        raise AssertionError("it connected")
+            assert len(server.requests) == 2
+        assert elsewhere.requests == []
 
 
 async def test_a_url_of_another_kind_is_refused_at_once() -> None:

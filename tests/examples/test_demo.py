@@ -10,8 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import demo
+import demo_checks
 import pytest
-from demo import CHECKS, LIST_CHANGED, SESSION_META, UPDATED, Message, Story
+from demo_checks import (
+    CHECKS,
+    INDEX,
+    LIST_CHANGED,
+    SESSION_META,
+    UPDATED,
+    Message,
+    Move,
+    Story,
+)
 
 ROOT = Path(demo.__file__).resolve().parent.parent
 
@@ -49,6 +59,7 @@ def test_the_demo_passes_its_checks(told: subprocess.CompletedProcess[str]) -> N
     assert told.returncode == 0, told.stdout + told.stderr
     assert told.stdout.rstrip().splitlines()[-1] == f"checks: {len(CHECKS)} passed, 0 failed"
     assert "Missed 45, coalesced 41, replayed 4." in told.stdout
+    assert "index written on the server -> 1 time(s)" in told.stdout
 
 
 def test_the_demo_can_be_read_without_a_terminal(told: subprocess.CompletedProcess[str]) -> None:
@@ -121,6 +132,20 @@ def good_story() -> Story:
         client_lists=["drafts", "groceries", "guests", "ideas", "journal"],
         resumed_again={"resumed": True, "catchup": True, "replayed": 0},
         after_the_end=-32043,
+        move=Move(
+            steps=[1, 2, 4],
+            length=4,
+            steps_before=2,
+            moved_to="ws://127.0.0.1:1/mcp",
+            was_recovered=True,
+            lines_before=(2, 0),
+            lines_after=(0, 1),
+            answer=f"9 words in 4 notes, kept as note://{INDEX}",
+            written=[(UPDATED, INDEX), (LIST_CHANGED, "")],
+            changes=["groceries", "ideas", "journal"],
+            heard=["groceries", "ideas", "journal"],
+            recent=["groceries"],
+        ),
         is_whole=True,
     )
 
@@ -256,42 +281,142 @@ def another_error_after_the_end(story: Story) -> None:
     story.after_the_end = -32601
 
 
+def moved_nowhere(story: Story) -> None:
+    story.move.moved_to = "http://127.0.0.1:1/mcp"
+
+
+def moved_with_a_loss(story: Story) -> None:
+    story.move.was_recovered = False
+
+
+def moved_before_the_call(story: Story) -> None:
+    story.move.steps_before = 0
+
+
+def moved_at_the_last_step(story: Story) -> None:
+    story.move.steps_before = story.move.length
+
+
+def moved_after_the_answer(story: Story) -> None:
+    story.move.was_answered_before = True
+
+
+def never_on_http(story: Story) -> None:
+    story.move.lines_before = (0, 0)
+
+
+def on_websocket_from_the_start(story: Story) -> None:
+    story.move.lines_before = (2, 1)
+
+
+def http_was_not_cut(story: Story) -> None:
+    story.move.lines_after = (1, 1)
+
+
+def no_websocket(story: Story) -> None:
+    story.move.lines_after = (0, 0)
+
+
+def no_answer(story: Story) -> None:
+    story.move.answer = ""
+
+
+def ran_twice(story: Story) -> None:
+    story.move.written.append((UPDATED, INDEX))
+
+
+def never_ran(story: Story) -> None:
+    story.move.written.clear()
+
+
+def began_again(story: Story) -> None:
+    story.move.steps = [1, 2, 1, 2, 4]
+
+
+def a_step_twice(story: Story) -> None:
+    story.move.steps = [1, 2, 2, 4]
+
+
+def no_steps(story: Story) -> None:
+    story.move.steps.clear()
+
+
+def not_heard_after_the_move(story: Story) -> None:
+    del story.move.heard[2]
+
+
+def not_heard_while_moving(story: Story) -> None:
+    del story.move.heard[1]
+
+
+def heard_twice(story: Story) -> None:
+    story.move.heard.append("ideas")
+
+
+def nothing_changed_after_the_move(story: Story) -> None:
+    del story.move.changes[2], story.move.heard[2]
+
+
+def data_left_behind(story: Story) -> None:
+    story.move.recent.clear()
+
+
 def broken_off(story: Story) -> None:
     story.is_whole = False
 
 
 DOCTORED: list[tuple[Callable[[Story], None], Callable[[Story], bool]]] = [
-    (same_connection, demo.it_broke),
-    (no_cut, demo.it_broke),
-    (no_connection, demo.it_broke),
-    (not_resumed, demo.it_was_caught_up),
-    (no_catchup, demo.it_was_caught_up),
-    (one_lost, demo.nothing_is_lost),
-    (nothing_replayed, demo.nothing_is_lost),
-    (not_coalesced, demo.nothing_is_said_twice),
-    (not_subscribed, demo.nothing_is_foreign),
-    (told_again, demo.nothing_is_foreign),
-    (another_session, demo.nothing_is_foreign),
-    (no_session_named, demo.nothing_is_foreign),
-    (in_another_order, demo.it_is_in_order),
-    (not_the_order_of_the_changes, demo.it_is_in_order),
-    (the_position_again, demo.it_is_in_order),
-    (without_an_event_id, demo.it_is_in_order),
-    (not_up_to_the_head, demo.it_is_in_order),
-    (more_than_promised, demo.it_is_as_many_as_promised),
-    (noise_after_the_replay, demo.it_is_as_many_as_promised),
-    (nothing_live, demo.subscriptions_live_on),
-    (live_with_an_old_id, demo.subscriptions_live_on),
-    (data_lost, demo.data_lives_on),
-    (data_in_another_order, demo.data_lives_on),
-    (an_old_text, demo.client_is_right_again),
-    (a_note_not_read, demo.client_is_right_again),
-    (an_old_list, demo.client_is_right_again),
-    (replayed_twice, demo.nothing_is_replayed_twice),
-    (second_resume_refused, demo.nothing_is_replayed_twice),
-    (resumed_after_the_end, demo.ended_is_ended),
-    (another_error_after_the_end, demo.ended_is_ended),
-    (broken_off, demo.it_was_told_to_the_end),
+    (same_connection, demo_checks.it_broke),
+    (no_cut, demo_checks.it_broke),
+    (no_connection, demo_checks.it_broke),
+    (not_resumed, demo_checks.it_was_caught_up),
+    (no_catchup, demo_checks.it_was_caught_up),
+    (one_lost, demo_checks.nothing_is_lost),
+    (nothing_replayed, demo_checks.nothing_is_lost),
+    (not_coalesced, demo_checks.nothing_is_said_twice),
+    (not_subscribed, demo_checks.nothing_is_foreign),
+    (told_again, demo_checks.nothing_is_foreign),
+    (another_session, demo_checks.nothing_is_foreign),
+    (no_session_named, demo_checks.nothing_is_foreign),
+    (in_another_order, demo_checks.it_is_in_order),
+    (not_the_order_of_the_changes, demo_checks.it_is_in_order),
+    (the_position_again, demo_checks.it_is_in_order),
+    (without_an_event_id, demo_checks.it_is_in_order),
+    (not_up_to_the_head, demo_checks.it_is_in_order),
+    (more_than_promised, demo_checks.it_is_as_many_as_promised),
+    (noise_after_the_replay, demo_checks.it_is_as_many_as_promised),
+    (nothing_live, demo_checks.subscriptions_live_on),
+    (live_with_an_old_id, demo_checks.subscriptions_live_on),
+    (data_lost, demo_checks.data_lives_on),
+    (data_in_another_order, demo_checks.data_lives_on),
+    (an_old_text, demo_checks.client_is_right_again),
+    (a_note_not_read, demo_checks.client_is_right_again),
+    (an_old_list, demo_checks.client_is_right_again),
+    (replayed_twice, demo_checks.nothing_is_replayed_twice),
+    (second_resume_refused, demo_checks.nothing_is_replayed_twice),
+    (resumed_after_the_end, demo_checks.ended_is_ended),
+    (another_error_after_the_end, demo_checks.ended_is_ended),
+    (moved_nowhere, demo_checks.it_moved_under_the_call),
+    (moved_with_a_loss, demo_checks.it_moved_under_the_call),
+    (moved_before_the_call, demo_checks.it_moved_under_the_call),
+    (moved_at_the_last_step, demo_checks.it_moved_under_the_call),
+    (moved_after_the_answer, demo_checks.it_moved_under_the_call),
+    (never_on_http, demo_checks.it_was_answered_over_websocket),
+    (on_websocket_from_the_start, demo_checks.it_was_answered_over_websocket),
+    (http_was_not_cut, demo_checks.it_was_answered_over_websocket),
+    (no_websocket, demo_checks.it_was_answered_over_websocket),
+    (no_answer, demo_checks.it_was_answered_over_websocket),
+    (ran_twice, demo_checks.it_ran_once),
+    (never_ran, demo_checks.it_ran_once),
+    (began_again, demo_checks.it_ran_once),
+    (a_step_twice, demo_checks.it_ran_once),
+    (no_steps, demo_checks.it_ran_once),
+    (not_heard_after_the_move, demo_checks.subscriptions_moved_along),
+    (not_heard_while_moving, demo_checks.subscriptions_moved_along),
+    (heard_twice, demo_checks.subscriptions_moved_along),
+    (nothing_changed_after_the_move, demo_checks.subscriptions_moved_along),
+    (data_left_behind, demo_checks.data_moved_along),
+    (broken_off, demo_checks.it_was_told_to_the_end),
 ]
 
 

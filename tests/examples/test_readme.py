@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.errors import InvalidReason, Refusal, SessionsError, WireError
 from mcp_sessions.policy import SessionPolicy
 
@@ -25,6 +26,11 @@ README = (ROOT / "README.md").read_text()
 def blocks(language: str) -> list[str]:
     """The code blocks of one language, in order."""
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def section(title: str) -> str:
+    """What stands under one heading."""
+    return README.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +99,15 @@ def test_the_one_line_makes_an_application() -> None:
     assert callable(shown["app"])
 
 
-def test_every_limit_is_in_the_table_with_its_default() -> None:
-    """README, "Limits"."""
-    for limit in dataclasses.fields(SessionPolicy):
-        row = next(line for line in README.splitlines() if f"`{limit.name}`" in line)
+@pytest.mark.parametrize(
+    ("policy", "title"),
+    [(SessionPolicy, "Limits"), (ReconnectPolicy, "A client that comes back by itself")],
+)
+def test_every_limit_is_in_the_table_with_its_default(policy: type[Any], title: str) -> None:
+    """README, "Limits", and the client's own."""
+    lines = section(title).splitlines()
+    for limit in dataclasses.fields(policy):
+        row = next(line for line in lines if f"`{limit.name}`" in line and line.startswith("|"))
         if isinstance(limit.default, (int, float)):
             assert re.search(rf"\b{limit.default:g}\b", row) or str(limit.default) in row, row
 

@@ -117,7 +117,7 @@ class WebSocketLink:
     async def _open(self) -> ClientConnection:
         headers = {**self._headers, **await self._credentials()}
         try:
-            return await connect(
+            return await _Connect(
                 self._url,
                 subprotocols=[SUBPROTOCOL],
                 additional_headers=headers,
@@ -127,8 +127,6 @@ class WebSocketLink:
                 close_timeout=self._policy.closing_timeout,
                 ping_interval=PING_INTERVAL,
                 ping_timeout=PING_INTERVAL,
-                # A redirect may lead to another server: it is not followed.
-                process_exception=_never_again,
             )
         except InvalidStatus as error:
             status = error.response.status_code
@@ -197,5 +195,11 @@ class WebSocketLink:
                 await self._socket.close()
 
 
-def _never_again(error: Exception) -> Exception:
-    return error
+class _Connect(connect):
+    """Connects without following redirects: they may lead to another server, and the
+    credentials in the headers were meant for this one.
+    """
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        """See the base class: not a redirect to follow, whatever it is."""
+        return exc
