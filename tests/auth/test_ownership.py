@@ -401,7 +401,7 @@ _VISIBLE = st.text(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 4)
 @given(attempts=_ATTEMPTS, nobodys=_VISIBLE, other_subject=st.booleans())
 def test_no_sequence_of_attempts_finds_or_touches_anything(
     attempts: list[tuple[Attempt, str]], nobodys: str, other_subject: bool

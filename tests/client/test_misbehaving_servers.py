@@ -87,6 +87,37 @@ async def test_not_found_starts_over_once_for_all_who_ask_at_once() -> None:
         assert [outcome.is_new_session for outcome in heard.outcomes] == [True]
 
 
+async def test_a_late_word_of_the_old_session_does_not_end_the_new_one() -> None:
+    """Single flight: it was dealt with already."""
+    late: list[Exchange] = []
+
+    def entry(exchange: Exchange) -> None:
+        if exchange.method != "tools/call" or named(exchange) != "s-1":
+            return
+        if not late:
+            late.append(exchange)
+            never(exchange)
+        else:
+            not_found(exchange)
+
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, heard):
+        answers: list[str] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                answers.append(await call(client))
+
+            tasks.start_soon(ask)
+            await server.has(lambda: late, "the first call")
+            assert await call(client) == "s-2"
+            assert await call(client) == "s-2", "it is of use"
+            not_found(late[0])
+
+        assert answers == ["s-2"]
+        assert server.sessions == 2
+        assert len(heard.outcomes) == 1
+
+
 @pytest.mark.parametrize("code", [404, 410])
 async def test_404_on_post_while_the_get_stream_lives(code: int) -> None:
     """The connection is made anew; the session is resumed, and if it is there, kept."""
@@ -379,6 +410,32 @@ async def test_a_second_resume_asks_from_the_last_event_of_the_first() -> None:
         assert positions == ["1", "2", "3"]
         assert [o.recovered for o in heard.outcomes] == [True, False, True]
         assert heard.outcomes[1].reason == "evicted"
+
+
+async def test_after_a_gap_the_head_is_the_position_and_its_ids_are_new() -> None:
+    """Pitfall G4: a log that was made anew may number its events as the old one did."""
+    answers = iter([{"resumed": True, "catchup": False, "sessionEventId": "0"}] * 2)
+    refused: set[str] = set()
+
+    def entry(exchange: Exchange) -> None:
+        if exchange.method == "session/resume":
+            exchange.result(next(answers))
+        elif exchange.method == "tools/call" and exchange.headers["mcp-session-id"] in refused:
+            exchange.respond(404)
+
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, heard):
+        await server.has(lambda: server.stream, "the notification stream")
+        server.push(UPDATED, "1", uri="note://old")
+        await heard.has(lambda: heard.updates, "an update")
+        for number in (1, 2):
+            refused.add(f"transport-{number}")
+            await call(client)
+
+        positions = [e.params["lastSessionEventId"] for e in server.asked("session/resume")]
+        assert positions == ["1", "0"]
+        await server.has(lambda: len(server.asked("GET")) == 3, "the newest stream")
+        server.push(UPDATED, "1", uri="note://new")
+        await heard.has(lambda: heard.updates == ["note://old", "note://new"], "both")
 
 
 # --- metadata ---------------------------------------------------------------------------------
