@@ -35,6 +35,8 @@ class MountedApp:
         """Serve one request or connection."""
         kind = scope["type"]
         if kind == "http" and self._endpoint is not None and self._is_here(scope):
+            # As Starlette does: handlers may ask for ``request.app`` and ``request.url_for``.
+            scope["app"], scope["router"] = self._inner, self._inner.router
             await self._endpoint(scope, receive, send)
         elif kind == "websocket" and self._is_here(scope):
             await self._websocket(scope, receive, send)

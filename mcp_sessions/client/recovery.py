@@ -234,7 +234,9 @@ class Recovery:
         """Open another link and take up the session there; try until it is time to give up."""
         at = self._at
         since = at.clock()
-        await at.sleep(max(0.0, self._not_before - since))
+        # The first attempt waits too: clients that were cut at once do not come back at once.
+        delay = at.backoff.failed(at.draw())
+        await at.sleep(max(delay, self._not_before - since))
         while True:
             link = None
             try:

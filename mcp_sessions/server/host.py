@@ -150,6 +150,9 @@ class Host:
         error = wire_error(SessionNotFound(session_id))
         for call in self.calls.of_session(session_id):
             self.calls.fail(call, error["code"], error["message"])
+        # Beside what every -32043 says: this request was begun, so it is not one to send
+        # again in another session.
+        error = {**error, "data": {**error["data"], "started": True}}
         for running in list(self._by_session.get(session_id, ())):
             # A request of a protocol-mode session outlives the transport session that
             # carried it, as it outlives any connection.

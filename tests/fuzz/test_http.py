@@ -372,6 +372,7 @@ def deliver(target: Target, sent: Sent) -> tuple[Reply, Any]:
                 meta = envelope(cast("Json", meta))
             members["params"] = {**given, "_meta": meta}
     body = sent.body if sent.body is not None else json.dumps(message).encode()
+    whole = cast("Any", message)
     stock = {
         "Host": HOST,
         "Accept": "application/json, text/event-stream",
@@ -392,7 +393,7 @@ def deliver(target: Target, sent: Sent) -> tuple[Reply, Any]:
     # What HTTP itself cannot carry is not the layer's to see.
     lines = [(n, v.encode("latin-1", "replace").decode("latin-1")) for n, v in lines]
     lines = [(n, "".join(c for c in v if c.isprintable() or c == " ")) for n, v in lines]
-    return target.carrier.send(sent.verb, "/mcp", lines, body), message
+    return target.carrier.send(sent.verb, "/mcp", lines, body), whole
 
 
 async def settled(reply: Reply) -> None:

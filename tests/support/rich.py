@@ -21,6 +21,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel, Field
+from starlette.applications import Starlette
 
 RichKind = Literal["mcpserver", "lowlevel", "fastmcp"]
 RICH_KINDS: tuple[RichKind, ...] = ("mcpserver", "lowlevel", "fastmcp")
@@ -215,6 +216,8 @@ def rich_mcpserver() -> Rich:
             "method": request.method if request is not None else None,
             "path": request.url.path if request is not None else None,
             "can_ask": ctx.session.can_send_request,
+            "app": request is not None and isinstance(request.app, Starlette),
+            "router": request is not None and "router" in request.scope,
         }
 
     @server.resource("note://a", mime_type="text/x-odd")

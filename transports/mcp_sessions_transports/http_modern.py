@@ -173,10 +173,14 @@ class ModernHttp:
         )
         waits_from = record.waits_from
         served.hub.add(stream)
-        attached = await served.hub.attach(session_id, stream)
-        if attached is None:
-            raise SessionNotFound(session_id)
-        await served.store.set_waits_from(session_id, None)
+        try:
+            attached = await served.hub.attach(session_id, stream)
+            if attached is None:
+                raise SessionNotFound(session_id)
+            await served.store.set_waits_from(session_id, None)
+        except BaseException:
+            await served.hub.remove(stream)
+            raise
         stream.start(waits_from if waits_from is not None else attached.head)
         return stream, record
 
