@@ -362,6 +362,27 @@ async def test_a_question_reaches_the_era_that_can_be_asked() -> None:
         assert box.calls == ["wait_and_ask"]
 
 
+async def test_an_open_question_is_asked_again_where_its_request_is_sent_again() -> None:
+    """C4: neither lost nor left hanging; it keeps its id, and the first answer counts."""
+    async with started() as (w, _, session):
+        asked: list[Json] = []
+        clients = [await w.connected(capabilities={"elicitation": {}}) for _ in range(2)]
+        sent: list[Any] = []
+        for client in clients:
+            if sent:
+                sent[-1].reply.leave()
+                await sent[-1].reply.done()
+            sent.append(client.call("ask", meta=keyed("k", session), question="?"))
+            reply = sent[-1].reply
+            await reply.until(lambda r=reply: bool(r.messages), "a question")
+            asked.append(reply.messages[0])
+        assert asked[0] == asked[1]
+        await clients[1].respond(asked[1], {"action": "accept", "content": {"answer": "yes"}})
+
+        assert text_of(await sent[1].result()) == "accept: yes"
+        assert w.box.calls == ["ask"]
+
+
 async def test_in_the_modern_era_a_question_fails_at_once() -> None:
     """Rule: "They go only to a handshake-era peer that declared the capability; else the
     handler gets an error at once": C8, nothing waits for ever.
@@ -451,10 +472,7 @@ async def test_a_sessions_end_answers_its_keyed_requests() -> None:
         heard = client.call("wait", {"gate": "g"}, session=session, key="k")
         await w.box.gate("g").started.wait()
         await client.send("session/end", {"sessionId": session}).result()
-        error = await heard.error()
-        # It was begun, and says so; who asks again hears what every unknown id gets.
-        assert error["data"].pop("started") is True
-        assert error == not_found(session)
+        assert await heard.error() == not_found(session, started=True)
         again = client.call("wait", {"gate": "g"}, session=session, key="k")
         assert await again.error() == not_found(session)
 
