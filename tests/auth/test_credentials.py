@@ -181,6 +181,24 @@ async def test_a_weaker_credential_cannot_read_a_stronger_ones_streams() -> None
         await get.until(lambda: len(get.messages) == 2)
 
 
+async def test_a_weaker_credential_does_not_hear_a_session_started_over_it() -> None:
+    """F3: a client that steps up starts a session on the transport session that its weaker
+    token made. The weaker token's next GET is refused, the stronger one's is served.
+    """
+    async with guarded() as server:
+        server.verifier.add("strong", "alice", "use", "secret")
+        weak = await server.connected("alice")
+        strong = server.older("strong")
+        strong.session_id = weak.session_id
+        await strong.result("session/start", {})
+
+        assert (await weak.get().done()).status == 404
+        get = await strong.get().started()
+        await strong.result("resources/subscribe", {"uri": A})
+        await server.layer.notify_resource_updated(A)
+        await get.until(lambda: uris(get.messages) == [A])
+
+
 # --- expired -------------------------------------------------------------------------------
 
 

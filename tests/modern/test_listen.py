@@ -12,9 +12,8 @@ from tests.support.modern import (
     SUBSCRIPTION_ID,
     Heard,
     ModernClient,
-    wanted,
 )
-from tests.support.raw import EXTENSION, KEY, SESSION, UPDATED, Json, event_ids, in_session, uris
+from tests.support.raw import EXTENSION, SESSION, UPDATED, Json, event_ids, in_session, uris
 from tests.support.rich import make_rich
 from tests.support.virtual_time import cycles
 from tests.support.world import World, world
@@ -661,11 +660,3 @@ async def test_listening_attaches_a_session_that_was_elsewhere() -> None:
 
         assert (await older.error("tools/list"))["code"] == -31010
         assert await older.text("session_id", meta=in_session(session)) == session
-
-
-def test_the_filter_of_these_tests_is_the_protocols() -> None:
-    assert wanted(A, lists=("tools",)) == {
-        "toolsListChanged": True,
-        "resourceSubscriptions": [A],
-    }
-    assert KEY.startswith("io.github.mcp-sessions/")

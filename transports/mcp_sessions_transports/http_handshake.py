@@ -265,7 +265,7 @@ class HandshakeHttp:
         connection = await self._of_required_header(headers, principal, send)
         if connection is None:
             return
-        if not principal.scopes >= connection.principal.scopes:
+        if not await self._may_hear(connection, principal):
             # A weaker credential does not hear what a stronger one may (pitfall F3).
             await send_json(send, refusal(_NOT_FOUND), status=Status.NOT_FOUND)
             return
@@ -291,6 +291,19 @@ class HandshakeHttp:
                 await self._served.hub.detach(session_id, connection)
         async with self._served.credentials.over(scope, principal, connection.cut_get):
             await connection.serve_get(after, first, receive, send)
+
+    async def _may_hear(self, connection: HttpConnection, principal: Principal) -> bool:
+        """Whether it has the scopes of the transport session and of what is attached there,
+        which a credential with more scopes may have started since.
+        """
+        if not principal.scopes >= connection.principal.scopes:
+            return False
+        served = self._served
+        for session_id in list(connection.attached):
+            record = await served.store.load(session_id, now=served.clock())
+            if record is not None and not principal.scopes >= record.principal.scopes:
+                return False
+        return True
 
     async def _is_gone(self, connection: HttpConnection, name: Any, position: str) -> bool:
         served = self._served
