@@ -153,7 +153,7 @@ class SessionLayer:
         Args:
             path: Where clients connect.
             host: Where it will listen. On a loopback host, Host and Origin are checked even
-                without ``security``.
+                without ``security``; for a FastMCP server, its own setting decides.
             security: The SDK's ``TransportSecuritySettings``: allowed hosts and origins.
             max_body: Bytes of one request body.
 

@@ -53,7 +53,8 @@ async def _bridge(
 
     jar = FileJar(jar_path) if jar_path is not None else None
     transport = resumable(*urls, headers=headers, jar=jar, user=user)
-    async with over_stdio() as (from_host, to_host), transport as (read, write):
+    # Stdio ends only when what is written to it is closed.
+    async with over_stdio() as (from_host, to_host), to_host, transport as (read, write):
         async with anyio.create_task_group() as tasks:
 
             async def pass_on(source: Any, sink: Any) -> None:

@@ -78,6 +78,21 @@ async def test_headers_are_sent() -> None:
         assert all(headers["x-team"] == "blue" for headers in sent)
 
 
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+def test_it_ends_when_its_host_closes_stdin(scheme: str) -> None:
+    """By itself: a host that had to kill it would leave the session to its idle time."""
+    with serving() as (_, _, server):
+        done = subprocess.run(
+            [*COMMAND, server.url(scheme=scheme)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=50,
+        )
+
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -74,7 +74,6 @@ def test_a_session_is_never_offered_to_another_user(jar: FileJar) -> None:
     assert loaded(jar, HERE + '", "ann', "") is None
 
 
-@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX")
 def test_every_file_is_for_its_owner_alone(jar: FileJar) -> None:
     os.umask(0)
     try:
