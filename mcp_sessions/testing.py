@@ -15,9 +15,10 @@ they do not look.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -51,6 +52,7 @@ from mcp_sessions.stores.base import (
     KeyUse,
     Mode,
     Peer,
+    Relayed,
     SessionRecord,
     SessionStore,
 )
@@ -70,6 +72,7 @@ BOB = Principal("client", "https://issuer.example", "bob")
 HERE, THERE = ConnectionId("here"), ConnectionId("there")
 POST_STREAM = StreamName("post")
 MESSAGE = Draft(b"{}")
+MCP_MODES = (Mode.PROTOCOL, Mode.TRANSPORT)
 KEY = KeyUse(RequestKey("key"), b"digest", "process-1")
 RESULT = b'"result":{}'
 NO_STREAM: tuple[list[int], Refusal | None] = ([], Refusal.UNKNOWN_POSITION)
@@ -98,7 +101,7 @@ async def a_new_session_is_remembered_as_it_was_made(make: MakeStore) -> None:
     """Nobody attached, nothing subscribed, an empty log, the earlier of two deadlines."""
     peer = Peer("2025-11-25", {"clientInfo": {"name": "checker"}})
     async with _opened(make) as store:
-        for mode in Mode:
+        for mode in MCP_MODES:
             made = await store.create(mode, ALICE, peer=peer, now=NOW)
             session = _Session(store, made.session_id)
             for record in (made, await session.record()):
@@ -168,6 +171,35 @@ async def a_session_expires_however_busy_when_its_lifetime_is_over(make: MakeSto
             await store.touch([session.id], now=over)
 
 
+async def a_conversation_never_expires_and_forgets_nothing(make: MakeStore) -> None:
+    """Its log has no bound, is read in pages, and no other mode sees it."""
+    late = NOW + 100 * LIFETIME
+    async with _opened(make, max_events=2, max_bytes=2, max_age=1) as store:
+        session = await _new(store, mode=Mode.CONVERSATION)
+        for number in range(5):
+            await session.append(now=NOW + number)
+        assert not await store.expire(now=late, held=(), limit=9)
+        await store.touch([session.id], now=NOW)
+        for mode in MCP_MODES:
+            assert await store.admit(session.id, ALICE, mode=mode, now=NOW) is None
+        admitted = await store.admit(session.id, ALICE, mode=Mode.CONVERSATION, now=NOW)
+        assert admitted is not None
+        assert (admitted.record.expires_at, admitted.record.ends_at) == (math.inf, math.inf)
+        record = await store.load(session.id, now=late)
+        assert record is not None and record.mode is Mode.CONVERSATION
+        assert (await session.append(now=late)).event.number == 6
+        pages: list[list[int]] = []
+        after: str = await session.position(0)
+        while not pages or pages[-1]:
+            events, refusal = await store.read(session.id, after, now=late, limit=4)
+            assert refusal is None
+            pages.append([event.number for event in events])
+            after = events[-1].event_id if events else after
+        assert pages == [[1, 2, 3, 4], [5, 6], []]
+        assert await store.end(session.id) is not None
+        await session.check_gone()
+
+
 async def an_append_after_the_lifetime_stores_nothing(make: MakeStore) -> None:
     """Pitfall D5, ``append``: "None if the session is unknown, ended or expired"."""
     async with _opened(make) as store:
@@ -223,7 +255,7 @@ async def a_strangers_request_is_refused_before_it_has_any_effect(make: MakeStor
     async with _opened(make) as store:
         session = await _new(store)
         for stranger in (BOB, Principal(), Principal("other", ALICE.issuer, ALICE.subject)):
-            for mode in Mode:
+            for mode in MCP_MODES:
                 assert await session.admit(KEY, principal=stranger, mode=mode, now=NOW + 9) is None
         assert await session.deadline() == NOW + IDLE
         assert await session.begin(KEY) == (Begun.FIRST, None)
@@ -290,6 +322,23 @@ async def a_key_with_other_content_is_given_no_answer(make: MakeStore) -> None:
         assert await session.begin(reused) == (Begun.OTHER_CONTENT, None)
         await store.finish_request(session.id, KEY.key, RESULT, now=NOW)
         assert await session.begin(reused) == (Begun.OTHER_CONTENT, None)
+
+
+async def a_kept_answer_is_not_for_fewer_scopes(make: MakeStore) -> None:
+    """Pitfall F3: what a stronger credential began is answered to no weaker one."""
+    both = frozenset({"read", "write"})
+    strong = replace(KEY, scopes=both)
+    async with _opened(make) as store:
+        session = await _new(store)
+        assert await session.begin(strong) == (Begun.FIRST, None)
+        assert await session.begin(KEY) == (Begun.FEWER_SCOPES, None)
+        assert await store.finish_request(session.id, KEY.key, RESULT, now=NOW)
+        assert await session.begin(replace(KEY, scopes=frozenset({"read"}))) == (
+            Begun.FEWER_SCOPES,
+            None,
+        )
+        more = replace(KEY, scopes=both | {"admin"})
+        assert await session.begin(more) == (Begun.ANSWERED, RESULT)
 
 
 async def one_key_sent_many_times_at_once_is_begun_once(make: MakeStore) -> None:
@@ -466,6 +515,54 @@ async def one_sessions_events_can_be_taken_off_a_connections_stream(make: MakeSt
         assert await session.read(at_four, stream=GET_STREAM) == ([5], None)
 
 
+async def events_are_relayed_once_and_in_the_order_of_their_own_log(make: MakeStore) -> None:
+    """Whoever stored them, and whoever relays them first (pitfall A5)."""
+    async with _opened(make) as store:
+        stream = await _new(store, mode=Mode.TRANSPORT)
+        session = await _new(store)
+        events = [(await session.append(Draft(b"{}", key=key))).event for key in "abcdb"]
+        start = Position(LogEpoch(events[0].event_id.partition("-")[0]), 0)
+
+        async def relay(number: int, epoch: int = 1, *, skips: bool = False) -> Relayed:
+            event = events[number - 1]
+            return await store.relay(
+                stream.id, session.id, FencingEpoch(epoch), event, now=NOW, skips=skips
+            )
+
+        async def origins() -> list[tuple[int, str | None]]:
+            after = await stream.position(0, GET_STREAM)
+            kept, _ = await store.read(stream.id, after, now=NOW, stream=GET_STREAM)
+            return [(event.number, event.origin) for event in kept]
+
+        assert await relay(1) == Relayed()
+        assert await store.carry(stream.id, session.id, FencingEpoch(1), start)
+        assert (await stream.record()).carried == {session.id: 1}
+        early = await relay(2)
+        assert early == Relayed(missing_after=start)
+        first = (await relay(1)).event
+        assert first is not None
+        assert (first.number, first.payload, first.origin) == (1, events[0].payload, session.id)
+        assert await relay(1) == Relayed()
+        assert (await relay(3)).missing_after == replace(start, number=1)
+        # Event 2 was replaced by event 5 in its log.
+        assert (await relay(3, skips=True)).event is not None
+        assert await relay(2) == Relayed()
+        assert (await relay(4)).event is not None
+        assert await relay(5, 2) == Relayed()
+        assert await origins() == [(1, session.id), (2, session.id), (3, session.id)]
+
+        # A new attachment takes over, and what was meant for the old one comes late.
+        assert await store.carry(stream.id, session.id, FencingEpoch(3), start)
+        assert not await store.carry(stream.id, session.id, FencingEpoch(2), start)
+        assert await relay(5, 1, skips=True) == Relayed()
+        assert (await relay(5, 3, skips=True)).event is not None
+        await store.drop_origin(stream.id, session.id)
+        assert await relay(5, 3, skips=True) == Relayed()
+        assert not (await stream.record()).carried
+        assert await origins() == []
+        assert not await store.carry(SessionId("unknown"), session.id, FencingEpoch(4), start)
+
+
 # --- attachment --------------------------------------------------------------------------
 
 
@@ -579,7 +676,7 @@ async def what_is_stored_during_a_takeover_arrives_once_and_in_order(make: MakeS
 async def subscriptions_belong_to_the_session(make: MakeStore) -> None:
     """Those of both modes; once however often it asked; limited, with what is there kept."""
     async with _opened(make, max_subscriptions=2) as store:
-        first, second = [await _new(store, mode=mode) for mode in Mode]
+        first, second = [await _new(store, mode=mode) for mode in MCP_MODES]
         for session in (first, second):
             for uri in ("note://1", "note://1", "note://2"):
                 assert await store.subscribe(session.id, uri)
@@ -705,6 +802,7 @@ STORE_CHECKS: Sequence[Check] = (
     open_sessions_are_limited_per_store_and_per_principal,
     a_session_expires_when_idle_and_a_request_moves_that,
     a_session_expires_however_busy_when_its_lifetime_is_over,
+    a_conversation_never_expires_and_forgets_nothing,
     an_append_after_the_lifetime_stores_nothing,
     expire_ends_what_is_overdue_and_spares_what_is_at_work,
     an_ended_session_leaves_no_trace_and_never_comes_back,
@@ -714,6 +812,7 @@ STORE_CHECKS: Sequence[Check] = (
     a_displaced_connection_is_told_and_changes_nothing,
     a_request_key_is_begun_once_and_its_answer_kept,
     a_key_with_other_content_is_given_no_answer,
+    a_kept_answer_is_not_for_fewer_scopes,
     one_key_sent_many_times_at_once_is_begun_once,
     request_keys_are_bounded_in_bytes_and_time,
     events_get_their_ids_from_the_store_in_order_of_issue,
@@ -724,6 +823,7 @@ STORE_CHECKS: Sequence[Check] = (
     streams_and_sessions_never_cross,
     a_stream_made_anew_refuses_the_positions_of_the_old_one,
     one_sessions_events_can_be_taken_off_a_connections_stream,
+    events_are_relayed_once_and_in_the_order_of_their_own_log,
     the_newest_attachment_is_the_only_one,
     an_attach_that_wants_a_free_session_displaces_nobody,
     a_late_close_of_a_displaced_connection_changes_nothing,

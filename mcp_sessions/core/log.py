@@ -189,11 +189,16 @@ class EventLog:
         return tuple(missed)
 
     def since_id(
-        self, event_id: str | None, *, now: float
+        self, event_id: str | None, *, now: float, limit: int | None = None
     ) -> tuple[tuple[LoggedEvent, ...], Refusal | None]:
         """What ``lastSessionEventId`` asks for: the replay, or nothing and the reason.
 
         A replay of zero events is a success, with reason None.
+
+        Args:
+            event_id: The position, as it was sent.
+            now: See :meth:`since`.
+            limit: See :meth:`since`.
         """
         if event_id is None:
             return (), Refusal.NO_POSITION
@@ -201,7 +206,7 @@ class EventLog:
         if position is None:
             return (), Refusal.UNKNOWN_POSITION
         try:
-            return self.since(position, now=now), None
+            return self.since(position, now=now, limit=limit), None
         except ReplayRefused as refused:
             return (), refused.reason
 

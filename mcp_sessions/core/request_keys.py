@@ -45,6 +45,9 @@ class Begun(Enum):
     ANSWERED = "answered"
     DROPPED = "dropped"
     OTHER_CONTENT = "other_content"
+    FEWER_SCOPES = "fewer_scopes"
+    """Known, but begun by a credential with scopes that this one lacks (pitfall F3)."""
+
     FULL = "full"
     """No room for another key; nothing was recorded."""
 
@@ -63,6 +66,9 @@ class KeyedRequest:
     state: KeyState = KeyState.RUNNING
     outcome: bytes = b""
     """``"result":…`` or ``"error":…``, encoded."""
+
+    scopes: frozenset[str] = frozenset()
+    """Those of the credential that began it."""
 
 
 def content_digest(method: str, params: Mapping[str, Any] | None) -> bytes:
@@ -112,24 +118,33 @@ class RequestKeys:
         return self._running.get(key) or self._finished.get(key)
 
     def begin(
-        self, key: RequestKey, digest: bytes, *, runner: str, now: float
+        self,
+        key: RequestKey,
+        digest: bytes,
+        *,
+        runner: str,
+        now: float,
+        scopes: frozenset[str] = frozenset(),
     ) -> tuple[Begun, KeyedRequest | None]:
         """Record ``key`` before its handler starts, or say what is known of it.
 
         Returns:
             ``FIRST`` with the new entry; ``OTHER_CONTENT`` if the key is known with another
-            method or params; ``FULL`` with None; else the state of the known entry.
+            method or params; ``FEWER_SCOPES`` if who began it had scopes that are not among
+            ``scopes``; ``FULL`` with None; else the state of the known entry.
         """
         self._expire(now)
         known = self.get(key)
         if known is not None:
             if known.digest != digest:
                 return Begun.OTHER_CONTENT, known
+            if not known.scopes <= scopes:
+                return Begun.FEWER_SCOPES, known
             return Begun(known.state.value), known
         cost = len(key) + _KEY_COST
         if not self._make_room(cost):
             return Begun.FULL, None
-        entry = self._running[key] = KeyedRequest(digest, runner, now)
+        entry = self._running[key] = KeyedRequest(digest, runner, now, scopes=scopes)
         self._bytes += cost
         return Begun.FIRST, entry
 

@@ -348,7 +348,7 @@ class Router:
         use = None
         if key is not None and request is not None:
             digest = content_digest(request.method, request.params)
-            use = KeyUse(key, digest, self._host.process)
+            use = KeyUse(key, digest, self._host.process, inbound.principal.scopes)
         admitted = await self._store.admit(
             session_id,
             inbound.principal,
@@ -393,6 +393,8 @@ class Router:
                     await self._host.join(running, carrier)
                     return
             case _:
+                # Dropped, or begun with scopes that this credential lacks: for its sender
+                # nobody can know how it ended.
                 pass
         raise OutcomeUnknown
 

@@ -45,6 +45,9 @@ class Mode(Enum):
     TRANSPORT = "transport"
     """Made by ``initialize`` over Streamable HTTP, named by ``Mcp-Session-Id``."""
 
+    CONVERSATION = "conversation"
+    """Made by ACP's ``session/new``. It never expires, and its event log has no bound."""
+
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
@@ -91,7 +94,7 @@ class SessionRecord:
     """When it expires if nothing more happens: the earlier of idle and absolute."""
 
     ends_at: float
-    """When its absolute lifetime is over."""
+    """When its absolute lifetime is over. Of a conversation both are infinite."""
 
     peer: Peer | None = None
     fencing_epoch: FencingEpoch = FencingEpoch(0)
@@ -101,6 +104,12 @@ class SessionRecord:
 
     stream_opened: bool = False
     """Transport-mode: its GET stream was open at least once."""
+
+    carried: Mapping[SessionId, FencingEpoch] = field(
+        default_factory=dict[SessionId, FencingEpoch], repr=False
+    )
+    """Transport-mode: the sessions whose events go on its GET stream. Replaced as a whole,
+    never changed in place."""
 
     subscriptions: frozenset[str] = field(default=frozenset())
     """Resource URIs."""
@@ -142,6 +151,9 @@ class Attached:
     refusal: Refusal | None
     """Why nothing is replayed; None: everything after the position is in ``replay``."""
 
+    scopes: frozenset[str]
+    """The scopes that the session was made with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
@@ -162,12 +174,28 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Relayed:
+    """What became of a session event on its way to a connection's GET stream."""
+
+    event: LoggedEvent | None = None
+    """The entry it became; None: it is there already, or the stream does not carry it (any
+    more), or ``missing_after`` is set."""
+
+    missing_after: Position | None = None
+    """Not stored: an older event of that session has to be relayed first. The position of
+    the last one that was."""
+
+
+@dataclass(frozen=True, slots=True)
 class KeyUse:
     """The request key of a request that is to be admitted."""
 
     key: RequestKey
     digest: bytes
     runner: str
+    scopes: frozenset[str] = frozenset()
+    """Those of the credential that sent it. Whoever has fewer than who began the key is not
+    told its answer (pitfall F3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +204,65 @@ class Data:
 
     value: dict[str, Any]
     version: int
+
+
+class ExchangeListener(Protocol):
+    """What a process hears from the others that share its store. Called in the event loop;
+    nothing here may wait.
+    """
+
+    def on_message(self, message: bytes) -> None:
+        """Another process sent this."""
+        ...
+
+    def on_event(self, session_id: SessionId, stream: StreamName, event: LoggedEvent) -> None:
+        """An event was appended to a watched stream, by whichever process, this one too."""
+        ...
+
+    def on_gap(self) -> None:
+        """Messages may have been lost: whatever is watched has to be read again."""
+        ...
+
+
+class Exchange(Protocol):
+    """How the processes that share a store reach each other.
+
+    Every message arrives at most once, and may be lost: whoever reads a stream notices by
+    its position and reads the store. Every method may raise
+    :class:`~mcp_sessions.errors.StoreUnavailable`.
+    """
+
+    async def join(self, process: str, listener: ExchangeListener) -> None:
+        """Begin to hear, and to be alive for the others. Called once, after ``open``."""
+        ...
+
+    async def leave(self) -> None:
+        """Be alive no more; the others see it at once."""
+        ...
+
+    async def send(self, message: bytes, *, to: str | None = None) -> None:
+        """Send to one process, or to all others (None)."""
+        ...
+
+    async def watch(self, session_id: SessionId, stream: StreamName) -> None:
+        """Hear what is appended to a stream from now on: what is appended after this returns
+        is heard. Watching it twice is watching it once.
+        """
+        ...
+
+    async def unwatch(self, session_id: SessionId, stream: StreamName) -> None:
+        """Hear of a stream no more."""
+        ...
+
+    async def is_alive(self, process: str) -> bool:
+        """Whether that process joined and neither left nor died; a process that died is
+        noticed within ``LIVENESS`` seconds.
+        """
+        ...
+
+
+LIVENESS = 10.0
+"""Seconds after which a process that gave no sign of life is taken for dead."""
 
 
 class SessionStore(Protocol):
@@ -193,6 +280,9 @@ class SessionStore(Protocol):
 
     remembers: bool
     """False: it stores nothing, and ``sessions/create`` with ``state`` is all there is."""
+
+    exchange: Exchange | None
+    """How the processes that share it reach each other; None: one process has it alone."""
 
     async def open(self, policy: SessionPolicy) -> None:
         """Connect, and serve within the limits of ``policy``. Called once, first."""
@@ -247,8 +337,9 @@ class SessionStore(Protocol):
             key: Record this request key, or say what is known of it.
 
         Returns:
-            None if the session is unknown, ended, expired or somebody else's; then nothing
-            was changed, not even the deadline (pitfall B7).
+            None if the session is unknown, ended, expired or somebody else's, or if one of
+            the two modes is ``CONVERSATION`` and the other is not; then nothing was
+            changed, not even the deadline (pitfall B7).
         """
         ...
 
@@ -296,10 +387,14 @@ class SessionStore(Protocol):
         *,
         now: float,
         stream: StreamName = EVENTS,
+        limit: int | None = None,
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
         """The events of a stream after a position, whole and in order, or nothing and why.
 
         A stream that is not there answers ``UNKNOWN_POSITION``, whatever was asked.
+
+        Args:
+            limit: Read a page of at most this many; go on from the last one's id.
         """
         ...
 
@@ -318,7 +413,48 @@ class SessionStore(Protocol):
     async def drop_origin(
         self, session_id: SessionId, origin: SessionId, *, stream: StreamName = GET_STREAM
     ) -> None:
-        """Remove one session's events from a connection's stream."""
+        """Remove one session's events from a connection's stream, which carries that session
+        no longer.
+        """
+        ...
+
+    async def carry(
+        self,
+        connection: SessionId,
+        origin: SessionId,
+        fencing_epoch: FencingEpoch,
+        after: Position,
+    ) -> bool:
+        """From now on the GET stream of the transport-mode session ``connection`` takes the
+        events of ``origin``, attached there with that epoch, that follow ``after``.
+
+        Returns:
+            False if ``connection`` is unknown, ended or expired, or carries that session
+            with a higher epoch already.
+        """
+        ...
+
+    async def relay(
+        self,
+        connection: SessionId,
+        origin: SessionId,
+        fencing_epoch: FencingEpoch,
+        event: LoggedEvent,
+        *,
+        now: float,
+        skips: bool = False,
+    ) -> Relayed:
+        """Append an event of ``origin`` to the GET stream of ``connection``, as
+        :meth:`append` does, under its coalescing key and with ``origin``: once, in the order
+        of its own log, and only while the stream carries that session with that epoch.
+
+        Processes that store events of one session at the same time relay them in any order;
+        this is where they fall into line again.
+
+        Args:
+            skips: The events between the last one relayed and this one were replaced by
+                newer ones: the caller read the log, and relays all that is left of it.
+        """
         ...
 
     async def attach(

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import copy
 import heapq
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mcp_sessions.core.log import Draft, EventLog, LoggedEvent, Window
+from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, LoggedEvent, Window
 from mcp_sessions.core.request_keys import Begun, KeyState, RequestKeys
 from mcp_sessions.core.states import BEGINS, Change, State, after
 from mcp_sessions.errors import LimitReached, Refusal
@@ -37,9 +38,11 @@ from mcp_sessions.stores.base import (
     Attachment,
     CurrentSession,
     Data,
+    Exchange,
     KeyUse,
     Mode,
     Peer,
+    Relayed,
     SessionRecord,
 )
 
@@ -55,6 +58,8 @@ class _Session:
     keys: RequestKeys | None = None
     data: dict[str, Any] | None = None
     data_version: int = 0
+    relayed: dict[SessionId, Position] | None = None
+    """The last event of each carried session that its GET stream has."""
 
 
 class MemoryStore:
@@ -63,6 +68,7 @@ class MemoryStore:
     name = "memory"
     survives_process = False
     remembers = True
+    exchange: Exchange | None = None
 
     def __init__(self) -> None:
         self._policy = SessionPolicy()
@@ -98,20 +104,22 @@ class MemoryStore:
         if most is not None and owned >= most:
             raise LimitReached("max_sessions_per_principal")
         session_id = mint_session_id()
-        ends_at = now + policy.max_lifetime
+        forever = mode is Mode.CONVERSATION
+        ends_at = math.inf if forever else now + policy.max_lifetime
         record = SessionRecord(
             session_id,
             mode,
             principal,
             created_at=now,
-            expires_at=min(now + policy.idle_timeout, ends_at),
+            expires_at=self._deadline(now, ends_at),
             ends_at=ends_at,
             peer=peer,
         )
-        log = EventLog(mint_log_epoch(), self._window)
+        log = EventLog(mint_log_epoch(), UNBOUNDED if forever else self._window)
         self._sessions[session_id] = _Session(record, BEGINS, log)
         self._by_principal[principal] = owned + 1
-        heapq.heappush(self._deadlines, (record.expires_at, session_id))
+        if not forever:
+            heapq.heappush(self._deadlines, (record.expires_at, session_id))
         return record
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
@@ -140,10 +148,11 @@ class MemoryStore:
         if now >= (session.record.ends_at if held else record.expires_at):
             return None
         if record.mode is not mode:
-            return Admitted(record)
+            # A conversation is of another protocol: there it is nobody's session.
+            return None if Mode.CONVERSATION in (mode, record.mode) else Admitted(record)
         if fencing_epoch is not None and fencing_epoch != record.fencing_epoch:
             return Admitted(record, displaced=True)
-        record.expires_at = min(now + self._policy.idle_timeout, session.record.ends_at)
+        record.expires_at = self._deadline(now, record.ends_at)
         if key is None:
             return Admitted(record)
         keys = session.keys
@@ -152,10 +161,10 @@ class MemoryStore:
                 max_bytes=self._policy.request_key_bytes,
                 lifetime=self._policy.request_key_lifetime,
             )
-        begun, entry = keys.begin(key.key, key.digest, runner=key.runner, now=now)
-        if entry is None:
-            return Admitted(record, begun)
-        if begun is Begun.OTHER_CONTENT:
+        begun, entry = keys.begin(
+            key.key, key.digest, runner=key.runner, now=now, scopes=key.scopes
+        )
+        if entry is None or begun in (Begun.OTHER_CONTENT, Begun.FEWER_SCOPES):
             return Admitted(record, begun)
         outcome = entry.outcome if entry.state is KeyState.ANSWERED else None
         return Admitted(record, begun, outcome, entry.runner)
@@ -167,9 +176,8 @@ class MemoryStore:
             # Whoever touches a session was at work on it until now, so its idle deadline
             # cannot have passed; the absolute one can.
             if session is not None and now < session.record.ends_at:
-                session.record.expires_at = min(
-                    now + self._policy.idle_timeout, session.record.ends_at
-                )
+                record = session.record
+                record.expires_at = self._deadline(now, record.ends_at)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         """See :meth:`SessionStore.end`."""
@@ -195,7 +203,7 @@ class MemoryStore:
             if record.expires_at > now:
                 put_back.append((record.expires_at, session_id))
             elif session_id in held and session.record.ends_at > now:
-                record.expires_at = min(now + self._policy.idle_timeout, session.record.ends_at)
+                record.expires_at = self._deadline(now, record.ends_at)
                 put_back.append((record.expires_at, session_id))
             else:
                 self._finish(session, Change.EXPIRE)
@@ -223,12 +231,13 @@ class MemoryStore:
         *,
         now: float,
         stream: StreamName = EVENTS,
+        limit: int | None = None,
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
         """See :meth:`SessionStore.read`."""
         log = self._log(session_id, stream)
         if log is None:
             return (), Refusal.UNKNOWN_POSITION
-        return log.since_id(after, now=now)
+        return log.since_id(after, now=now, limit=limit)
 
     async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
         """See :meth:`SessionStore.head`."""
@@ -253,6 +262,55 @@ class MemoryStore:
         log = self._log(session_id, stream)
         if log is not None:
             log.drop_origin(origin)
+        session = self._sessions.get(session_id)
+        if session is None or session.relayed is None or stream != GET_STREAM:
+            return
+        if session.relayed.pop(origin, None) is not None:
+            carried = session.record.carried
+            session.record.carried = {s: epoch for s, epoch in carried.items() if s != origin}
+
+    async def carry(
+        self,
+        connection: SessionId,
+        origin: SessionId,
+        fencing_epoch: FencingEpoch,
+        after: Position,
+    ) -> bool:
+        """See :meth:`SessionStore.carry`."""
+        session = self._sessions.get(connection)
+        if session is None or session.record.carried.get(origin, -1) > fencing_epoch:
+            return False
+        session.record.carried = {**session.record.carried, origin: fencing_epoch}
+        if session.relayed is None:
+            session.relayed = {}
+        session.relayed[origin] = after
+        return True
+
+    async def relay(
+        self,
+        connection: SessionId,
+        origin: SessionId,
+        fencing_epoch: FencingEpoch,
+        event: LoggedEvent,
+        *,
+        now: float,
+        skips: bool = False,
+    ) -> Relayed:
+        """See :meth:`SessionStore.relay`."""
+        session = self._sessions.get(connection)
+        if session is None or session.relayed is None or now >= session.record.ends_at:
+            return Relayed()
+        if session.record.carried.get(origin) != fencing_epoch:
+            return Relayed()
+        last = session.relayed[origin]
+        if event.number <= last.number:
+            return Relayed()
+        if event.number > last.number + 1 and not skips:
+            return Relayed(missing_after=last)
+        session.relayed[origin] = Position(last.log_epoch, event.number)
+        key = event.key[1] if event.key is not None else None
+        log = self._stream(session, GET_STREAM)
+        return Relayed(log.append(Draft(event.payload, None, key, origin), now=now))
 
     async def attach(
         self,
@@ -278,7 +336,8 @@ class MemoryStore:
             Attachment(connection_id, record.fencing_epoch) if connection_id is not None else None
         )
         head = session.events.head.event_id()
-        return Attached(record.fencing_epoch, head, previous, replay, refusal)
+        scopes = record.principal.scopes
+        return Attached(record.fencing_epoch, head, previous, replay, refusal, scopes)
 
     async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
         """See :meth:`SessionStore.detach`."""
@@ -418,6 +477,9 @@ class MemoryStore:
             log = session.streams[stream] = EventLog(mint_log_epoch(), self._window)
         return log
 
+    def _deadline(self, now: float, ends_at: float) -> float:
+        return ends_at if ends_at == math.inf else min(now + self._policy.idle_timeout, ends_at)
+
     def _change(self, session: _Session, change: Change) -> None:
         state = after(session.state, change)
         if state is None:
@@ -440,8 +502,12 @@ class MemoryStore:
     def _compact(self) -> None:
         """Sessions that ended leave nothing behind (pitfall D8), not their deadlines either."""
         if len(self._deadlines) > 2 * len(self._sessions) + 16:
-            live = self._sessions.values()
-            self._deadlines = [(s.record.expires_at, s.record.session_id) for s in live]
+            live = [session.record for session in self._sessions.values()]
+            self._deadlines = [
+                (record.expires_at, record.session_id)
+                for record in live
+                if record.mode is not Mode.CONVERSATION
+            ]
             heapq.heapify(self._deadlines)
 
     def _forget_subscription(self, session_id: SessionId, uri: str) -> None:

@@ -32,9 +32,11 @@ from mcp_sessions.stores.base import (
     Attached,
     CurrentSession,
     Data,
+    Exchange,
     KeyUse,
     Mode,
     Peer,
+    Relayed,
     SessionRecord,
 )
 
@@ -47,6 +49,7 @@ class Stateless:
     """As far as its keys do."""
 
     remembers = False
+    exchange: Exchange | None = None
 
     def __init__(self, security: SessionSecurity) -> None:
         """Take what it works with.
@@ -115,7 +118,13 @@ class Stateless:
         return None
 
     async def read(
-        self, session_id: SessionId, after: str | None, *, now: float, stream: StreamName = EVENTS
+        self,
+        session_id: SessionId,
+        after: str | None,
+        *,
+        now: float,
+        stream: StreamName = EVENTS,
+        limit: int | None = None,
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
         """No events."""
         return (), Refusal.UNKNOWN_POSITION
@@ -135,6 +144,29 @@ class Stateless:
         self, session_id: SessionId, origin: SessionId, *, stream: StreamName = GET_STREAM
     ) -> None:
         """No streams."""
+
+    async def carry(
+        self,
+        connection: SessionId,
+        origin: SessionId,
+        fencing_epoch: FencingEpoch,
+        after: Position,
+    ) -> bool:
+        """No streams."""
+        return False
+
+    async def relay(
+        self,
+        connection: SessionId,
+        origin: SessionId,
+        fencing_epoch: FencingEpoch,
+        event: LoggedEvent,
+        *,
+        now: float,
+        skips: bool = False,
+    ) -> Relayed:
+        """No streams."""
+        return Relayed()
 
     async def attach(
         self,

@@ -65,11 +65,12 @@ class ReplaysWithoutTheEpoch(MemoryStore):
         *,
         now: float,
         stream: StreamName = EVENTS,
+        limit: int | None = None,
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
         position, head = parse_position(after or ""), await self.head(session_id, stream=stream)
         if position is not None and head is not None:
             after = Position(head.log_epoch, position.number).event_id()
-        return await super().read(session_id, after, now=now, stream=stream)
+        return await super().read(session_id, after, now=now, stream=stream, limit=limit)
 
 
 class ReplaysWhatIsLeft(MemoryStore):
@@ -82,13 +83,16 @@ class ReplaysWhatIsLeft(MemoryStore):
         *,
         now: float,
         stream: StreamName = EVENTS,
+        limit: int | None = None,
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
         position = parse_position(after or "")
-        events, refusal = await super().read(session_id, after, now=now, stream=stream)
+        events, refusal = await super().read(session_id, after, now=now, stream=stream, limit=limit)
         while refusal is Refusal.EVICTED and position is not None:
             position = Position(position.log_epoch, position.number + 1)
             after = position.event_id()
-            events, refusal = await super().read(session_id, after, now=now, stream=stream)
+            events, refusal = await super().read(
+                session_id, after, now=now, stream=stream, limit=limit
+            )
         return events, refusal
 
 
@@ -102,8 +106,9 @@ class TakesAheadForCaughtUp(MemoryStore):
         *,
         now: float,
         stream: StreamName = EVENTS,
+        limit: int | None = None,
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        events, refusal = await super().read(session_id, after, now=now, stream=stream)
+        events, refusal = await super().read(session_id, after, now=now, stream=stream, limit=limit)
         return events, None if refusal is Refusal.AHEAD else refusal
 
 
