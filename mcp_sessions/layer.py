@@ -235,6 +235,7 @@ class SessionLayer:
         Raises:
             ConfigurationError: The transport is unknown; or see :meth:`asgi_app`.
             OSError: The address cannot be listened on.
+            KeyboardInterrupt: SIGINT ended an HTTP server, which has drained.
         """
         if transport not in ("http", "stdio"):
             raise ConfigurationError(f"unknown transport {transport!r}: 'http' or 'stdio'")
@@ -263,6 +264,10 @@ class SessionLayer:
                 asyncio.run(self._serve_stdio((server, listener), grace))
             else:
                 server.run(sockets=[listener])
+        if server.interrupted:
+            # uvicorn raises the signal again, and a process that was started with SIGINT
+            # ignored (a shell's background job) would not notice that.
+            raise KeyboardInterrupt
 
     async def _serve_stdio(
         self, beside: tuple[DrainingServer, socket.socket] | None, grace: float

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import socket
 from collections.abc import Awaitable, Callable
+from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
@@ -70,6 +72,13 @@ class DrainingServer(uvicorn.Server):
         self._on_started = on_started
         self.ready = asyncio.Event()
         """Set when connections are taken, or never will be."""
+
+        self.interrupted = False
+        """SIGINT ended it."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.interrupted = self.interrupted or sig == signal.SIGINT
+        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)

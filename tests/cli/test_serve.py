@@ -9,7 +9,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from textwrap import dedent
 
@@ -127,6 +127,19 @@ def test_a_server_is_served_with_sessions_and_said_where_and_how(here: Path) -> 
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.read() == "", "stdout is the command's result, and serve has none"
         assert "Traceback" not in process.stderr.read()
+
+
+def test_sigint_ends_a_background_job_with_the_status_of_an_interrupt(here: Path) -> None:
+    """A shell that is not interactive starts its background jobs with SIGINT ignored."""
+    with ExitStack() as stack:
+        kept = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            process = stack.enter_context(serving(here, "bare_app.py:mcp"))
+        finally:
+            signal.signal(signal.SIGINT, kept)
+        read_lines(process, 5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
 
 
 def test_a_layer_is_served_as_it_is_and_in_json_every_line_is_an_object(here: Path) -> None:
