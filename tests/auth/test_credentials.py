@@ -357,6 +357,23 @@ async def test_two_users_keys_do_not_cross() -> None:
         assert server.tools.calls == ["whoami"] * 2
 
 
+async def test_a_weaker_credential_is_not_told_a_stronger_ones_answer() -> None:
+    """F3: an answer under a request key is a replay too. It stays for who may have it."""
+    async with guarded() as server:
+        server.verifier.add("strong", "alice", "use", "secret")
+        weak, strong = server.modern("alice"), server.modern("strong")
+        session = (await weak.start())["sessionId"]
+        assert await strong.text("whoami", session=session, key="hers") == "alice strong"
+        error = await weak.call("whoami", {}, session=session, key="hers").error()
+        assert error == {"code": -31012, "message": "Outcome unknown"}
+        again = strong.call("whoami", {}, session=session, key="hers")
+        assert text_of(await again.result()) == "alice strong"
+
+        assert await weak.text("whoami", session=session, key="its own") == "alice alice"
+        assert await strong.text("whoami", session=session, key="its own") == "alice alice"
+        assert server.tools.calls == ["whoami"] * 2
+
+
 async def test_two_users_subscriptions_do_not_cross() -> None:
     """F6: an event of one user's session is on no stream of the other's."""
     async with guarded() as server:

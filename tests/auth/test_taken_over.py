@@ -247,6 +247,7 @@ def requests() -> list[tuple[str, str, list[tuple[str, str]], bytes]]:
             # With a good one it would open a session, which is ours to describe.
             rows += [("POST", "/mcp", [*older, *line], initialize)]
             rows += [("DELETE", "/mcp", [*older, ("Mcp-Session-Id", "x"), *line], b"")]
+    rows += [(method, "/mcp", [*older], b"{}") for method in ("PUT", "PATCH", "OPTIONS", "HEAD")]
     rows += [
         ("GET", "/mcp", [("Host", "evil.example"), accept], b""),
         ("POST", "/mcp", [("Host", "evil.example"), *modern[1:]], listing),
@@ -260,7 +261,9 @@ def said(reply: Reply) -> tuple[Any, ...]:
     """Status, headers and body."""
     # The SDK gives even a refused GET a session id.
     unsteady = {"date", "content-length", "mcp-session-id"}
-    headers = sorted((n, v) for n, v in reply.headers if n not in unsteady)
+    headers = sorted((n, v) for n, v in reply.headers if n not in (*unsteady, "allow"))
+    # Starlette keeps the methods of a route in a set.
+    headers += [(n, ", ".join(sorted(v.split(", ")))) for n, v in reply.headers if n == "allow"]
     return reply.status, headers, bytes(reply.body)
 
 

@@ -67,6 +67,20 @@ def refusing(session_id: str, how: Any) -> Any:
     return entry
 
 
+# --- a credential that is not accepted --------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [401, 403])
+async def test_a_credential_that_is_refused_fails_the_request_and_the_log_says_why(
+    code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ScriptedServer({"*": status(code)}) as server:
+        with pytest.RaisesGroup(MCPError, flatten_subgroups=True):
+            async with client_of(server):
+                raise AssertionError("nobody was let in")
+    assert f"the server answered {code}" in caplog.text
+
+
 # --- a session that is lost (pitfall G1) ------------------------------------------------------
 
 

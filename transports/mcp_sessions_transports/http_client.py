@@ -350,6 +350,9 @@ class HttpLink:
                 error = error_body(INVALID_REQUEST, "Session terminated")
             else:
                 error = error_body(INTERNAL_ERROR, "Server returned an error response")
+        if status in (401, 403):
+            # What the application is told is the SDK's sentence, which does not say it.
+            logger.warning("the server answered %d: the credential was not accepted", status)
         return Failure(
             Cause.STATUS,
             f"the server answered {status}",

@@ -124,8 +124,9 @@ def http_shell(
         )
     route, holder = slot
     holder.session_manager = _Endpoint(endpoint)
-    # FastMCP restricts the methods by a table; all of them reach our endpoint.
-    route.methods = None
+    if route.methods is not None:
+        # FastMCP's own table of methods; a stateless server's leaves out what we do serve.
+        route.methods |= {"GET", "HEAD", "POST", "DELETE"}
     bare = route.endpoint is holder and not app.user_middleware
     state: dict[str, Any] = dict(app.state._state)  # pyright: ignore[reportPrivateUsage]
     middleware = list(app.user_middleware)
