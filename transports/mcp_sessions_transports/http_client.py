@@ -32,6 +32,7 @@ from mcp_sessions.client.dialer import (
     Unanswered,
 )
 from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.situation import CONNECTION_CLOSED
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import (
     Malformed,
@@ -42,22 +43,26 @@ from mcp_sessions.core.messages import (
     parse,
 )
 from mcp_sessions.core.resume import Cause
-from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
+from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR
+from mcp_sessions_transports.http_failures import (
+    describe,
+    failure_of,
+    is_sse,
+    onward_request,
+    refusal,
+    unfollowed,
+)
 from mcp_sessions_transports.sse_reader import EventTooLarge, ReadEvent, SseReader
 
 logger = logging.getLogger(__name__)
 
 Sink = Callable[[Link, Event], Awaitable[None]]
 
-CONNECTION_CLOSED = -32000
-"""The SDK's code for "it ended without an answer"."""
-
 _SESSION_HEADER = "mcp-session-id"
 _VERSION_HEADER = "mcp-protocol-version"
 _TIMEOUT = 30.0
 _STOCK_ATTEMPTS = 2
 _STOCK_DELAY = 1.0
-_BODY_LOOKED_AT = 65_536
 
 
 class HttpDialer:
@@ -217,10 +222,10 @@ class HttpLink:
         request_id: RequestId = message["id"]
         async with self._stream("POST", message, headers) as response:
             if response.status_code == 202:
-                return _refusal(202, INVALID_REQUEST, "server answered a request with 202 Accepted")
-            redirect = _redirect(response)
+                return refusal(202, INVALID_REQUEST, "server answered a request with 202 Accepted")
+            redirect = unfollowed(response)
             if redirect is not None:
-                return _refusal(response.status_code, INVALID_REQUEST, redirect)
+                return refusal(response.status_code, INVALID_REQUEST, redirect)
             if response.status_code >= 400:
                 return await self._refused(response, request_id)
             if message.get("method") == "initialize":
@@ -233,7 +238,7 @@ class HttpLink:
             if content_type.startswith("text/event-stream"):
                 await self._tell(Accepted(request_id))
                 return await self._read_answer(response, request_id)
-            return _refusal(
+            return refusal(
                 response.status_code, INVALID_REQUEST, f"Unexpected content type: {content_type}"
             )
 
@@ -243,7 +248,7 @@ class HttpLink:
             message = decode(body)
             parse(message)
         except (ValueError, Malformed) as error:
-            return _refusal(200, PARSE_ERROR, f"Failed to parse JSON response: {error}")
+            return refusal(200, PARSE_ERROR, f"Failed to parse JSON response: {error}")
         await self._tell(Received(message))
         return None
 
@@ -269,7 +274,7 @@ class HttpLink:
                             return None
                 attempts = 0
             except EventTooLarge:
-                return _refusal(200, CONNECTION_CLOSED, "SSE stream failed: an event is too large")
+                return refusal(200, CONNECTION_CLOSED, "SSE stream failed: an event is too large")
             except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
                 logger.debug("a response stream ended: %r", error)
                 failure = describe(error, was_sent=True)
@@ -294,7 +299,7 @@ class HttpLink:
         except (httpx2.HTTPError, OSError) as error:
             logger.debug("a response stream could not be reopened: %r", error)
             return None
-        if response.status_code == 200 and _is_sse(response):
+        if response.status_code == 200 and is_sse(response):
             return response
         await response.aclose()
         return None
@@ -325,43 +330,8 @@ class HttpLink:
         return None
 
     async def _refused(self, response: httpx2.Response, request_id: RequestId | None) -> Failure:
-        status = response.status_code
-        body = b""
-        async for chunk in response.aiter_bytes():
-            body += chunk
-            if len(body) > _BODY_LOOKED_AT:
-                break
-        error: Json | None = None
-        is_answer = False
-        if response.headers.get("content-type", "").lower().startswith("application/json"):
-            try:
-                value = decode(body)
-                parse(value)
-                if isinstance(value.get("error"), dict):
-                    error = cast(Json, value["error"])
-                    is_answer = request_id is not None and value.get("id") == request_id
-            except (ValueError, Malformed):
-                logger.debug("the body of a %d is no JSON-RPC error", status)
-        says_session = b"session" in body.lower()
-        if error is None:
-            if status == 404 and self.transport_session is None:
-                error = error_body(METHOD_NOT_FOUND, "Not Found")
-            elif status == 404:
-                error = error_body(INVALID_REQUEST, "Session terminated")
-            else:
-                error = error_body(INTERNAL_ERROR, "Server returned an error response")
-        if status in (401, 403):
-            # What the application is told is the SDK's sentence, which does not say it.
-            logger.warning("the server answered %d: the credential was not accepted", status)
-        return Failure(
-            Cause.STATUS,
-            f"the server answered {status}",
-            status=status,
-            retry_after=_retry_after(response),
-            error=error,
-            is_answer=is_answer,
-            says_session=says_session,
-        )
+        is_in_session = self.transport_session is not None
+        return await failure_of(response, request_id, is_in_session=is_in_session)
 
     # --- the notification stream ------------------------------------------------------------
 
@@ -387,7 +357,7 @@ class HttpLink:
                         await self._tell(StreamRefused(await self._refused(response, None)))
                         return
                     response.raise_for_status()
-                    if not _is_sse(response):
+                    if not is_sse(response):
                         return
                     if was_open:
                         await self._tell(StreamReopened(continued=last_id is not None))
@@ -497,7 +467,7 @@ class HttpLink:
                 )
             else:
                 response = await client.send(request, stream=True, follow_redirects=False)
-            onward = _onward(response)
+            onward = onward_request(response)
             if onward is None or followed >= client.max_redirects:
                 return response
             try:
@@ -506,63 +476,3 @@ class HttpLink:
                 await response.aclose()
             request = onward
             followed += 1
-
-
-def describe(error: Exception, *, was_sent: bool = False) -> Failure:
-    """What a failed exchange means."""
-    closed = error_body(CONNECTION_CLOSED, f"Connection closed: {type(error).__name__}")
-    unsent = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
-    if not was_sent and isinstance(error, unsent):
-        cause = Cause.UNREACHABLE
-    elif isinstance(error, httpx2.TimeoutException):
-        cause = Cause.SILENT
-    else:
-        cause = Cause.CUT
-    # Not the error's text: it may hold the URL with its query.
-    return Failure(cause, f"{cause.value}: {type(error).__name__}", error=closed)
-
-
-def _refusal(status: int, code: int, text: str) -> Failure:
-    return Failure(Cause.STATUS, text, status=status, error=error_body(code, text), is_answer=True)
-
-
-def _is_sse(response: httpx2.Response) -> bool:
-    media_type = response.headers.get("content-type", "").partition(";")[0]
-    return media_type.strip().lower() == "text/event-stream"
-
-
-def _retry_after(response: httpx2.Response) -> float | None:
-    value = response.headers.get("retry-after", "")
-    return float(value) if value.isascii() and value.isdigit() else None
-
-
-def _redirect(response: httpx2.Response) -> str | None:
-    onward = response.next_request
-    if onward is None:
-        return None
-    location = onward.url.copy_with(userinfo=b"", query=None, fragment=None)
-    return f"Redirect to {location} not followed"
-
-
-def _onward(response: httpx2.Response) -> httpx2.Request | None:
-    """The request that follows a redirect, if it keeps its method and stays with the server.
-
-    Everything in it, the credentials above all, was meant for that server alone.
-    """
-    onward = response.next_request
-    if onward is None:
-        return None
-    sent = response.request
-    here, there = sent.url, onward.url
-    same = (here.scheme, here.host, here.port) == (there.scheme, there.host, there.port)
-    upgrade = (
-        here.host == there.host
-        and (here.scheme, there.scheme) == ("http", "https")
-        and here.port is None
-        and there.port is None
-    )
-    if onward.method != sent.method or not (same or upgrade):
-        return None
-    if there.userinfo and there.userinfo != here.userinfo:
-        return None
-    return onward

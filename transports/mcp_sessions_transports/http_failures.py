@@ -1,0 +1,133 @@
+"""What it means that an HTTP exchange brought no answer.
+
+The errors that an application sees are the SDK's own, to the sentence; what a reconnecting
+client has to know beside them is in the :class:`~mcp_sessions.client.dialer.Failure`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import cast
+
+import httpx2
+
+from mcp_sessions.client.dialer import Failure, Json
+from mcp_sessions.client.situation import CONNECTION_CLOSED
+from mcp_sessions.core.messages import Malformed, RequestId, decode, error_body, parse
+from mcp_sessions.core.resume import Cause
+from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND
+
+logger = logging.getLogger(__name__)
+
+_BODY_LOOKED_AT = 65_536
+"""Bytes."""
+
+
+async def failure_of(
+    response: httpx2.Response, request_id: RequestId | None, *, is_in_session: bool
+) -> Failure:
+    """What a response means that is no success.
+
+    Args:
+        request_id: Of the request it responds to; None: it was no request.
+        is_in_session: The request named a transport session.
+    """
+    status = response.status_code
+    body = b""
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > _BODY_LOOKED_AT:
+            break
+    error: Json | None = None
+    is_answer = False
+    if response.headers.get("content-type", "").lower().startswith("application/json"):
+        try:
+            value = decode(body)
+            parse(value)
+            if isinstance(value.get("error"), dict):
+                error = cast(Json, value["error"])
+                is_answer = request_id is not None and value.get("id") == request_id
+        except (ValueError, Malformed):
+            logger.debug("the body of a %d is no JSON-RPC error", status)
+    if error is None:
+        if status == 404 and not is_in_session:
+            error = error_body(METHOD_NOT_FOUND, "Not Found")
+        elif status == 404:
+            error = error_body(INVALID_REQUEST, "Session terminated")
+        else:
+            error = error_body(INTERNAL_ERROR, "Server returned an error response")
+    if status in (401, 403):
+        # What the application is told is the SDK's sentence, which does not say it.
+        logger.warning("the server answered %d: the credential was not accepted", status)
+    return Failure(
+        Cause.STATUS,
+        f"the server answered {status}",
+        status=status,
+        retry_after=_retry_after(response),
+        error=error,
+        is_answer=is_answer,
+        says_session=b"session" in body.lower(),
+    )
+
+
+def describe(error: Exception, *, was_sent: bool = False) -> Failure:
+    """What a failed exchange means."""
+    closed = error_body(CONNECTION_CLOSED, f"Connection closed: {type(error).__name__}")
+    unsent = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+    if not was_sent and isinstance(error, unsent):
+        cause = Cause.UNREACHABLE
+    elif isinstance(error, httpx2.TimeoutException):
+        cause = Cause.SILENT
+    else:
+        cause = Cause.CUT
+    # Not the error's text: it may hold the URL with its query.
+    return Failure(cause, f"{cause.value}: {type(error).__name__}", error=closed)
+
+
+def refusal(status: int, code: int, text: str) -> Failure:
+    """A response that answers the request with an error of this side."""
+    return Failure(Cause.STATUS, text, status=status, error=error_body(code, text), is_answer=True)
+
+
+def is_sse(response: httpx2.Response) -> bool:
+    """Whether the response is an event stream."""
+    media_type = response.headers.get("content-type", "").partition(";")[0]
+    return media_type.strip().lower() == "text/event-stream"
+
+
+def unfollowed(response: httpx2.Response) -> str | None:
+    """What to say of a redirect that was not followed; None: it is none."""
+    onward = response.next_request
+    if onward is None:
+        return None
+    location = onward.url.copy_with(userinfo=b"", query=None, fragment=None)
+    return f"Redirect to {location} not followed"
+
+
+def onward_request(response: httpx2.Response) -> httpx2.Request | None:
+    """The request that follows a redirect, if it keeps its method and stays with the server.
+
+    Everything in it, the credentials above all, was meant for that server alone.
+    """
+    onward = response.next_request
+    if onward is None:
+        return None
+    sent = response.request
+    here, there = sent.url, onward.url
+    same = (here.scheme, here.host, here.port) == (there.scheme, there.host, there.port)
+    upgrade = (
+        here.host == there.host
+        and (here.scheme, there.scheme) == ("http", "https")
+        and here.port is None
+        and there.port is None
+    )
+    if onward.method != sent.method or not (same or upgrade):
+        return None
+    if there.userinfo and there.userinfo != here.userinfo:
+        return None
+    return onward
+
+
+def _retry_after(response: httpx2.Response) -> float | None:
+    value = response.headers.get("retry-after", "")
+    return float(value) if value.isascii() and value.isdigit() else None
