@@ -5,6 +5,7 @@ break. ``HYPOTHESIS_PROFILE=deep`` searches new ones, many more of them.
 """
 
 import os
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,3 +32,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 def anyio_backend() -> str:
     """The library is written for asyncio."""
     return "asyncio"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test printed may hold lone surrogates, which cannot travel from one of several
+    test processes to the one that reports.
+    """
+    report = yield
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
