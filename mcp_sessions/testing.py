@@ -554,9 +554,17 @@ async def events_are_relayed_once_and_in_the_order_of_their_own_log(make: MakeSt
         # A new attachment takes over, and what was meant for the old one comes late.
         assert await store.carry(stream.id, session.id, FencingEpoch(3), start)
         assert not await store.carry(stream.id, session.id, FencingEpoch(2), start)
+        assert await origins() == []
         assert await relay(5, 1, skips=True) == Relayed()
         assert (await relay(5, 3, skips=True)).event is not None
-        await store.drop_origin(stream.id, session.id)
+        # Who displaced the old attachment takes away what it left, and no more.
+        await store.drop_origin(stream.id, session.id, fencing_epoch=FencingEpoch(2))
+        assert (await stream.record()).carried == {session.id: 3}
+        assert await origins() == [(4, session.id)]
+        # Told twice, it goes on as it was.
+        assert await store.carry(stream.id, session.id, FencingEpoch(3), start)
+        assert await origins() == [(4, session.id)]
+        await store.drop_origin(stream.id, session.id, fencing_epoch=FencingEpoch(3))
         assert await relay(5, 3, skips=True) == Relayed()
         assert not (await stream.record()).carried
         assert await origins() == []
@@ -723,6 +731,20 @@ async def where_the_next_listen_stream_starts_is_remembered(make: MakeStore) -> 
         for event_id in (await session.position(3), None):
             await store.set_waits_from(session.id, event_id)
             assert (await session.record()).waits_from == event_id
+        position = await session.position(0)
+        await store.set_waits_from(session.id, position)
+        displaced = await session.attach(None)
+        assert displaced.waits_from is None
+        assert (await session.record()).waits_from == position
+
+        async def listen(number: int) -> None:
+            taken.append((await session.attach(ConnectionId(f"listen-{number}"))).waits_from)
+
+        taken: list[SessionEventId | None] = []
+        await _at_once(listen)
+        # One of them replays, whichever was first.
+        assert [start for start in taken if start is not None] == [position]
+        assert (await session.record()).waits_from is None
 
 
 async def state_is_changed_key_by_key(make: MakeStore) -> None:

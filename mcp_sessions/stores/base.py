@@ -154,6 +154,11 @@ class Attached:
     scopes: frozenset[str]
     """The scopes that the session was made with."""
 
+    waits_from: SessionEventId | None = None
+    """Where its next listen stream was to start; from now on nowhere but at the head. Taken
+    in the same step, so that of two listen streams opened at once one replays (only by a
+    connection: with none the record keeps it)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
@@ -215,8 +220,19 @@ class ExchangeListener(Protocol):
         """Another process sent this."""
         ...
 
-    def on_event(self, session_id: SessionId, stream: StreamName, event: LoggedEvent) -> None:
-        """An event was appended to a watched stream, by whichever process, this one too."""
+    def on_event(
+        self,
+        session_id: SessionId,
+        stream: StreamName,
+        event: LoggedEvent,
+        attachment: Attachment | None,
+    ) -> None:
+        """An event was appended to a watched stream, by whichever process, this one too.
+
+        Args:
+            attachment: Who was attached in the same step (:class:`Appended`): a connection
+                that was displaced meanwhile hands the event over to nobody.
+        """
         ...
 
     def on_gap(self) -> None:
@@ -411,10 +427,19 @@ class SessionStore(Protocol):
         ...
 
     async def drop_origin(
-        self, session_id: SessionId, origin: SessionId, *, stream: StreamName = GET_STREAM
+        self,
+        session_id: SessionId,
+        origin: SessionId,
+        *,
+        stream: StreamName = GET_STREAM,
+        fencing_epoch: FencingEpoch | None = None,
     ) -> None:
         """Remove one session's events from a connection's stream, which carries that session
         no longer.
+
+        Args:
+            fencing_epoch: Do nothing if it carries that session with a higher epoch: who
+                displaced it comes too late, and it is attached there anew. None: whatever.
         """
         ...
 
@@ -426,7 +451,8 @@ class SessionStore(Protocol):
         after: Position,
     ) -> bool:
         """From now on the GET stream of the transport-mode session ``connection`` takes the
-        events of ``origin``, attached there with that epoch, that follow ``after``.
+        events of ``origin``, attached there with that epoch, that follow ``after``. What the
+        stream has of that session by an older epoch is removed, as :meth:`drop_origin` does.
 
         Returns:
             False if ``connection`` is unknown, ended or expired, or carries that session

@@ -256,14 +256,23 @@ class MemoryStore:
             session.streams.pop(stream, None)
 
     async def drop_origin(
-        self, session_id: SessionId, origin: SessionId, *, stream: StreamName = GET_STREAM
+        self,
+        session_id: SessionId,
+        origin: SessionId,
+        *,
+        stream: StreamName = GET_STREAM,
+        fencing_epoch: FencingEpoch | None = None,
     ) -> None:
         """See :meth:`SessionStore.drop_origin`."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            return
+        if fencing_epoch is not None and session.record.carried.get(origin, -1) > fencing_epoch:
+            return
         log = self._log(session_id, stream)
         if log is not None:
             log.drop_origin(origin)
-        session = self._sessions.get(session_id)
-        if session is None or session.relayed is None or stream != GET_STREAM:
+        if session.relayed is None or stream != GET_STREAM:
             return
         if session.relayed.pop(origin, None) is not None:
             carried = session.record.carried
@@ -278,8 +287,12 @@ class MemoryStore:
     ) -> bool:
         """See :meth:`SessionStore.carry`."""
         session = self._sessions.get(connection)
-        if session is None or session.record.carried.get(origin, -1) > fencing_epoch:
+        carried = session.record.carried.get(origin, -1) if session is not None else -1
+        if session is None or carried > fencing_epoch:
             return False
+        log = self._log(connection, GET_STREAM)
+        if log is not None and carried != fencing_epoch:
+            log.drop_origin(origin)
         session.record.carried = {**session.record.carried, origin: fencing_epoch}
         if session.relayed is None:
             session.relayed = {}
@@ -335,9 +348,19 @@ class MemoryStore:
         record.attachment = (
             Attachment(connection_id, record.fencing_epoch) if connection_id is not None else None
         )
+        waits_from = None
+        if connection_id is not None:
+            waits_from, record.waits_from = record.waits_from, None
         head = session.events.head.event_id()
-        scopes = record.principal.scopes
-        return Attached(record.fencing_epoch, head, previous, replay, refusal, scopes)
+        return Attached(
+            record.fencing_epoch,
+            head,
+            previous,
+            replay,
+            refusal,
+            record.principal.scopes,
+            waits_from,
+        )
 
     async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
         """See :meth:`SessionStore.detach`."""

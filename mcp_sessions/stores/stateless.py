@@ -141,7 +141,12 @@ class Stateless:
         """No streams."""
 
     async def drop_origin(
-        self, session_id: SessionId, origin: SessionId, *, stream: StreamName = GET_STREAM
+        self,
+        session_id: SessionId,
+        origin: SessionId,
+        *,
+        stream: StreamName = GET_STREAM,
+        fencing_epoch: FencingEpoch | None = None,
     ) -> None:
         """No streams."""
 
