@@ -1,0 +1,188 @@
+"""Writes the parts of ``spec/`` that are generated: the state diagram from the code's table,
+and an index of the clauses for programs.
+
+``python scripts/spec_generated.py`` writes them; ``tests/spec/`` checks that they are current.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcp_sessions.core.states import BEGINS, LIVE, TRANSITIONS, Change, State
+
+SPEC = Path(__file__).parents[1] / "spec"
+
+BLOCK = re.compile(r"^(?=#{1,4} )", re.MULTILINE)
+SECTION = re.compile(r"^## .* \(([A-Z]{3})\)$")
+HEADING = re.compile(r"^#### ([A-Z]{3}[1-9][0-9]*): (.+)$")
+KEYWORD = re.compile(
+    r"\*\*(MUST NOT|MUST|SHOULD NOT|SHOULD|MAY|OPTIONAL)\*\*|\b(MUST|SHOULD|MAY|OPTIONAL)\b"
+)
+PARTY = re.compile(r"^\*(Server|Client|Both):\* ")
+STRENGTH = ("MUST", "SHOULD", "MAY")
+"""Of the keywords of a clause, the strongest is its level."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """One clause, as it stands in a file of ``spec/``."""
+
+    id: str
+    title: str
+    file: str
+    section: str
+    """The prefix that the section's heading names."""
+
+    text: str
+    """The paragraphs under its heading."""
+
+    @property
+    def party(self) -> str:
+        """Whom it binds: ``server``, ``client`` or ``both``.
+
+        Raises:
+            ValueError: It does not say.
+        """
+        match = PARTY.match(self.text)
+        if match is None:
+            raise ValueError(f"{self.id} does not begin with whom it binds")
+        return match[1].lower()
+
+    @property
+    def rule(self) -> str:
+        """The text without its reasons."""
+        return re.split(r"\n\n(?=\*(?:Decided here|Core|Document):\*)", self.text)[0]
+
+    @property
+    def keywords(self) -> list[str]:
+        """The keywords of its rule, in order; one that is not bold has an empty name."""
+        return [match[1] or "" for match in KEYWORD.finditer(self.rule)]
+
+    @property
+    def level(self) -> str:
+        """``MUST``, ``SHOULD`` or ``MAY``: its strongest keyword.
+
+        Raises:
+            ValueError: It has none.
+        """
+        found = {keyword.removesuffix(" NOT") for keyword in self.keywords}
+        found = {"MAY" if keyword == "OPTIONAL" else keyword for keyword in found}
+        for level in STRENGTH:
+            if level in found:
+                return level
+        raise ValueError(f"{self.id} has no keyword")
+
+    @property
+    def is_decided_here(self) -> bool:
+        """Whether it settles what the documents leave open."""
+        return "\n\n*Decided here:* " in self.text
+
+
+def clauses(spec: Path = SPEC) -> list[Clause]:
+    """Every clause of ``spec/``, in the order of the files and of their text."""
+    found: list[Clause] = []
+    for path in sorted(spec.glob("*.md")):
+        section = ""
+        for block in BLOCK.split(path.read_text(encoding="utf-8")):
+            heading, _, body = block.partition("\n")
+            clause, named = HEADING.match(heading), SECTION.match(heading)
+            if clause is not None:
+                found.append(Clause(clause[1], clause[2], path.name, section, body.strip()))
+            else:
+                section = named[1] if named is not None else ""
+    return found
+
+
+def index(spec: Path = SPEC) -> str:
+    """``clauses.json``: what a program needs to know of the clauses."""
+    entries = [
+        {
+            "id": clause.id,
+            "title": clause.title,
+            "level": clause.level,
+            "party": clause.party,
+            "decidedHere": clause.is_decided_here,
+            "file": clause.file,
+        }
+        for clause in clauses(spec)
+    ]
+    lines = ",\n".join(f"  {json.dumps(entry, ensure_ascii=False)}" for entry in entries)
+    return f"[\n{lines}\n]\n"
+
+
+_HAPPENS = {
+    Change.ATTACH: "a connection that can be pushed to starts or resumes it, listens for it, or "
+    "names it while it is attached nowhere (ATT2, RES3, HTM16, ATT3)",
+    Change.DISPLACE: "it is resumed where nothing can be pushed (RES12, HTM6), or its connection "
+    "lost its place (HTL9)",
+    Change.DETACH: "its connection ended or let go of it (ATT9, HTL7)",
+    Change.END: "`session/end`, `sessions/delete`, or the server's decision (END1, DEL3, SES17)",
+    Change.EXPIRE: "its idle time or its lifetime is over (SES13, SES15)",
+}
+
+_MEANS = {
+    State.DETACHED: "alive, and nobody listens: its events wait in the window (ATT5)",
+    State.ATTACHED: "alive, and one connection gets its events (ATT1)",
+    State.ENDED: "over on purpose, for ever (SES18)",
+    State.EXPIRED: "over by time, for ever (SES18)",
+}
+
+
+def states() -> str:
+    """``states.md``: the table of ``mcp_sessions/core/states.py``, drawn and written out."""
+    drawn = [f"    [*] --> {BEGINS.value}"]
+    drawn += [
+        f"    {before.value} --> {after.value}: {change.value}"
+        for (before, change), after in TRANSITIONS.items()
+    ]
+    drawn += [f"    {state.value} --> [*]" for state in State if state not in LIVE]
+    rows = [
+        "| " + " | ".join([f"`{state.value}`", *(_cell(state, change) for change in Change)]) + " |"
+        for state in State
+    ]
+    parts = [
+        "# The life of a session",
+        "Generated by `scripts/spec_generated.py` from the table in `mcp_sessions/core/states.py`,"
+        " which the code\nruns on: do not edit. Clause SES19 makes it part of this specification.",
+        "\n".join(["```mermaid", "stateDiagram-v2", *drawn, "```"]),
+        "\n".join(
+            ["| state | means |", "|---|---|"]
+            + [f"| `{state.value}` | {_MEANS[state]} |" for state in State]
+        ),
+        "\n".join(
+            ["| change | happens when |", "|---|---|"]
+            + [f"| `{change.value}` | {_HAPPENS[change]} |" for change in Change]
+        ),
+        "What follows each change in each state. A dash: it cannot happen.",
+        "\n".join(
+            [
+                "| | " + " | ".join(f"`{change.value}`" for change in Change) + " |",
+                "|---" * (len(Change) + 1) + "|",
+                *rows,
+            ]
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell(state: State, change: Change) -> str:
+    after = TRANSITIONS.get((state, change))
+    return "—" if after is None else f"`{after.value}`"
+
+
+GENERATED = {"states.md": states, "clauses.json": index}
+"""File of ``spec/`` → what it should hold."""
+
+
+def main() -> None:
+    """Write every generated file."""
+    for name, make in GENERATED.items():
+        (SPEC / name).write_text(make(), encoding="utf-8")
+        print(f"spec/{name}")
+
+
+if __name__ == "__main__":
+    main()
