@@ -1,5 +1,5 @@
 """Writes the parts of ``spec/`` that are generated: the state diagram from the code's table,
-and an index of the clauses for programs.
+an index of the clauses for programs, and which clauses still await a vector.
 
 ``python scripts/spec_generated.py`` writes them; ``tests/spec/`` checks that they are current.
 """
@@ -10,10 +10,12 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mcp_sessions.core.states import BEGINS, LIVE, TRANSITIONS, Change, State
 
 SPEC = Path(__file__).parents[1] / "spec"
+VECTORS = Path(__file__).parents[1] / "conformance" / "vectors"
 
 BLOCK = re.compile(r"^(?=#{1,4} )", re.MULTILINE)
 SECTION = re.compile(r"^## .* \(([A-Z]{3})\)$")
@@ -173,7 +175,44 @@ def _cell(state: State, change: Change) -> str:
     return "—" if after is None else f"`{after.value}`"
 
 
-GENERATED = {"states.md": states, "clauses.json": index}
+def vectors(directory: Path = VECTORS) -> list[dict[str, Any]]:
+    """Everything in ``conformance/vectors`` that cites clauses: conversations with a server,
+    and duties of a client. Empty while there is no such folder.
+    """
+    found: list[dict[str, Any]] = []
+    for path in sorted(directory.glob("*.json")):
+        if path.name != "vector.schema.json":
+            body = json.loads(path.read_text(encoding="utf-8"))
+            found += body.get("vectors", []) + body.get("duties", [])
+    return found
+
+
+def clauses_of(vector: dict[str, Any]) -> list[str]:
+    """The clauses that a vector proves."""
+    named = vector.get("clauses", vector.get("clause"))
+    return [named] if isinstance(named, str) else list(named or ())
+
+
+def coverage() -> str:
+    """``coverage.json`` as it is, in the order of the clauses; ``awaitingVector`` is counted
+    anew: every clause that has neither a vector nor a reason for having none.
+    """
+    entries: dict[str, dict[str, Any]] = json.loads((SPEC / "coverage.json").read_text())["clauses"]
+    proved = {clause_id for vector in vectors() for clause_id in clauses_of(vector)}
+    ordered = {clause.id: entries.get(clause.id, {"tests": []}) for clause in clauses()}
+    awaiting = [
+        clause_id
+        for clause_id, entry in ordered.items()
+        if "noVector" not in entry and clause_id not in proved
+    ]
+    lines = ",\n".join(
+        f"    {json.dumps(clause_id)}: {json.dumps(entry, ensure_ascii=False)}"
+        for clause_id, entry in ordered.items()
+    )
+    return f'{{\n  "awaitingVector": {json.dumps(awaiting)},\n  "clauses": {{\n{lines}\n  }}\n}}\n'
+
+
+GENERATED = {"states.md": states, "clauses.json": index, "coverage.json": coverage}
 """File of ``spec/`` → what it should hold."""
 
 
