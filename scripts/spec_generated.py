@@ -93,7 +93,7 @@ def clauses(spec: Path = SPEC) -> list[Clause]:
             clause, named = HEADING.match(heading), SECTION.match(heading)
             if clause is not None:
                 found.append(Clause(clause[1], clause[2], path.name, section, body.strip()))
-            else:
+            elif not heading.startswith("###"):
                 section = named[1] if named is not None else ""
     return found
 

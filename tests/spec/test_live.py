@@ -196,6 +196,23 @@ async def test_ping_passes_where_the_current_session_is_gone() -> None:
         assert (await client.error("tools/list"))["code"] == -32043
 
 
+async def test_an_sse_id_is_no_position() -> None:
+    """HTL19: though both look alike, and the stream's log may even be the older one."""
+    async with world() as w:
+        client = await w.connected()
+        stream = client.get()
+        started = await client.start()
+        await client.result("resources/subscribe", {"uri": "a:1"})
+        await w.layer.notify_resource_updated("a:1")
+        await stream.has(1)
+
+        resumed = await client.resume(started["sessionId"], stream.events[-1].id)
+        assert (resumed["catchup"], resumed["replayed"]) == (False, 0)
+        assert resumed["reason"] in ("log_replaced", "unknown_position")
+        caught_up = await client.resume(started["sessionId"], started["sessionEventId"])
+        assert (caught_up["catchup"], caught_up["replayed"]) == (True, 1)
+
+
 def test_an_event_id_of_another_server_may_be_a_number() -> None:
     """EVT8: our client takes what the elevation document allows."""
     follower = Follower()
