@@ -1,0 +1,230 @@
+"""Writes the parts of ``spec/`` that are generated: the state diagram from the code's table,
+an index of the clauses for programs, and which clauses still await a vector.
+
+``python scripts/spec_generated.py`` writes them; ``tests/spec/`` checks that they are current.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mcp_sessions.core.states import BEGINS, LIVE, TRANSITIONS, Change, State
+
+SPEC = Path(__file__).parents[1] / "spec"
+VECTORS = Path(__file__).parents[1] / "conformance" / "vectors"
+
+BLOCK = re.compile(r"^(?=#{1,4} )", re.MULTILINE)
+SECTION = re.compile(r"^## .* \(([A-Z]{3})\)$")
+HEADING = re.compile(r"^#### ([A-Z]{3}[1-9][0-9]*): (.+)$")
+KEYWORD = re.compile(
+    r"\*\*(MUST NOT|MUST|SHOULD NOT|SHOULD|MAY|OPTIONAL)\*\*|\b(MUST|SHOULD|MAY|OPTIONAL)\b"
+)
+PARTY = re.compile(r"^\*(Server|Client|Both):\* ")
+STRENGTH = ("MUST", "SHOULD", "MAY")
+"""Of the keywords of a clause, the strongest is its level."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """One clause, as it stands in a file of ``spec/``."""
+
+    id: str
+    title: str
+    file: str
+    section: str
+    """The prefix that the section's heading names."""
+
+    text: str
+    """The paragraphs under its heading."""
+
+    @property
+    def party(self) -> str:
+        """Whom it binds: ``server``, ``client`` or ``both``.
+
+        Raises:
+            ValueError: It does not say.
+        """
+        match = PARTY.match(self.text)
+        if match is None:
+            raise ValueError(f"{self.id} does not begin with whom it binds")
+        return match[1].lower()
+
+    @property
+    def rule(self) -> str:
+        """The text without its reasons."""
+        return re.split(r"\n\n(?=\*(?:Decided here|Core|Document):\*)", self.text)[0]
+
+    @property
+    def keywords(self) -> list[str]:
+        """The keywords of its rule, in order; one that is not bold has an empty name."""
+        return [match[1] or "" for match in KEYWORD.finditer(self.rule)]
+
+    @property
+    def level(self) -> str:
+        """``MUST``, ``SHOULD`` or ``MAY``: its strongest keyword.
+
+        Raises:
+            ValueError: It has none.
+        """
+        found = {keyword.removesuffix(" NOT") for keyword in self.keywords}
+        found = {"MAY" if keyword == "OPTIONAL" else keyword for keyword in found}
+        for level in STRENGTH:
+            if level in found:
+                return level
+        raise ValueError(f"{self.id} has no keyword")
+
+    @property
+    def is_decided_here(self) -> bool:
+        """Whether it settles what the documents leave open."""
+        return "\n\n*Decided here:* " in self.text
+
+
+def clauses(spec: Path = SPEC) -> list[Clause]:
+    """Every clause of ``spec/``, in the order of the files and of their text."""
+    found: list[Clause] = []
+    for path in sorted(spec.glob("*.md")):
+        section = ""
+        for block in BLOCK.split(path.read_text(encoding="utf-8")):
+            heading, _, body = block.partition("\n")
+            clause, named = HEADING.match(heading), SECTION.match(heading)
+            if clause is not None:
+                found.append(Clause(clause[1], clause[2], path.name, section, body.strip()))
+            elif not heading.startswith("###"):
+                section = named[1] if named is not None else ""
+    return found
+
+
+def index(spec: Path = SPEC) -> str:
+    """``clauses.json``: what a program needs to know of the clauses."""
+    entries = [
+        {
+            "id": clause.id,
+            "title": clause.title,
+            "level": clause.level,
+            "party": clause.party,
+            "decidedHere": clause.is_decided_here,
+            "file": clause.file,
+        }
+        for clause in clauses(spec)
+    ]
+    lines = ",\n".join(f"  {json.dumps(entry, ensure_ascii=False)}" for entry in entries)
+    return f"[\n{lines}\n]\n"
+
+
+_HAPPENS = {
+    Change.ATTACH: "a connection that can be pushed to starts or resumes it, listens for it, or "
+    "names it while it is attached nowhere (ATT2, RES3, HTM16, ATT3)",
+    Change.DISPLACE: "it is resumed where nothing can be pushed (RES12, HTM6), or its connection "
+    "lost its place (HTL9)",
+    Change.DETACH: "its connection ended or let go of it (ATT9, HTL7)",
+    Change.END: "`session/end`, `sessions/delete`, or the server's decision (END1, DEL3, SES17)",
+    Change.EXPIRE: "its idle time or its lifetime is over (SES13, SES15)",
+}
+
+_MEANS = {
+    State.DETACHED: "alive, and nobody listens: its events wait in the window (ATT5)",
+    State.ATTACHED: "alive, and one connection gets its events (ATT1)",
+    State.ENDED: "over on purpose, for ever (SES18)",
+    State.EXPIRED: "over by time, for ever (SES18)",
+}
+
+
+def states() -> str:
+    """``states.md``: the table of ``mcp_sessions/core/states.py``, drawn and written out."""
+    drawn = [f"    [*] --> {BEGINS.value}"]
+    drawn += [
+        f"    {before.value} --> {after.value}: {change.value}"
+        for (before, change), after in TRANSITIONS.items()
+    ]
+    drawn += [f"    {state.value} --> [*]" for state in State if state not in LIVE]
+    rows = [
+        "| " + " | ".join([f"`{state.value}`", *(_cell(state, change) for change in Change)]) + " |"
+        for state in State
+    ]
+    parts = [
+        "# The life of a session",
+        "Generated by `scripts/spec_generated.py` from the table in `mcp_sessions/core/states.py`,"
+        " which the code\nruns on: do not edit. Clause SES19 makes it part of this specification.",
+        "\n".join(["```mermaid", "stateDiagram-v2", *drawn, "```"]),
+        "\n".join(
+            ["| state | means |", "|---|---|"]
+            + [f"| `{state.value}` | {_MEANS[state]} |" for state in State]
+        ),
+        "\n".join(
+            ["| change | happens when |", "|---|---|"]
+            + [f"| `{change.value}` | {_HAPPENS[change]} |" for change in Change]
+        ),
+        "What follows each change in each state. A dash: it cannot happen.",
+        "\n".join(
+            [
+                "| | " + " | ".join(f"`{change.value}`" for change in Change) + " |",
+                "|---" * (len(Change) + 1) + "|",
+                *rows,
+            ]
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell(state: State, change: Change) -> str:
+    after = TRANSITIONS.get((state, change))
+    return "—" if after is None else f"`{after.value}`"
+
+
+def vectors(directory: Path = VECTORS) -> list[dict[str, Any]]:
+    """Everything in ``conformance/vectors`` that cites clauses: conversations with a server,
+    and duties of a client. Empty while there is no such folder.
+    """
+    found: list[dict[str, Any]] = []
+    for path in sorted(directory.glob("*.json")):
+        if path.name != "vector.schema.json":
+            body = json.loads(path.read_text(encoding="utf-8"))
+            found += body.get("vectors", []) + body.get("duties", [])
+    return found
+
+
+def clauses_of(vector: dict[str, Any]) -> list[str]:
+    """The clauses that a vector proves."""
+    named = vector.get("clauses", vector.get("clause"))
+    return [named] if isinstance(named, str) else list(named or ())
+
+
+def coverage() -> str:
+    """``coverage.json`` as it is, in the order of the clauses; ``awaitingVector`` is counted
+    anew: every clause that has neither a vector nor a reason for having none.
+    """
+    entries: dict[str, dict[str, Any]] = json.loads((SPEC / "coverage.json").read_text())["clauses"]
+    proved = {clause_id for vector in vectors() for clause_id in clauses_of(vector)}
+    ordered = {clause.id: entries.get(clause.id, {"tests": []}) for clause in clauses()}
+    for clause_id in proved & ordered.keys():
+        # A vector has come: there is no reason left for having none.
+        ordered[clause_id].pop("noVector", None)
+    awaiting = [
+        clause_id
+        for clause_id, entry in ordered.items()
+        if "noVector" not in entry and clause_id not in proved
+    ]
+    lines = ",\n".join(
+        f"    {json.dumps(clause_id)}: {json.dumps(entry, ensure_ascii=False)}"
+        for clause_id, entry in ordered.items()
+    )
+    return f'{{\n  "awaitingVector": {json.dumps(awaiting)},\n  "clauses": {{\n{lines}\n  }}\n}}\n'
+
+
+GENERATED = {"states.md": states, "clauses.json": index, "coverage.json": coverage}
+"""File of ``spec/`` → what it should hold."""
+
+
+def main() -> None:
+    """Write every generated file."""
+    for name, make in GENERATED.items():
+        (SPEC / name).write_text(make(), encoding="utf-8")
+        print(f"spec/{name}")
+
+
+if __name__ == "__main__":
+    main()

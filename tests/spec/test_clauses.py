@@ -1,0 +1,117 @@
+"""The clauses of ``spec/``: their form, their index, and the state diagram."""
+
+import re
+
+import pytest
+
+from mcp_sessions.core.states import TRANSITIONS, Change, State
+from scripts.spec_generated import GENERATED, SPEC, Clause, clauses
+from tests.support.specification import ROOT
+
+CLAUSES = clauses()
+SOURCES = ("Decided here", "Core", "Document")
+CITED = re.compile(r"\b([A-Z]{3})([1-9][0-9]*)\b(?: to ([A-Z]{3})([1-9][0-9]*)\b)?")
+OTHERS = {"AES256", "SHA256"}
+"""What looks like the id of a clause and is none."""
+
+RETIRED: frozenset[str] = frozenset()
+"""Ids of clauses that were withdrawn. They stay here, so that none is used again."""
+
+
+def cited_in(text: str) -> set[str]:
+    """The ids that a text cites; ``CUP3 to CUP6`` cites four."""
+    ids: set[str] = set()
+    for prefix, first, _, last in CITED.findall(text):
+        ids.update(f"{prefix}{n}" for n in range(int(first), int(last or first) + 1))
+    return ids
+
+
+def test_there_are_clauses() -> None:
+    """Else all that follows would hold of nothing."""
+    assert len(CLAUSES) > 250
+
+
+def test_an_id_names_one_clause() -> None:
+    ids = [clause.id for clause in CLAUSES]
+    assert len(set(ids)) == len(ids)
+    assert not RETIRED & set(ids)
+
+
+def test_the_clauses_of_a_section_are_numbered_without_a_gap() -> None:
+    """A gap is a clause that was withdrawn: it is in `RETIRED`, so that its id stays used."""
+    of_prefix: dict[str, list[int]] = {}
+    for clause_id in [*(clause.id for clause in CLAUSES), *RETIRED]:
+        of_prefix.setdefault(clause_id[:3], []).append(int(clause_id[3:]))
+    for prefix, numbers in of_prefix.items():
+        assert sorted(numbers) == list(range(1, len(numbers) + 1)), prefix
+
+
+def test_a_prefix_belongs_to_one_section_of_one_file() -> None:
+    places: dict[str, set[tuple[str, str]]] = {}
+    for clause in CLAUSES:
+        places.setdefault(clause.id[:3], set()).add((clause.file, clause.section))
+    for prefix, found in places.items():
+        assert len(found) == 1, (prefix, found)
+        assert {section for _, section in found} == {prefix}
+
+
+@pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.id)
+def test_a_clause_says_whom_it_binds_and_how_strongly(clause: Clause) -> None:
+    assert clause.party in ("server", "client", "both")
+    assert clause.level in ("MUST", "SHOULD", "MAY")
+    assert "" not in clause.keywords, "a keyword is bold, and on one line"
+    assert not re.search(r"\b(SHALL|REQUIRED|RECOMMENDED)\b", clause.text), "one word per level"
+
+
+@pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.id)
+def test_a_reason_is_never_a_rule(clause: Clause) -> None:
+    """Keywords stand in the rule; what follows says where it comes from."""
+    reasons = clause.text.removeprefix(clause.rule)
+    assert not re.search(r"\b(MUST|SHOULD|MAY|OPTIONAL)\b", reasons)
+    for part in filter(None, reasons.split("\n\n")):
+        assert re.match(rf"\*({'|'.join(SOURCES)}):\* \S", part), part
+
+
+@pytest.mark.parametrize("path", sorted(SPEC.glob("*.md")), ids=lambda path: path.name)
+def test_a_clause_that_is_cited_exists(path: object) -> None:
+    known = {clause.id for clause in CLAUSES}
+    prefixes = {clause_id[:3] for clause_id in known}
+    text = re.sub(r"^#### .*$", "", (SPEC / str(path)).read_text(), flags=re.MULTILINE)
+    cited = {clause_id for clause_id in cited_in(text) if clause_id[:3] in prefixes}
+    assert cited <= known, sorted(cited - known)
+
+
+def test_citations_are_recognised() -> None:
+    assert cited_in("see CUP3 to CUP6, (SES1) and RES10.") == {
+        *("CUP3", "CUP4", "CUP5", "CUP6", "SES1", "RES10")
+    }
+
+
+def test_clients_find_all_that_binds_them_in_one_list() -> None:
+    """``client.md`` names each clause of another file that binds a client."""
+    opening = (SPEC / "client.md").read_text().split("```")[0]
+    listed = cited_in(opening)
+    bound = {clause.id for clause in CLAUSES if clause.party == "client" and clause.id[:3] != "CLI"}
+    both = {clause.id for clause in CLAUSES if clause.party == "both"}
+    assert bound <= listed, sorted(bound - listed)
+    assert listed <= bound | both | {"RES12", "SLS4"}, sorted(listed - bound - both)
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_generated_file_is_current(name: str) -> None:
+    """``python scripts/spec_generated.py`` writes them."""
+    assert (SPEC / name).read_text(encoding="utf-8") == GENERATED[name]()
+
+
+def test_the_diagram_has_every_transition_of_the_code_and_no_other() -> None:
+    drawn = re.findall(r"^    (\w+) --> (\w+): (\w+)$", (SPEC / "states.md").read_text(), re.M)
+    assert {(State(before), Change(change)): State(after) for before, after, change in drawn} == (
+        dict(TRANSITIONS)
+    )
+    assert len(drawn) == len(TRANSITIONS)
+
+
+def test_links_between_the_files_lead_somewhere() -> None:
+    for path in [*SPEC.glob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"

@@ -1,0 +1,227 @@
+"""What our server and client really send has the shapes of ``spec/schema``."""
+
+import json
+from typing import Any, cast
+
+import pytest
+
+from mcp_sessions.core.resume import Follower
+from tests.support.modern import ModernClient
+from tests.support.raw import EXTENSION, SESSION, Json, call_params, in_session, keyed
+from tests.support.resuming import connected
+from tests.support.specification import faults
+from tests.support.world import world
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.filterwarnings("ignore:.*(deprecated|removed) as of 2026-07-28"),
+]
+
+DECLARED: Json = {"extensions": {EXTENSION: {}}}
+
+
+def is_a(schema: str, message: Any) -> None:
+    """Fail if a message has not that shape."""
+    assert faults(schema, message) == [], message
+
+
+async def test_the_handshake_eras_messages() -> None:
+    """Start, events, resume in each outcome, a takeover, the end, and the errors between."""
+    async with world(max_subscriptions=1) as w:
+        client = w.client(capabilities=DECLARED)
+        is_a("server-capabilities", (await client.initialize())["capabilities"])
+        stream = client.get()
+        is_a("session-start.result", answer := await client.answer("session/start"))
+        started = answer["result"]
+        session = started["sessionId"]
+        for position, caught_up in ((started["sessionEventId"], True), ("x", False), (None, False)):
+            params = {"sessionId": session, "lastSessionEventId": position}
+            if position is None:
+                del params["lastSessionEventId"]
+            answer = await client.answer("session/resume", params)
+            is_a("session-resume.result", answer)
+            assert answer["result"]["catchup"] is caught_up
+        await client.result("resources/subscribe", {"uri": "a:1"})
+        limited = await client.answer("resources/subscribe", {"uri": "a:2"})
+        is_a("limit-reached.error", limited)
+        await w.layer.notify_resource_updated("a:1")
+        await w.layer.notify_tools_changed()
+        for message in await stream.has(2):
+            is_a("session-event.notification", message)
+
+        lone = await w.client().answer("session/resume", {"sessionId": session})
+        is_a("session-resume.result", lone)
+        assert lone["result"]["reason"] == "no_stream"
+        is_a("sessions-detached.notification", (await stream.has(3))[2])
+        is_a("session-detached.error", await client.answer("tools/list"))
+
+        same_id = client.call("wait", gate="g", meta=in_session(session))
+        await w.box.gate("g").started.wait()
+        duplicate = client.send("ping", request_id=same_id.id)
+        is_a("invalid-request.error", await duplicate.answer())
+        is_a("session-end.result", await client.answer("session/end", {"sessionId": session}))
+        is_a("session-not-found.error", answer := await same_id.answer())
+        assert answer["error"]["data"]["started"] is True
+        gone = {"_meta": in_session(session)}
+        is_a("session-not-found.error", answer := await client.answer("tools/list", gone))
+        assert "started" not in answer["error"]["data"]
+        is_a("invalid-params.error", await client.answer("session/end", {}))
+
+
+async def test_the_data_layers_messages() -> None:
+    """Create, use, keys, a state that is not good, a gate, delete."""
+    async with world() as w:
+        w.layer.require_session(tools=["session_id"])
+        client = await w.connected()
+        is_a("sessions-create.result", answer := await client.answer("sessions/create"))
+        session = answer["result"]["session"]["sessionId"]
+        for key, schema in (
+            ({"text": "x"}, "in-session.result"),
+            ({"text": "x"}, "in-session.result"),
+            ({"text": "y"}, "invalid-request.error"),
+        ):
+            params = call_params("echo", key, keyed("k", session))
+            is_a("in-session.request", {**REQUEST, "params": params})
+            is_a(schema, await client.answer("tools/call", params))
+        meta = {SESSION: {"sessionId": session, "state": "forged"}}
+        bad = await client.answer("tools/call", call_params("echo", {"text": "x"}, meta))
+        is_a("invalid-state.error", bad)
+        is_a("session-required.error", await client.answer("tools/call", call_params("session_id")))
+        crossed = await client.answer("session/end", {"sessionId": client.session_id})
+        is_a("invalid-request.error", crossed)
+        deleted = await client.answer("sessions/delete", {"_meta": in_session(session)})
+        is_a("session-end.result", deleted)
+
+
+REQUEST: Json = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+
+
+async def test_the_modern_eras_messages() -> None:
+    """Discovery, a listen from its acknowledgement to its result, a mirror that is none."""
+    async with world() as w:
+        client = ModernClient(w.carrier, capabilities=DECLARED)
+        discovered = await client.send("server/discover").result()
+        is_a("server-capabilities", discovered["capabilities"])
+        is_a("session-start.result", answer := await client.send("session/start").answer())
+        session = answer["result"]["sessionId"]
+        heard = await client.listening(session, "a:1", lists=("tools",))
+        await w.layer.notify_resource_updated("a:1")
+        first, event = await heard.has(2)
+        is_a("acknowledged.notification", first)
+        is_a("session-event.notification", event)
+        newer = await client.listening(session, "a:1")
+        is_a("listen.result", await heard.answer())
+        resumed = await client.send("session/resume", {"sessionId": session}).answer()
+        is_a("session-resume.result", resumed)
+        # The newer one is displaced by the resume, and its client told.
+        is_a("sessions-detached.notification", (await newer.has(3))[1])
+        last = await client.listening(session)
+        other = client.call("echo", {"text": "x"}, session=session, headers={"Mcp-Session-Id": "x"})
+        is_a("header-mismatch.error", await other.answer())
+        ended = await client.send("session/end", {"sessionId": session}).answer()
+        is_a("session-end.result", ended)
+        is_a("session-not-found.error", await last.answer())
+
+
+async def test_an_unknown_outcome() -> None:
+    """A keyed request of a server that stops before it is done."""
+    async with world() as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        sent = client.call("wait", gate="g", meta=keyed("k", session))
+        await w.box.gate("g").started.wait()
+        await w.layer.drain(grace=0)
+        is_a("outcome-unknown.error", await sent.answer())
+
+
+def session_named_by(message: Json) -> Json | None:
+    """The session's metadata in a message, if it has any."""
+    params = cast("Json", message.get("params") or {})
+    return cast("Json", params.get("_meta") or {}).get(SESSION)
+
+
+async def requests_of_our_client(mode: str) -> list[tuple[Json, dict[str, str]]]:
+    """What our client sends over HTTP in a short life: each message with its headers."""
+    async with connected(mode) as it:
+        await it.call("echo", text="x")
+        await it.transport.move_to(it.server.url())
+        await it.call("echo", text="y")
+        sent = [(e.sent, e.headers) for e in it.server.wire.exchanges]
+    return [entry for entry in sent if "method" in entry[0]]
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_our_clients_messages(mode: str) -> None:
+    """Each request in a session, each start and resume has its shape."""
+    shapes = {"session/start": "session-start.request", "session/resume": "session-resume.request"}
+    sent = await requests_of_our_client(mode)
+    seen: set[str] = set()
+    for message, _ in sent:
+        named = session_named_by(message)
+        schema = shapes.get(message["method"], "in-session.request" if named else None)
+        if schema is not None and "id" in message:
+            is_a(schema, message)
+            seen.add(schema)
+    assert seen == {*shapes.values(), "in-session.request"}, json.dumps([m for m, _ in sent])
+
+
+async def test_our_client_mirrors_the_session_in_the_modern_era_only() -> None:
+    """HTP4: "MUST NOT send it with ``session/*``"; the other era's header is the connection."""
+    sent = await requests_of_our_client("auto")
+    in_sessions = 0
+    for message, headers in sent:
+        named = session_named_by(message)
+        header = headers.get("mcp-session-id")
+        if message["method"].startswith("session/"):
+            assert header is None, message
+        elif named is not None:
+            in_sessions += 1
+            assert header == named["sessionId"]
+    assert in_sessions >= 2
+
+    for message, headers in await requests_of_our_client("legacy"):
+        named = session_named_by(message)
+        if named is not None:
+            assert headers["mcp-session-id"] != named["sessionId"]
+
+
+async def test_ping_passes_where_the_current_session_is_gone() -> None:
+    """ASC19: other requests on that connection are ``-32043`` meanwhile."""
+    async with world() as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        await w.client().end(session)
+
+        assert await client.result("ping") == {}
+        assert (await client.error("tools/list"))["code"] == -32043
+
+
+async def test_an_sse_id_is_no_position() -> None:
+    """HTL19: though both look alike, and the stream's log may even be the older one."""
+    async with world() as w:
+        client = await w.connected()
+        stream = client.get()
+        started = await client.start()
+        await client.result("resources/subscribe", {"uri": "a:1"})
+        await w.layer.notify_resource_updated("a:1")
+        await stream.has(1)
+
+        resumed = await client.resume(started["sessionId"], stream.events[-1].id)
+        assert (resumed["catchup"], resumed["replayed"]) == (False, 0)
+        assert resumed["reason"] in ("log_replaced", "unknown_position")
+        caught_up = await client.resume(started["sessionId"], started["sessionEventId"])
+        assert (caught_up["catchup"], caught_up["replayed"]) == (True, 1)
+
+
+def test_an_event_id_of_another_server_may_be_a_number() -> None:
+    """EVT8: our client takes what the elevation document allows."""
+    follower = Follower()
+    assert follower.admits(306) and follower.position == 306
+    assert faults("session-event.notification", _event(306)) == []
+    assert faults("session-event.notification", _event("se_306")) == []
+
+
+def _event(event_id: str | int) -> Json:
+    meta = {SESSION: {"sessionId": "s_abc123"}}
+    params = {"uri": "doc:/foo", "sessionEventId": event_id, "_meta": meta}
+    return {"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": params}
