@@ -194,20 +194,25 @@ def clauses_of(vector: dict[str, Any]) -> list[str]:
 
 
 def coverage() -> str:
-    """``coverage.json`` as it is, in the order of the clauses; ``awaitingVector`` is counted
-    anew: every clause that has neither a vector nor a reason for having none.
+    """``coverage.json`` with what its authors wrote (``tests``, ``noTest``, ``noVector``), in the
+    order of the clauses, and with what can be counted: the vectors of each clause, and in
+    ``awaitingVector`` every clause that has neither a vector nor a reason for having none.
     """
     entries: dict[str, dict[str, Any]] = json.loads((SPEC / "coverage.json").read_text())["clauses"]
-    proved = {clause_id for vector in vectors() for clause_id in clauses_of(vector)}
+    proving: dict[str, list[str]] = {}
+    for vector in vectors():
+        for clause_id in clauses_of(vector):
+            proving.setdefault(clause_id, []).append(vector["id"])
     ordered = {clause.id: entries.get(clause.id, {"tests": []}) for clause in clauses()}
-    for clause_id in proved & ordered.keys():
-        # A vector has come: there is no reason left for having none.
-        ordered[clause_id].pop("noVector", None)
-    awaiting = [
-        clause_id
-        for clause_id, entry in ordered.items()
-        if "noVector" not in entry and clause_id not in proved
-    ]
+    awaiting: list[str] = []
+    for clause_id, entry in ordered.items():
+        entry.pop("vectors", None)
+        if clause_id in proving:
+            entry["vectors"] = proving[clause_id]
+            # A vector has come: there is no reason left for having none.
+            entry.pop("noVector", None)
+        elif "noVector" not in entry:
+            awaiting.append(clause_id)
     lines = ",\n".join(
         f"    {json.dumps(clause_id)}: {json.dumps(entry, ensure_ascii=False)}"
         for clause_id, entry in ordered.items()

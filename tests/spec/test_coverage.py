@@ -1,8 +1,8 @@
 """From the documents' keywords to clauses, and from clauses to what checks them; and back.
 
 ``spec/requirements.json`` has every keyword of the two documents, each with its clauses.
-``spec/coverage.json`` has every clause, each with its tests; a clause that no vector can show
-says why (``noVector``). ``awaitingVector`` names the clauses whose vectors are still to be
+``spec/coverage.json`` has every clause, each with its tests and vectors; a clause that no vector
+can show says why (``noVector``). ``awaitingVector`` names the clauses whose vectors are still to be
 written: exactly those, so that a vector that comes takes its clause from the list, and one
 that goes puts it back.
 """
@@ -89,7 +89,7 @@ def test_a_clause_has_a_source() -> None:
 def test_the_coverage_names_every_clause_and_no_other() -> None:
     assert list(ENTRIES) == list(CLAUSES), "in the order of spec/clauses.json"
     for clause_id, entry in ENTRIES.items():
-        assert entry.keys() <= {"tests", "noTest", "noVector"}, clause_id
+        assert entry.keys() <= {"tests", "noTest", "vectors", "noVector"}, clause_id
 
 
 @cache
@@ -148,6 +148,7 @@ def test_every_clause_has_a_vector_or_a_reason_or_awaits_one() -> None:
     for clause_id in sorted(reasons):
         assert is_reason(ENTRIES[clause_id]["noVector"]), clause_id
     assert not reasons & PROVED, "a reason for no vector, and a vector"
+    assert {clause_id for clause_id, entry in ENTRIES.items() if "vectors" in entry} == PROVED
     awaiting: list[str] = COVERAGE["awaitingVector"]
     missing = [clause_id for clause_id in CLAUSES if clause_id not in reasons | PROVED]
     # Exactly: `python scripts/spec_generated.py` writes the list, and the change is seen.
