@@ -115,3 +115,14 @@ def test_links_between_the_files_lead_somewhere() -> None:
     for path in [*SPEC.glob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_no_diagram_breaks_off_at_a_semicolon() -> None:
+    """Mermaid ends a statement there; a diagram with one is shown as an error."""
+    diagrams = [
+        diagram
+        for path in SPEC.glob("*.md")
+        for diagram in re.findall(r"```mermaid\n(.*?)```", path.read_text(), re.DOTALL)
+    ]
+    assert len(diagrams) > 10
+    assert [diagram for diagram in diagrams if ";" in diagram] == []
