@@ -6,11 +6,23 @@ from typing import Any, cast
 import pytest
 
 from mcp_sessions.core.resume import Follower
+from mcp_sessions.layer import SessionLayer
+from mcp_sessions.security import SessionSecurity, mint_key
 from tests.support.modern import ModernClient
-from tests.support.raw import EXTENSION, SESSION, Json, call_params, in_session, keyed
+from tests.support.raw import (
+    EXTENSION,
+    NEWEST,
+    SESSION,
+    Json,
+    RawClient,
+    call_params,
+    in_process,
+    in_session,
+    keyed,
+)
 from tests.support.resuming import connected
 from tests.support.specification import faults
-from tests.support.world import world
+from tests.support.world import Toolbox, world
 
 pytestmark = [
     pytest.mark.anyio,
@@ -18,6 +30,7 @@ pytestmark = [
 ]
 
 DECLARED: Json = {"extensions": {EXTENSION: {}}}
+INFO = {"name": "raw", "version": "1"}
 
 
 def is_a(schema: str, message: Any) -> None:
@@ -121,6 +134,32 @@ async def test_the_modern_eras_messages() -> None:
         ended = await client.send("session/end", {"sessionId": session}).answer()
         is_a("session-end.result", ended)
         is_a("session-not-found.error", await last.answer())
+
+
+async def test_the_messages_of_a_server_without_a_store() -> None:
+    """SLS1 to SLS5: fewer features, no head, the same shapes."""
+    layer = SessionLayer(Toolbox().server, store=None, security=SessionSecurity([mint_key()]))
+    async with layer.lifespan(), in_process(layer.asgi_app()) as carrier:
+        client = RawClient(carrier)
+        params = {"protocolVersion": NEWEST, "capabilities": {}, "clientInfo": INFO}
+        shaken = client.send("initialize", params)
+        is_a("server-capabilities", (await shaken.result())["capabilities"])
+        assert shaken.reply.header("mcp-session-id") is None
+        is_a("sessions-create.result", answer := await client.answer("sessions/create"))
+        assert "_meta" not in answer["result"]
+        named = answer["result"]["session"]
+        meta = {SESSION: {"sessionId": named["sessionId"], "state": named["state"]}}
+        used = await client.answer("tools/call", call_params("echo", {"text": "x"}, meta))
+        is_a("in-session.result", used)
+        meta[SESSION]["state"] = "forged"
+        bad = await client.answer("tools/call", call_params("echo", {"text": "x"}, meta))
+        is_a("invalid-state.error", bad)
+        gone = await client.answer("sessions/delete", {"_meta": in_session("unknown")})
+        is_a("session-not-found.error", gone)
+        del meta[SESSION]["state"]
+        is_a("session-end.result", await client.answer("sessions/delete", {"_meta": meta}))
+        for method in ("session/start", "session/resume", "session/end"):
+            assert (await client.error(method))["code"] == -32601
 
 
 async def test_an_unknown_outcome() -> None:
