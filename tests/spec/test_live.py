@@ -11,6 +11,7 @@ from mcp_sessions.security import SessionSecurity, mint_key
 from tests.support.modern import ModernClient
 from tests.support.raw import (
     EXTENSION,
+    KEY,
     NEWEST,
     SESSION,
     Json,
@@ -233,6 +234,39 @@ async def test_ping_passes_where_the_current_session_is_gone() -> None:
 
         assert await client.result("ping") == {}
         assert (await client.error("tools/list"))["code"] == -32043
+
+
+async def test_of_several_refusals_the_first_is_the_answer() -> None:
+    """ASC20: each request here has two faults, of two neighbouring steps."""
+    async with world() as w:
+        client = await w.connected()
+        transport = client.session_id
+        session = (await client.start())["sessionId"]
+        running = client.call("wait", gate="g", meta=keyed("k", session))
+        await w.box.gate("g").started.wait()
+        forged = {SESSION: {"sessionId": session, "state": "forged"}}
+
+        async def refused(meta: Json, request_id: str | int | None = None) -> tuple[int, Any]:
+            params = call_params("echo", {"text": "x"}, meta)
+            sent = client.send("tools/call", params, request_id=request_id)
+            error = await sent.error()
+            data: Json = error.get("data") or {}
+            return error["code"], data.get("reason")
+
+        assert await refused({KEY: ""}, running.id) == (-32602, None)
+        assert await refused({SESSION: 1}, running.id) == (-32600, "duplicate_id")
+        stranger = {SESSION: {"sessionId": "unknown", "state": "forged"}}
+        assert await refused(stranger) == (-32043, None)
+        of_transport = {SESSION: {"sessionId": transport, "state": "forged"}}
+        assert await refused(of_transport) == (-32602, "invalid_state")
+        assert await refused(keyed("k", transport)) == (-32600, "mode_conflict")
+        assert await refused({**forged, KEY: "k"}) == (-32602, "invalid_state")
+        await (await w.connected()).resume(session)
+        assert await refused({KEY: "k"}) == (-31010, None)
+        assert await refused(keyed("k", session)) == (-32600, "key_reused")
+        w.box.gate("g").go.set()
+        await running.result()
+        assert w.box.calls == ["wait"]
 
 
 async def test_an_sse_id_is_no_position() -> None:
