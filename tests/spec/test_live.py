@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from mcp_sessions.core.resume import Follower
+from mcp_sessions.core.resume import Follower, event_id_of
 from mcp_sessions.layer import SessionLayer
 from mcp_sessions.security import SessionSecurity, mint_key
 from tests.support.modern import ModernClient
@@ -287,11 +287,14 @@ async def test_an_sse_id_is_no_position() -> None:
 
 
 def test_an_event_id_of_another_server_may_be_a_number() -> None:
-    """EVT8: our client takes what the elevation document allows."""
-    follower = Follower()
-    assert follower.admits(306) and follower.position == 306
-    assert faults("session-event.notification", _event(306)) == []
+    """EVT8: strings here; our client takes what the elevation document allows as well."""
     assert faults("session-event.notification", _event("se_306")) == []
+    assert faults("session-event.notification", _event(306)) != []
+    for event_id in ("se_306", 306):
+        params = _event(event_id)["params"]
+        assert event_id_of(params, "s_abc123") == event_id
+        follower = Follower()
+        assert follower.admits(event_id) and follower.position == event_id
 
 
 def _event(event_id: str | int) -> Json:
