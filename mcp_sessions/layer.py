@@ -493,7 +493,7 @@ class SessionLayer:
         policy = self.policy
         if not self.store.remembers:
             extensions[EXTENSION] = {
-                "transports": ["streamable-http"],
+                "transports": ["streamable-http", "websocket", "stdio"],
                 "features": ["create", "delete", "state"],
             }
             return

@@ -227,5 +227,6 @@ async def test_a_handshake_leaves_nothing_behind() -> None:
         listed = await client.send("tools/list")
 
     features = shaken["result"]["capabilities"]["extensions"]["io.github.mcp-sessions/sessions"]
+    assert features["transports"] == ["streamable-http", "websocket", "stdio"]
     assert features["features"] == ["create", "delete", "state"]
     assert {tool["name"] for tool in listed["result"]["tools"]} == {"count", "keep"}
