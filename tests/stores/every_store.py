@@ -2,10 +2,27 @@
 
 from collections.abc import Mapping
 
+import pytest
+
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.testing import MakeStore
+from tests.support.redis_server import redis_store
 
 STORES: Mapping[str, MakeStore] = {
     "memory": MemoryStore,
+    "redis": redis_store,
 }
 """Name → how to make one that is empty and not open yet."""
+
+MARKS: Mapping[str, pytest.MarkDecorator] = {"redis": pytest.mark.redis}
+"""Name → what leaves its tests out, where something must be there for them."""
+
+
+def every_store(*others: object, name: str = "") -> list[object]:
+    """A parameter set for each store: how to make it, then ``others``."""
+    sets: list[object] = []
+    for store, make in STORES.items():
+        marks = [MARKS[store]] if store in MARKS else []
+        case = f"{store}-{name}" if name else store
+        sets.append(pytest.param(make, *others, id=case, marks=marks))
+    return sets

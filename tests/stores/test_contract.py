@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from mcp_sessions.testing import STORE_CHECKS, Check, MakeStore, check_session_store
-from tests.stores.every_store import STORES
+from tests.stores.every_store import every_store
 
 ROOT = Path(__file__).parents[2]
 
 
 def every_check_of_every_store() -> Iterator[object]:
-    for name, make in STORES.items():
-        for check in STORE_CHECKS:
-            yield pytest.param(make, check, id=f"{name}-{check.__name__}")
+    for check in STORE_CHECKS:
+        yield from every_store(check, name=check.__name__)
 
 
 @pytest.mark.anyio
