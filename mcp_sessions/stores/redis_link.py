@@ -164,11 +164,10 @@ class Link:
     async def close(self) -> None:
         """Close the connection; calls that wait fail."""
         self._is_closed = True
-        reader = self._reader
         if self._connection is not None:
             self._give_up(self._connection, ConnectionError())
-        if reader is not None:
-            await asyncio.gather(reader, return_exceptions=True)
+        if self._reader is not None:
+            await asyncio.gather(self._reader, return_exceptions=True)
 
     async def _connect(self) -> Connection:
         async with self._connecting:
@@ -239,4 +238,3 @@ class Link:
         if self._reader is not None and self._reader is not asyncio.current_task():
             # It closes the connection on its way out.
             self._reader.cancel()
-        self._reader = None

@@ -198,3 +198,10 @@ def namespace() -> str:
 def redis_store() -> RedisStore:
     """A store on the shared server that is empty and not open yet."""
     return RedisStore(shared_redis().url, namespace=namespace())
+
+
+def two_redis_stores() -> tuple[RedisStore, RedisStore]:
+    """Two on the shared server that share everything."""
+    own = namespace()
+    url = shared_redis().url
+    return RedisStore(url, namespace=own), RedisStore(url, namespace=own)
