@@ -68,7 +68,7 @@ from mcp_sessions.stores.base import (
     SessionRecord,
 )
 from mcp_sessions.stores.redis_exchange import RedisExchange
-from mcp_sessions.stores.redis_link import Link, Value, connections_to, unavailable
+from mcp_sessions.stores.redis_link import TIMEOUT, Link, Value, connections_to, unavailable
 from mcp_sessions.stores.redis_records import (
     Answer,
     attachment_of,
@@ -111,28 +111,37 @@ class RedisStore:
     survives_process = True
     remembers = True
 
-    def __init__(self, url: str, *, namespace: str | None = None) -> None:
+    def __init__(
+        self, url: str, *, namespace: str | None = None, timeout: float | None = None
+    ) -> None:
         """Take what it works with; nothing is connected yet.
 
         Args:
             url: ``redis://``, ``rediss://``, ``valkey://``, ``valkeys://`` or ``unix://``; its
-                query may hold ``namespace`` and the options of redis-py.
+                query may hold ``namespace``, ``timeout`` and the options of redis-py.
             namespace: The beginning of every key, for stores that share one Redis; 1 to 64 of
-                ``A-Z a-z 0-9 _ . : -``.
+                ``A-Z a-z 0-9 _ . : -``. None: ``mcp-sessions``.
+            timeout: Seconds that an answer may take; None: 3.
 
         Raises:
-            ConfigurationError: The URL or the namespace cannot be used.
+            ConfigurationError: The URL, the namespace or the timeout cannot be used.
         """
         parts = urlsplit(url)
-        options = dict(parse_qsl(parts.query))
-        named = options.pop("namespace", None)
-        namespace = namespace or named or NAMESPACE
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        named, seconds = options.pop("namespace", NAMESPACE), options.pop("timeout", TIMEOUT)
+        namespace = namespace if namespace is not None else named
         if _NAMESPACE.fullmatch(namespace) is None:
             raise ConfigurationError("a namespace has 1 to 64 of A-Z a-z 0-9 _ . : -")
+        try:
+            timeout = timeout if timeout is not None else float(seconds)
+        except ValueError:
+            timeout = 0
+        if not 0 < timeout < math.inf:
+            raise ConfigurationError("a store's timeout is a positive number of seconds")
         make = connections_to(urlunsplit(parts._replace(query=urlencode(options))))
         self._namespace = namespace
         self._policy = SessionPolicy()
-        self._link = Link(make)
+        self._link = Link(make, timeout)
         self._all = f"{{{namespace}}}:all"
         self.exchange: Exchange | None = RedisExchange(make, self._link, namespace, self._key)
 

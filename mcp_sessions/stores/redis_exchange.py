@@ -21,7 +21,6 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, StreamName
 from mcp_sessions.stores.base import LIVENESS, ExchangeListener
 from mcp_sessions.stores.redis_link import (
-    TIMEOUT,
     Connection,
     Link,
     MakeConnection,
@@ -156,7 +155,7 @@ class RedisExchange:
         if connection is None:
             return
         silent = asyncio.get_running_loop().time() - self._last_sign
-        if silent > BEAT + TIMEOUT:
+        if silent > BEAT + self._link.timeout:
             await connection.disconnect(nowait=True)
         else:
             await self._send_to(connection, "PING")
@@ -185,7 +184,7 @@ class RedisExchange:
 
     async def _connect(self) -> None:
         """Connect, and hear everything that has to be heard."""
-        connection = await connected(self._make)
+        connection = await connected(self._make, self._link.timeout)
         self._connection = connection
         self._last_sign = asyncio.get_running_loop().time()
         channels = [self._inbox(self._process).encode(), self._everyone.encode(), *self._watched]
@@ -193,7 +192,7 @@ class RedisExchange:
             for start in range(0, len(channels), _BATCH):
                 batch = channels[start : start + _BATCH]
                 await self._send_to(connection, "SUBSCRIBE", *batch)
-                async with asyncio.timeout(TIMEOUT):
+                async with asyncio.timeout(self._link.timeout):
                     while not self._heard.issuperset(batch):
                         await self._read_one(connection)
         except TimeoutError as failed:
@@ -224,7 +223,7 @@ class RedisExchange:
             self._confirms[channel].append(confirm)
         await self._send_to(connection, "SUBSCRIBE", *channels)
         try:
-            async with asyncio.timeout(TIMEOUT):
+            async with asyncio.timeout(self._link.timeout):
                 await asyncio.gather(*confirms)
         except TimeoutError as failed:
             raise unavailable(failed) from failed

@@ -6,7 +6,7 @@ for another one's round trip. Rules:
 
 1. A command is sent once. When its answer does not come, it is unknown whether it was
    executed, and only its caller knows what that means: :class:`StoreUnavailable`.
-2. Nothing waits longer than its timeout: no answer for that long, and the connection is given up.
+2. Nothing waits longer than the timeout: no answer for that long, and the connection is given up.
 3. A connection that was lost is made anew by the next call; after an attempt that failed all
    calls fail at once for ``REST`` seconds. Nothing goes round by itself.
 """
@@ -25,7 +25,7 @@ from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 
 TIMEOUT = 3.0
-"""Seconds that an answer, or a connection, may take."""
+"""Seconds that an answer, or a connection, may take if nothing else is said."""
 
 REST = 0.5
 """Seconds between two attempts to connect."""
@@ -96,15 +96,15 @@ def connections_to(url: str) -> MakeConnection:
     return cast(MakeConnection, pool.make_connection)
 
 
-async def connected(make: MakeConnection) -> Connection:
+async def connected(make: MakeConnection, timeout: float) -> Connection:
     """A new connection, ready.
 
     Raises:
-        StoreUnavailable: It could not be made within ``TIMEOUT``.
+        StoreUnavailable: It could not be made within ``timeout`` seconds.
     """
     connection = make()
     try:
-        async with asyncio.timeout(TIMEOUT):
+        async with asyncio.timeout(timeout):
             await connection.connect()
     except (RedisError, OSError, TimeoutError) as failed:
         await connection.disconnect(nowait=True)
@@ -129,7 +129,13 @@ def unavailable(failed: BaseException) -> StoreUnavailable:
 class Link:
     """One shared connection. Every method belongs to one event loop."""
 
-    def __init__(self, make: MakeConnection) -> None:
+    def __init__(self, make: MakeConnection, timeout: float) -> None:
+        """Take what it works with.
+
+        Args:
+            timeout: Seconds that an answer, or a connection, may take.
+        """
+        self.timeout = timeout
         self._make = make
         self._connection: Connection | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -152,9 +158,9 @@ class Link:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         # From here to the write nothing waits: answers come in the order of the commands.
-        self._waiting.append((answer, loop.time() + TIMEOUT))
+        self._waiting.append((answer, loop.time() + self.timeout))
         if self._watch is None:
-            self._watch = loop.call_later(TIMEOUT, self._look)
+            self._watch = loop.call_later(self.timeout, self._look)
         try:
             await connection.send_packed_command(connection.pack_command(*args), False)
         except (RedisError, OSError) as failed:
@@ -180,7 +186,7 @@ class Link:
             if self._connection is not None:
                 self._give_up(self._connection, ConnectionError())
             try:
-                self._connection = await connected(self._make)
+                self._connection = await connected(self._make, self.timeout)
             except StoreUnavailable:
                 self._rests_until = loop.time() + REST
                 raise

@@ -29,7 +29,7 @@ def open_store(url: str) -> SessionStore:
         try:
             from mcp_sessions.stores.redis import RedisStore
         except ModuleNotFoundError as missing:
-            if missing.name != "redis":
+            if (missing.name or "").partition(".")[0] != "redis":
                 raise
             raise ConfigurationError(
                 f"{scheme}:// needs redis-py: pip install 'mcp-sessions[redis]'"

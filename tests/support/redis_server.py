@@ -17,10 +17,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.stores.redis import RedisStore
+from mcp_sessions.stores.redis_link import Value
 
 MISSING = (
     "these tests need a Redis 7 or later, or a Valkey: sudo apt install redis-server, or brew "
@@ -195,9 +198,9 @@ def namespace() -> str:
     return f"test-{next(_Shared.numbers)}"
 
 
-def redis_store() -> RedisStore:
-    """A store on the shared server that is empty and not open yet."""
-    return RedisStore(shared_redis().url, namespace=namespace())
+def redis_store(*, own: str | None = None) -> RedisStore:
+    """A store on the shared server, not open yet; empty, or with another's namespace."""
+    return RedisStore(shared_redis().url, namespace=own or namespace())
 
 
 def two_redis_stores() -> tuple[RedisStore, RedisStore]:
@@ -205,3 +208,40 @@ def two_redis_stores() -> tuple[RedisStore, RedisStore]:
     own = namespace()
     url = shared_redis().url
     return RedisStore(url, namespace=own), RedisStore(url, namespace=own)
+
+
+async def asked(store: RedisStore, *command: Value) -> Any:
+    """What the store's server answers to a command."""
+    return await store._command(*command)  # pyright: ignore[reportPrivateUsage]
+
+
+async def keys_of(store: RedisStore) -> list[str]:
+    """Every key of the store's namespace."""
+    own: str = store._namespace  # pyright: ignore[reportPrivateUsage]
+    return [key.decode() for key in await asked(store, "KEYS", "*") if own in key.decode()]
+
+
+def dies_after(store: RedisStore, commands: int) -> None:
+    """From now on the store's process sends that many commands more, and then no other."""
+    link = store._link  # pyright: ignore[reportPrivateUsage]
+    call, left = link.call, count(commands, -1)
+
+    async def dying(*command: Value) -> Any:
+        if next(left) <= 0:
+            raise StoreUnavailable("this process is dead")
+        return await call(*command)
+
+    link.call = dying
+
+
+def sent_by(store: RedisStore) -> list[str]:
+    """The names of the commands that the store's process sends from now on."""
+    link = store._link  # pyright: ignore[reportPrivateUsage]
+    call, names = link.call, list[str]()
+
+    async def noting(*command: Value) -> Any:
+        names.append(str(command[0]))
+        return await call(*command)
+
+    link.call = noting
+    return names
