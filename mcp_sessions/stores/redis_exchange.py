@@ -139,11 +139,11 @@ class RedisExchange:
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(BEAT)
-            try:
-                await self._beat()
-                await self._check_connection()
-            except StoreUnavailable:
-                self._unsettle()
+            for step in (self._check_connection, self._beat):
+                try:
+                    await step()
+                except StoreUnavailable:
+                    self._unsettle()
 
     async def _beat(self) -> None:
         lifetime = round(LIVENESS * 1000)

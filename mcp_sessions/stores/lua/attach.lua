@@ -10,8 +10,8 @@ local ends = seconds(fields[1])
 local log = open_or_make_log('events', ARGV[5], ends)
 local window = window_of(log, ends, ARGV[6], ARGV[7], ARGV[8])
 local fence = tonumber(fields[3]) + 1
-if log.made_anew then
-    -- Attachments may have been lost with the events, and their epochs are never used again.
+if redis.call('HDEL', base, 'lost') == 1 then
+    -- Whoever has an epoch that the data set knows nothing of must not find it valid again.
     fence = fence + 1000
 end
 local entries, reason = since(log, now, window, ARGV[9], ARGV[10], ARGV[11], '')

@@ -24,7 +24,7 @@ end
 local function new_log(stream, epoch)
     return {
         stream = stream, epoch = epoch, incarnation = incarnation(), head = 0, floor = 0,
-        evicted = 0, count = 0, bytes = 0, first = 0, first_at = 0, made_anew = true,
+        evicted = 0, count = 0, bytes = 0, first = 0, first_at = 0,
         events = base .. ':e:' .. stream, by_key = base .. ':k:' .. stream,
     }
 end
@@ -40,7 +40,6 @@ local function open_log(stream, epoch, ends)
     local known, own, head, floor, evicted, count, bytes, first, first_at = string.match(packed,
         '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
     local log = new_log(stream, own)
-    log.made_anew = false
     log.head, log.floor, log.evicted = tonumber(head), tonumber(floor), tonumber(evicted)
     log.count, log.bytes = tonumber(count), tonumber(bytes)
     log.first, log.first_at = tonumber(first), tonumber(first_at)
@@ -48,6 +47,8 @@ local function open_log(stream, epoch, ends)
     if is_whole and known == log.incarnation then
         return log
     end
+    -- Attachments may have been lost with the events: see attach.lua.
+    redis.call('HSET', base, 'lost', '1')
     if is_whole and stream == 'events' and ends == math.huge then
         -- A conversation: what is left of it is kept.
         log.head = log.head + SKIPPED
