@@ -914,17 +914,23 @@ async def what_is_appended_to_a_watched_stream_is_heard(make_two: MakeTwoStores)
         for process in (here, there):
             await process.exchange.watch(session.id, EVENTS)
             await process.exchange.watch(session.id, EVENTS)
-        stored: list[LoggedEvent] = []
+        stored: list[Appended] = []
         for number in range(10):
+            if number % 3 == 1:
+                connection = ConnectionId(f"connection {number}") if number % 2 else None
+                await session.attach(connection)
             store = (here if number % 2 else there).store
             origin = SessionId("another") if number % 3 else None
             draft = Draft(b'{"id":"', b'"}', f"key {number % 4}" if number % 5 else None, origin)
             appended = await store.append(session.id, draft, now=NOW + number / 3)
             assert appended is not None
-            stored.append(appended.event)
+            stored.append(appended)
         for process in (here, there):
             await process.events.until(10)
-            assert process.events.heard == [(session.id, EVENTS, event) for event in stored]
+            assert process.events.heard == [
+                (session.id, EVENTS, each.event, each.attachment) for each in stored
+            ]
+            assert len({each.attachment for each in stored}) > 2
 
 
 async def what_nobody_watches_is_not_heard(make_two: MakeTwoStores) -> None:
@@ -941,7 +947,7 @@ async def what_nobody_watches_is_not_heard(make_two: MakeTwoStores) -> None:
             await here.store.append(watched.id, MESSAGE, now=NOW, stream=stream)
         await here.store.append(other.id, MESSAGE, now=NOW, stream=GET_STREAM)
         await there.events.until(2)
-        places = [(session_id, stream) for session_id, stream, _ in there.events.heard]
+        places = [(session_id, stream) for session_id, stream, _, _ in there.events.heard]
         assert places == [(watched.id, EVENTS), (other.id, GET_STREAM)]
         assert not here.events.heard
         await there.exchange.watch(watched.id, POST_STREAM)
@@ -963,7 +969,7 @@ async def a_relayed_event_is_heard_as_an_append_is(make_two: MakeTwoStores) -> N
         event = (await session.append(Draft(b"{}", key="a"))).event
         relayed = await here.store.relay(stream.id, session.id, FencingEpoch(1), event, now=NOW)
         await there.events.until(1)
-        assert there.events.heard == [(stream.id, GET_STREAM, relayed.event)]
+        assert there.events.heard == [(stream.id, GET_STREAM, relayed.event, None)]
 
 
 async def a_process_is_alive_until_it_leaves(make_two: MakeTwoStores) -> None:
@@ -1186,14 +1192,20 @@ class _Process:
     store: SessionStore
     exchange: Exchange
     messages: _Heard[bytes]
-    events: _Heard[tuple[SessionId, StreamName, LoggedEvent]]
+    events: _Heard[tuple[SessionId, StreamName, LoggedEvent, Attachment | None]]
     gaps: int = 0
 
     def on_message(self, message: bytes) -> None:
         self.messages.add(message)
 
-    def on_event(self, session_id: SessionId, stream: StreamName, event: LoggedEvent) -> None:
-        self.events.add((session_id, stream, event))
+    def on_event(
+        self,
+        session_id: SessionId,
+        stream: StreamName,
+        event: LoggedEvent,
+        attachment: Attachment | None,
+    ) -> None:
+        self.events.add((session_id, stream, event, attachment))
 
     def on_gap(self) -> None:
         self.gaps += 1

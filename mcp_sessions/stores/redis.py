@@ -369,10 +369,16 @@ class RedisStore:
         await self._on(session_id, scripts.DROP_STREAM, stream)
 
     async def drop_origin(
-        self, session_id: SessionId, origin: SessionId, *, stream: StreamName = GET_STREAM
+        self,
+        session_id: SessionId,
+        origin: SessionId,
+        *,
+        stream: StreamName = GET_STREAM,
+        fencing_epoch: FencingEpoch | None = None,
     ) -> None:
         """See :meth:`SessionStore.drop_origin`."""
-        await self._on(session_id, scripts.DROP_ORIGIN, stream, origin, mint_log_epoch())
+        epoch = fencing_epoch if fencing_epoch is not None else ""
+        await self._on(session_id, scripts.DROP_ORIGIN, stream, origin, mint_log_epoch(), epoch)
 
     async def carry(
         self,
@@ -382,7 +388,7 @@ class RedisStore:
         after: Position,
     ) -> bool:
         """See :meth:`SessionStore.carry`."""
-        place = (after.log_epoch, after.number)
+        place = (after.log_epoch, after.number, mint_log_epoch())
         return bool(await self._on(connection, scripts.CARRY, origin, fencing_epoch, *place))
 
     async def relay(
@@ -442,7 +448,7 @@ class RedisStore:
         )
         if answer is None:
             return None
-        fence, epoch, number, previous, previous_fence, reason, entries, maker = answer
+        fence, epoch, number, previous, previous_fence, reason, entries, maker, waits = answer
         log_epoch = LogEpoch(epoch.decode())
         return Attached(
             FencingEpoch(int(fence)),
@@ -451,6 +457,7 @@ class RedisStore:
             events_of(log_epoch, entries),
             Refusal(reason.decode()) if reason is not None else None,
             frozenset(unpacked(maker)[0]),
+            SessionEventId(waits.decode()) if waits is not None else None,
         )
 
     async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:

@@ -259,7 +259,7 @@ class RedisExchange:
         try:
             watched = self._watched.get(channel)
             if watched is not None:
-                listener.on_event(*watched, published_event(body))
+                listener.on_event(*watched, *published_event(body))
             elif channel in (self._inbox(self._process).encode(), self._everyone.encode()):
                 sender, _, message = body.partition(b"\n")
                 if sender != self._process.encode():

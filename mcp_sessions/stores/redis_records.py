@@ -164,29 +164,29 @@ def events_of(log_epoch: LogEpoch, entries: Iterable[Sequence[Any]]) -> tuple[Lo
     return tuple(events)
 
 
-def published_event(message: bytes) -> LoggedEvent:
-    """An event as ``append`` of ``lua/log.lua`` published it."""
+def published_event(message: bytes) -> tuple[LoggedEvent, Attachment | None]:
+    """An event as ``append`` of ``lua/log.lua`` published it, and who was attached."""
     head, _, rest = message.partition(b"\n")
-    epoch, number, at, key_size, origin_size = head.split(b" ")
-    key, rest = _taken(rest, int(key_size))
-    origin, payload = _taken(rest, int(origin_size))
-    return event_of(
+    epoch, number, at, fence, *sizes = head.split(b" ")
+    parts: list[bytes | None] = []
+    for size in map(int, sizes):
+        parts.append(rest[:size] if size >= 0 else None)
+        rest = rest[max(size, 0) :]
+    connection, key, origin = parts
+    event = event_of(
         LogEpoch(epoch.decode()),
         int(number),
-        payload,
+        rest,
         float(at),
         decoded(key) if key is not None else None,
         origin.decode() if origin is not None else None,
     )
+    return event, attachment_of(connection, fence)
 
 
 def tokens_of(answer: Sequence[bytes]) -> Mapping[bytes, bytes]:
     """URI → token of its subscription."""
     return dict(_pairs(answer))
-
-
-def _taken(rest: bytes, size: int) -> tuple[bytes | None, bytes]:
-    return (None, rest) if size < 0 else (rest[:size], rest[size:])
 
 
 def _pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:

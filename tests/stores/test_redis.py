@@ -27,7 +27,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.stores.base import LIVENESS, KeyUse, Mode, Peer
+from mcp_sessions.stores.base import LIVENESS, Attachment, KeyUse, Mode, Peer
 from mcp_sessions.stores.redis import MARGIN, RedisStore
 from mcp_sessions.stores.urls import open_store
 from tests.support.redis_server import (
@@ -66,7 +66,13 @@ class Deaf:
 
     def on_message(self, message: bytes) -> None: ...
 
-    def on_event(self, session_id: SessionId, stream: StreamName, event: LoggedEvent) -> None: ...
+    def on_event(
+        self,
+        session_id: SessionId,
+        stream: StreamName,
+        event: LoggedEvent,
+        attachment: Attachment | None,
+    ) -> None: ...
 
     def on_gap(self) -> None: ...
 

@@ -23,7 +23,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.base import KeyUse, Mode
+from mcp_sessions.stores.base import Attachment, KeyUse, Mode
 from mcp_sessions.stores.redis import RedisStore
 from mcp_sessions.stores.redis_exchange import RedisExchange
 from tests.support.redis_server import RedisServer, asked, redis_server, sent_by
@@ -102,7 +102,13 @@ class Heard:
     def on_message(self, message: bytes) -> None:
         raise AssertionError("nobody sent one")
 
-    def on_event(self, session_id: SessionId, stream: StreamName, event: LoggedEvent) -> None:
+    def on_event(
+        self,
+        session_id: SessionId,
+        stream: StreamName,
+        event: LoggedEvent,
+        attachment: Attachment | None,
+    ) -> None:
         self.numbers.append(event.number)
         self.grew.set()
 

@@ -57,7 +57,7 @@ APPEND = st.tuples(
     st.sampled_from([0, 1, 1, 20, 70]),
 )
 READ = st.tuples(st.just("read"), LATER, STREAMS, st.integers(-1, 9), st.none() | st.integers(1, 3))
-DROP = st.tuples(st.just("drop"), STREAMS, ORIGINS)
+DROP = st.tuples(st.just("drop"), STREAMS, ORIGINS, st.none() | st.integers(0, 2))
 CARRY = st.tuples(st.just("carry"), ORIGINS, st.integers(1, 2), st.integers(0, 3))
 RELAY = st.tuples(
     st.just("relay"), LATER, ORIGINS, st.integers(1, 2), st.integers(1, 6), st.booleans()
@@ -94,9 +94,12 @@ class Side:
                 self.answers.append((seen(appended.event), appended.attachment))
             case ("read", _, stream, behind, limit):
                 await self.read(stream, behind, limit, now)
-            case ("drop", stream, origin):
+            case ("drop", stream, origin, epoch):
                 await self.store.drop_origin(
-                    self.session_id, origin or SessionId("none"), stream=stream
+                    self.session_id,
+                    origin or SessionId("none"),
+                    stream=stream,
+                    fencing_epoch=FencingEpoch(epoch) if epoch is not None else None,
                 )
             case ("carry", origin, epoch, number):
                 after = Position(self.origin_epoch, number)

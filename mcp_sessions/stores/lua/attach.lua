@@ -1,7 +1,7 @@
 -- needs: session log
 -- ARGV: connection, whether there is one, only if free, now, new log epoch, window (3), why the
 -- position is none, its epoch, its number
-local fields = redis.call('HMGET', base, 'ends', 'conn', 'fence', 'maker')
+local fields = redis.call('HMGET', base, 'ends', 'conn', 'fence', 'maker', 'waits')
 local now = tonumber(ARGV[4])
 if not fields[1] or now >= seconds(fields[1]) or (ARGV[3] == '1' and fields[2]) then
     return false
@@ -18,10 +18,12 @@ local entries, reason = since(log, now, window, ARGV[9], ARGV[10], ARGV[11], '')
 redis.call('HSET', base, 'fence', whole(fence))
 if ARGV[2] == '1' then
     redis.call('HSET', base, 'conn', ARGV[1])
+    redis.call('HDEL', base, 'waits')
 else
+    fields[5] = false
     redis.call('HDEL', base, 'conn')
 end
 return {
     whole(fence), log.epoch, whole(log.head), fields[2], fields[3], reason or false,
-    entries or {}, fields[4],
+    entries or {}, fields[4], fields[5],
 }

@@ -140,7 +140,19 @@ local function window_of(log, ends, events, bytes, age)
     return { events = tonumber(events), bytes = tonumber(bytes), age = tonumber(age) }
 end
 
--- Stores an event, and tells whoever watches the stream, in one step. Its number and payload.
+-- Takes one session's events off a connection's stream. They stand in their own log: the floor
+-- stays.
+local function drop_origin(log, origin)
+    for _, entry in ipairs(redis.call('XRANGE', log.events, '-', '+')) do
+        if members_of(entry).o == origin then
+            forget(log, entry)
+        end
+    end
+    save(log)
+end
+
+-- Stores an event, and tells whoever watches the stream who is attached, in one step: its
+-- payload, who is attached (or false) and the fencing epoch; or nil.
 local function append(log, now, window, before, after, key, origin)
     if log.head >= LAST_NUMBER then
         return nil
@@ -175,11 +187,14 @@ local function append(log, now, window, before, after, key, origin)
     end
     evict(log, now, window)
     save(log)
+    local attached = redis.call('HMGET', base, 'conn', 'fence')
+    local connection, fence = attached[1], attached[2]
     redis.call('PUBLISH', base .. ':w:' .. log.stream, table.concat({
-        log.epoch, ' ', whole(log.head), ' ', exact(now), ' ', key and #key or -1, ' ',
-        origin and #origin or -1, '\n', key or '', origin or '', payload,
+        log.epoch, ' ', whole(log.head), ' ', exact(now), ' ', fence, ' ',
+        connection and #connection or -1, ' ', key and #key or -1, ' ', origin and #origin or -1,
+        '\n', connection or '', key or '', origin or '', payload,
     }))
-    return payload
+    return payload, connection, fence
 end
 
 -- The entries after a position, or nil and the reason. `reason`: why the position is none.
