@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.base import LIVENESS, Attachment, KeyUse, Mode, Peer
 from mcp_sessions.stores.redis import MARGIN, RedisStore
 from mcp_sessions.stores.urls import open_store
+from tests.support.duplex import duplex_world
+from tests.support.modern import ModernClient, session_meta
+from tests.support.raw import keyed
 from tests.support.redis_server import (
     asked,
     binary,
@@ -345,16 +348,49 @@ async def test_each_step_of_a_request_is_one_script() -> None:
         await store.append(session_id, Draft(b"{}"), now=NOW)
         server, sent = shared_redis(), sent_by(store)
         again = KeyUse(RequestKey("again"), b"digest", "process-1")
-        for call in (
-            store.admit(session_id, principal, mode=Mode.PROTOCOL, now=NOW, key=again),
-            store.finish_request(session_id, again.key, b"{}", now=NOW),
-            store.append(session_id, Draft(b"{}", key="k"), now=NOW),
+        for name, call in (
+            ("admit", store.admit(session_id, principal, mode=Mode.PROTOCOL, now=NOW, key=again)),
+            ("finish", store.finish_request(session_id, again.key, b"{}", now=NOW)),
+            ("append", store.append(session_id, Draft(b"{}", key="k"), now=NOW)),
         ):
             before = server.executed("evalsha")
             sent.clear()
             await call
-            assert sent == ["EVALSHA"]
+            assert sent == [name]
             assert server.executed("evalsha") == before + 1
+
+
+async def test_a_request_costs_one_script_for_each_session_it_is_of() -> None:
+    """And one more if its answer is kept, one for each event; on the wire, in both eras."""
+    store = redis_store()
+    async with duplex_world(store=store) as w:
+        handshake, modern, websocket = (
+            await w.inner.connected(),
+            ModernClient(w.inner.carrier),
+            await w.connected(),
+        )
+        await handshake.text("echo", text="a")
+        await handshake.start()
+        of_modern, of_websocket = await modern.start(), await websocket.start()
+        # From here on the server knows the scripts.
+        await modern.text("echo", {"text": "a"}, meta=session_meta(of_modern["sessionId"], key="0"))
+        sent = sent_by(store)
+
+        async def cost(call: Awaitable[object]) -> list[str]:
+            sent.clear()
+            await call
+            return list(sent)
+
+        call, key = {"text": "a"}, session_meta(of_modern["sessionId"], key="1")
+        assert await cost(modern.text("echo", call, meta=key)) == ["admit", "finish"]
+        named = session_meta(of_modern["sessionId"])
+        assert await cost(modern.text("echo", call, meta=named)) == ["admit"]
+        assert await cost(websocket.text("echo", text="a")) == ["admit"]
+        keyed_call = websocket.text("echo", text="a", meta=keyed("1", of_websocket["sessionId"]))
+        assert await cost(keyed_call) == ["admit", "finish"]
+        # The connection is a session, and what it started is another.
+        assert await cost(handshake.text("echo", text="a")) == ["admit", "admit"]
+        assert await cost(w.publish(of_modern["sessionId"], "note://1", wait=True)) == ["append"]
 
 
 async def test_a_server_that_forgot_the_scripts_is_sent_them_again() -> None:

@@ -22,8 +22,10 @@ from typing import Any
 import pytest
 
 from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.stores import redis_scripts
 from mcp_sessions.stores.redis import RedisStore
 from mcp_sessions.stores.redis_link import Value
+from mcp_sessions.stores.redis_scripts import Script
 
 MISSING = (
     "these tests need a Redis 7 or later, or a Valkey: sudo apt install redis-server, or brew "
@@ -235,12 +237,15 @@ def dies_after(store: RedisStore, commands: int) -> None:
 
 
 def sent_by(store: RedisStore) -> list[str]:
-    """The names of the commands that the store's process sends from now on."""
+    """The commands that the store's process sends from now on: of a script its name, else the
+    command's.
+    """
     link = store._link  # pyright: ignore[reportPrivateUsage]
     call, names = link.call, list[str]()
+    scripts = {each.sha: each.name for each in vars(redis_scripts).values() if type(each) is Script}
 
     async def noting(*command: Value) -> Any:
-        names.append(str(command[0]))
+        names.append(scripts.get(str(command[-1 if len(command) == 1 else 1]), str(command[0])))
         return await call(*command)
 
     link.call = noting
