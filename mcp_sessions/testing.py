@@ -956,6 +956,26 @@ async def what_nobody_watches_is_not_heard(make_two: MakeTwoStores) -> None:
         assert there.events.heard[2][1] == POST_STREAM
 
 
+async def a_stream_that_is_watched_again_is_heard_again(make_two: MakeTwoStores) -> None:
+    """However fast: what an unwatch that is under way undoes is the watch before it."""
+    async with _two_processes(make_two) as (here, there):
+        session = await _new(here.store)
+        for number in range(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(there.exchange.watch, session.id, EVENTS)
+                for _ in range(number % 4):
+                    await checkpoint()
+                tasks.start_soon(there.exchange.unwatch, session.id, EVENTS)
+                for _ in range(number % 3):
+                    await checkpoint()
+                await there.exchange.watch(session.id, EVENTS)
+                await there.exchange.watch(session.id, EVENTS)
+            await there.exchange.watch(session.id, EVENTS)
+            seen = len(there.events.heard)
+            await session.append()
+            await there.events.until(seen + 1)
+
+
 async def a_relayed_event_is_heard_as_an_append_is(make_two: MakeTwoStores) -> None:
     """Its number is that of the stream it was relayed to (pitfall E5)."""
     async with _two_processes(make_two) as (here, there):
@@ -987,6 +1007,7 @@ EXCHANGE_CHECKS: Sequence[Callable[[MakeTwoStores], Awaitable[None]]] = (
     a_message_reaches_one_process_or_all_the_others,
     what_is_appended_to_a_watched_stream_is_heard,
     what_nobody_watches_is_not_heard,
+    a_stream_that_is_watched_again_is_heard_again,
     a_relayed_event_is_heard_as_an_append_is,
     a_process_is_alive_until_it_leaves,
 )

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import random
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 
 from redis.exceptions import RedisError, ResponseError
@@ -66,7 +66,12 @@ class RedisExchange:
         self._tasks: list[asyncio.Task[None]] = []
         self._watched: dict[bytes, tuple[SessionId, StreamName]] = {}
         self._heard: set[bytes] = set()
-        """The channels that the server confirmed on this connection."""
+        """The channels that the server confirmed on this connection, and that are not left."""
+
+        self._leaving: Counter[bytes] = Counter()
+        """How often each channel was left without the server having confirmed that yet. What
+        it confirms in between is of the time before.
+        """
 
         self._confirms: defaultdict[bytes, deque[asyncio.Future[None]]] = defaultdict(deque)
         self._last_sign = 0.0
@@ -123,6 +128,7 @@ class RedisExchange:
         self._heard.discard(channel)
         # Who is not connected is subscribed to nothing.
         if self._connection is not None:
+            self._leaving[channel] += 1
             await self._send_to(self._connection, "UNSUBSCRIBE", channel)
 
     async def is_alive(self, process: str) -> bool:
@@ -187,13 +193,18 @@ class RedisExchange:
         connection = await connected(self._make, self._link.timeout)
         self._connection = connection
         self._last_sign = asyncio.get_running_loop().time()
-        channels = [self._inbox(self._process).encode(), self._everyone.encode(), *self._watched]
+        own = {self._inbox(self._process).encode(), self._everyone.encode()}
+        channels = [*own, *self._watched]
         try:
             for start in range(0, len(channels), _BATCH):
                 batch = channels[start : start + _BATCH]
                 await self._send_to(connection, "SUBSCRIBE", *batch)
                 async with asyncio.timeout(self._link.timeout):
-                    while not self._heard.issuperset(batch):
+                    # What is watched no more need not be heard.
+                    while any(
+                        channel not in self._heard and (channel in own or channel in self._watched)
+                        for channel in batch
+                    ):
                         await self._read_one(connection)
         except TimeoutError as failed:
             await self._disconnect()
@@ -205,6 +216,7 @@ class RedisExchange:
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         self._heard.clear()
+        self._leaving.clear()
         confirms, self._confirms = self._confirms, defaultdict(deque)
         for waiting in confirms.values():
             for confirm in waiting:
@@ -241,8 +253,13 @@ class RedisExchange:
         kind, channel, *rest = answer
         if kind == b"message":
             self._deliver(channel, rest[0])
+        elif kind == b"unsubscribe":
+            self._leaving[channel] -= 1
+            if not self._leaving[channel]:
+                del self._leaving[channel]
         elif kind == b"subscribe":
-            self._heard.add(channel)
+            if channel not in self._leaving:
+                self._heard.add(channel)
             waiting = self._confirms.get(channel)
             if waiting:
                 confirm = waiting.popleft()
