@@ -70,7 +70,10 @@ from mcp_sessions.stores.base import (
 from mcp_sessions.stores.redis_exchange import RedisExchange
 from mcp_sessions.stores.redis_link import TIMEOUT, Link, Value, connections_to, unavailable
 from mcp_sessions.stores.redis_records import (
+    NOTHING,
     Answer,
+    Known,
+    Subscriptions,
     attachment_of,
     decoded,
     encoded,
@@ -142,6 +145,7 @@ class RedisStore:
         self._namespace = namespace
         self._policy = SessionPolicy()
         self._link = Link(make, timeout)
+        self._subscriptions = Subscriptions()
         self._all = f"{{{namespace}}}:all"
         self.exchange: Exchange | None = RedisExchange(make, self._link, namespace, self._key)
 
@@ -212,12 +216,13 @@ class RedisStore:
         made = await self._on(
             session_id, scripts.CREATE, repr(now), policy.idle_timeout, mint_log_epoch(), *flat
         )
-        return record_of(made)
+        return self._record(made)
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
         """See :meth:`SessionStore.load`."""
-        found = await self._on(session_id, scripts.LOAD, repr(now))
-        return record_of(found) if found is not None else None
+        known = self._subscriptions.known(session_id)
+        found = await self._on(session_id, scripts.LOAD, repr(now), known[0])
+        return self._record(found, known) if found is not None else None
 
     async def admit(
         self,
@@ -232,6 +237,7 @@ class RedisStore:
     ) -> Admitted | None:
         """See :meth:`SessionStore.admit`."""
         policy = self._policy
+        known = self._subscriptions.known(session_id)
         of_key: tuple[Value, ...] = ("", "")
         if key is not None:
             of_key = (
@@ -252,11 +258,12 @@ class RedisStore:
             policy.idle_timeout,
             int(held),
             fencing_epoch if fencing_epoch is not None else "",
+            known[0],
             *of_key,
         )
         if answer is None:
             return None
-        record = record_of(answer[1])
+        record = self._record(answer[1], known)
         if answer[0] == b"displaced":
             return Admitted(record, displaced=True)
         if len(answer) == 2:
@@ -279,7 +286,7 @@ class RedisStore:
         member, found, tokens = await self._on(session_id, scripts.END)
         if found is None:
             return None
-        record = record_of(found)
+        record = self._record(found)
         await self._forget(record.session_id, member, tokens)
         return record
 
@@ -493,7 +500,7 @@ class RedisStore:
 
     async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
         """See :meth:`SessionStore.unsubscribe`."""
-        answer = await self._on(session_id, scripts.UNSUBSCRIBE, encoded(uri))
+        answer = await self._on(session_id, scripts.UNSUBSCRIBE, encoded(uri), _token(session_id))
         if answer[0] and answer[1] is not None:
             await self._drop_subscribers(session_id, {encoded(uri): answer[1]})
         return bool(answer[0])
@@ -522,12 +529,13 @@ class RedisStore:
         else:
             members = await self._command("SMEMBERS", self._owned(owner_of(principal)))
         records = await _all_of(
-            self._run(scripts.LOAD, [self._key_of(_tag(member))], "") for member in members
+            self._run(scripts.LOAD, [self._key_of(_tag(member))], "", NOTHING[0])
+            for member in members
         )
         for member, record in zip(members, records, strict=True):
             if record is None and _is_old(member):
                 await self._release(member)
-        return [record_of(record) for record in records if record is not None]
+        return [self._record(record) for record in records if record is not None]
 
     async def set_filter(
         self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]
@@ -564,7 +572,7 @@ class RedisStore:
         flat = [part for key, value in changed.items() for part in (encoded(key), packed(value))]
         gone = [encoded(key) for key in removed]
         found = await self._on(session_id, scripts.CHANGE_STATE, len(gone), *gone, *flat)
-        return record_of(found) if found is not None else None
+        return self._record(found) if found is not None else None
 
     async def finish_request(
         self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
@@ -610,6 +618,9 @@ class RedisStore:
         policy = self._policy
         return policy.max_events, policy.max_bytes, repr(policy.max_age)
 
+    def _record(self, answer: Answer, known: Known = NOTHING) -> SessionRecord:
+        return record_of(answer, self._subscriptions, known)
+
     async def _head(
         self, session_id: SessionId, stream: StreamName, *, make: bool
     ) -> Position | None:
@@ -651,13 +662,14 @@ class RedisStore:
             if not is_left:
                 await self._release(member)
             return None, is_left
-        record = record_of(rest[0])
+        record = self._record(rest[0])
         await self._forget(record.session_id, member, rest[1])
         return record, False
 
     async def _forget(
         self, session_id: SessionId, member: bytes | None, tokens: Sequence[bytes]
     ) -> None:
+        self._subscriptions.forget(session_id)
         if member is not None:
             await self._release(member)
         await self._drop_subscribers(session_id, tokens_of(tokens))

@@ -81,16 +81,66 @@ def fields_of(
     return fields
 
 
-def record_of(answer: Answer) -> SessionRecord:
-    """What ``record()`` of ``lua/session.lua`` answered."""
+Known = tuple[bytes, frozenset[str]]
+"""Names the last change of a session's subscriptions, and they as they were after it."""
+
+NOTHING: Known = (b"nothing", frozenset())
+
+
+class Subscriptions:
+    """The subscriptions of sessions as this process saw them last, by what changed them last.
+
+    A session may have thousands, and each request would be told all of them again.
+    """
+
+    def __init__(self, most: int = 100_000) -> None:
+        """Take the limit.
+
+        Args:
+            most: URIs to keep; those that were learned first go first.
+        """
+        self._most = most
+        self._kept = 0
+        self._of: dict[SessionId, Known] = {}
+
+    def known(self, session_id: SessionId) -> Known:
+        """A session's, and what changed them last."""
+        return self._of.get(session_id, NOTHING)
+
+    def learn(self, session_id: SessionId, change: bytes, uris: Sequence[bytes]) -> frozenset[str]:
+        """A session's, as they are now."""
+        self.forget(session_id)
+        found = frozenset(decoded(uri) for uri in uris)
+        if found:
+            self._of[session_id] = (change, found)
+            self._kept += len(found)
+        while self._kept > self._most:
+            self.forget(next(iter(self._of)))
+        return found
+
+    def forget(self, session_id: SessionId) -> None:
+        """Who has none, or is over."""
+        _, gone = self._of.pop(session_id, NOTHING)
+        self._kept -= len(gone)
+
+
+def record_of(
+    answer: Answer, subscriptions: Subscriptions, known: Known = NOTHING
+) -> SessionRecord:
+    """What ``record()`` of ``lua/session.lua`` answered.
+
+    Args:
+        known: What it was told that its caller knows.
+    """
     fields, uris, state, carried = answer
     (
         session_id, mode, owner, maker, created, expires, ends, peer, fence, connection, current,
-        opened, lists, waits, state_version,
+        opened, lists, waits, state_version, change,
     ) = fields  # fmt: skip
     epoch = FencingEpoch(int(fence))
+    session_id = SessionId(session_id.decode())
     record = SessionRecord(
-        SessionId(session_id.decode()),
+        session_id,
         Mode(mode.decode()),
         principal_of(owner, maker),
         created_at=float(created),
@@ -99,7 +149,9 @@ def record_of(answer: Answer) -> SessionRecord:
         fencing_epoch=epoch,
         attachment=attachment_of(connection, fence),
         stream_opened=opened is not None,
-        subscriptions=frozenset(decoded(uri) for uri in uris),
+        subscriptions=(
+            known[1] if uris is None else subscriptions.learn(session_id, change or b"", uris)
+        ),
         state_version=int(state_version or 0),
     )
     if peer is not None:

@@ -29,11 +29,13 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.base import LIVENESS, Attachment, KeyUse, Mode, Peer
 from mcp_sessions.stores.redis import MARGIN, RedisStore
+from mcp_sessions.stores.redis_records import Subscriptions
 from mcp_sessions.stores.urls import open_store
 from tests.support.duplex import duplex_world
 from tests.support.modern import ModernClient, session_meta
 from tests.support.raw import keyed
 from tests.support.redis_server import (
+    answers_of,
     asked,
     binary,
     keys_of,
@@ -391,6 +393,48 @@ async def test_a_request_costs_one_script_for_each_session_it_is_of() -> None:
         # The connection is a session, and what it started is another.
         assert await cost(handshake.text("echo", text="a")) == ["admit", "admit"]
         assert await cost(w.publish(of_modern["sessionId"], "note://1", wait=True)) == ["append"]
+
+
+async def test_a_request_is_not_told_all_subscriptions_again() -> None:
+    """A session may have thousands; another process's change is seen all the same."""
+    own = namespace()
+    async with opened(own) as store, opened(own) as other:
+        session_id = (await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)).session_id
+        uris = frozenset(f"note://{number}" for number in range(2_000))
+        await store.set_filter(session_id, uris, frozenset())
+        asked_for = [await admitted(each, session_id) for each in (store, other)]
+        assert asked_for == [uris, uris]
+
+        answers = answers_of(store)
+        assert await admitted(store, session_id) == uris
+        assert len(str(answers)) < 2_000
+
+        await other.unsubscribe(session_id, "note://1")
+        assert await admitted(store, session_id) == uris - {"note://1"}
+        await other.set_filter(session_id, frozenset({"note://1"}), frozenset())
+        assert await admitted(store, session_id) == {"note://1"}
+        await other.subscribe(session_id, "note://2")
+        assert await admitted(store, session_id) == {"note://1", "note://2"}
+        await store.set_filter(session_id, frozenset(), frozenset())
+        assert await admitted(store, session_id) == await admitted(other, session_id) == frozenset()
+
+
+async def admitted(store: RedisStore, session_id: SessionId) -> frozenset[str]:
+    """The subscriptions that a request is told."""
+    admitted = await store.admit(session_id, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW)
+    assert admitted is not None
+    return admitted.record.subscriptions
+
+
+def test_what_is_known_of_subscriptions_is_bounded() -> None:
+    known = Subscriptions(most=10)
+    for number in range(100):
+        uris = [b"%d" % each for each in range(number % 4)]
+        assert len(known.learn(SessionId(f"{number}"), b"change", uris)) == number % 4
+        kept = sum(len(known.known(SessionId(f"{each}"))[1]) for each in range(100))
+        assert kept <= 10
+    assert known.known(SessionId("99")) == (b"change", frozenset({"0", "1", "2"}))
+    assert known.known(SessionId("1"))[0] != b"change"
 
 
 async def test_a_server_that_forgot_the_scripts_is_sent_them_again() -> None:

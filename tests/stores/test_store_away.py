@@ -22,10 +22,10 @@ KEPT = ("--appendonly", "yes", "--appendfsync", "always")
 
 
 @asynccontextmanager
-async def served() -> AsyncGenerator[tuple[RedisServer, DuplexWorld]]:
+async def served(timeout: float = 10) -> AsyncGenerator[tuple[RedisServer, DuplexWorld]]:
     """A Redis that keeps what it is told over restarts, and a server on it."""
     with redis_server(*KEPT) as server:
-        async with duplex_world(store=f"{server.url}?timeout=1") as w:
+        async with duplex_world(store=f"{server.url}?timeout={timeout}") as w:
             yield server, w
 
 
@@ -79,7 +79,7 @@ def requests_of(client: RawClient, session_id: str) -> dict[str, Callable[[], Re
 
 @pytest.mark.parametrize("how", ["killed", "suspended"])
 async def test_every_request_is_told_to_come_back(how: str) -> None:
-    async with served() as (server, w):
+    async with served(2 if how == "suspended" else 10) as (server, w):
         client = await w.inner.connected()
         session_id = (await client.start())["sessionId"]
         asked = requests_of(client, session_id)

@@ -250,3 +250,16 @@ def sent_by(store: RedisStore) -> list[str]:
 
     link.call = noting
     return names
+
+
+def answers_of(store: RedisStore) -> list[object]:
+    """What the server answers to the store's process from now on."""
+    link = store._link  # pyright: ignore[reportPrivateUsage]
+    call, answers = link.call, list[object]()
+
+    async def noting(*command: Value) -> Any:
+        answers.append(await call(*command))
+        return answers[-1]
+
+    link.call = noting
+    return answers

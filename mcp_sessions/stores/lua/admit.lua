@@ -1,8 +1,9 @@
 -- needs: session keys
--- ARGV: owner, mode, now, idle, held, fencing epoch (empty: any), key, cost of the key (empty: no
--- key), digest, runner, scopes, most bytes of keys, lifetime of keys
+-- ARGV: owner, mode, now, idle, held, fencing epoch (empty: any), what changed the subscriptions
+-- that are known, key, cost of the key (empty: no key), digest, runner, scopes, most bytes of keys,
+-- lifetime of keys
 local owner, mode, now, idle = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local found = record()
+local found = record(ARGV[7])
 if not found then
     return false
 end
@@ -22,10 +23,10 @@ if ARGV[6] ~= '' and ARGV[6] ~= fields[9] then
     return { 'displaced', found }
 end
 fields[6] = move_deadline(now, idle, ends)
-if ARGV[8] == '' then
+if ARGV[9] == '' then
     return { 'admitted', found }
 end
-local all = open_keys(ARGV[12], ARGV[13])
+local all = open_keys(ARGV[13], ARGV[14])
 local begun, entry, answer = begin_key(
-    all, ARGV[7], tonumber(ARGV[8]), ARGV[9], ARGV[10], ARGV[11], now)
+    all, ARGV[8], tonumber(ARGV[9]), ARGV[10], ARGV[11], ARGV[12], now)
 return { 'admitted', found, begun, entry and entry.runner, entry and entry.scopes, answer }

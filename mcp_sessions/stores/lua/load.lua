@@ -1,6 +1,6 @@
 -- needs: session
--- ARGV: now; empty: whatever its deadline
-local found = record()
+-- ARGV: now (empty: whatever its deadline), what changed the subscriptions that are known
+local found = record(ARGV[2])
 if found and ARGV[1] ~= '' and tonumber(ARGV[1]) >= seconds(found[1][6]) then
     return false
 end

@@ -30,15 +30,17 @@ local function seconds(text)
 end
 
 -- All that is known of the session but its logs, keys and data; false: it is not there.
-local function record()
+-- `known`: what changed its subscriptions last, as the caller knows them; they may be many, and are
+-- told only (else: false) if something else did.
+local function record(known)
     local fields = redis.call('HMGET', base, 'id', 'mode', 'owner', 'maker', 'created', 'expires',
-        'ends', 'peer', 'fence', 'conn', 'current', 'opened', 'lists', 'waits', 'statev')
+        'ends', 'peer', 'fence', 'conn', 'current', 'opened', 'lists', 'waits', 'statev', 'uris')
     if not fields[1] then
         return false
     end
     return {
         fields,
-        redis.call('HKEYS', base .. ':u'),
+        (fields[16] or '') ~= known and redis.call('HKEYS', base .. ':u'),
         redis.call('HGETALL', base .. ':s'),
         redis.call('HGETALL', base .. ':c'),
     }

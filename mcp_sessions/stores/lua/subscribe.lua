@@ -10,4 +10,5 @@ if redis.call('HEXISTS', uris, ARGV[1]) == 0 and redis.call('HLEN', uris) >= ton
 end
 redis.call('HSET', uris, ARGV[1], ARGV[2])
 share_lifetime(uris)
+redis.call('HSET', base, 'uris', ARGV[2])
 return ends == 'inf' and 'for ever' or 'subscribed'
