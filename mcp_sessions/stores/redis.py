@@ -333,11 +333,11 @@ class RedisStore:
         )
         if answer is None:
             return None
-        epoch, number, payload, connection, fence = answer
+        epoch, number, payload, connection, fence, replaced = answer
         event = event_of(
             LogEpoch(epoch.decode()), int(number), payload, now, draft.key, draft.origin
         )
-        return Appended(event, attachment_of(connection, fence))
+        return Appended(event, attachment_of(connection, fence), bool(replaced))
 
     async def read(
         self,

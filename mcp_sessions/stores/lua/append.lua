@@ -12,9 +12,9 @@ local window = window_of(log, ends, ARGV[4], ARGV[5], ARGV[6])
 local function given(at)
     return string.sub(flags, at, at) == '1' and ARGV[7 + at] or nil
 end
-local payload, connection, fence = append(
+local payload, connection, fence, replaced = append(
     log, now, window, ARGV[7], given(1), given(2), given(3))
 if not payload then
     return redis.error_reply('EVENTIDS this event log has issued its last id')
 end
-return { log.epoch, whole(log.head), payload, connection, fence }
+return { log.epoch, whole(log.head), payload, connection, fence, replaced }

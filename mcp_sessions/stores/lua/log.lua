@@ -152,7 +152,8 @@ local function drop_origin(log, origin)
 end
 
 -- Stores an event, and tells whoever watches the stream who is attached, in one step: its
--- payload, who is attached (or false) and the fencing epoch; or nil.
+-- payload, who is attached (or false), the fencing epoch and whether it replaced an older one; or
+-- nil.
 local function append(log, now, window, before, after, key, origin)
     if log.head >= LAST_NUMBER then
         return nil
@@ -163,9 +164,10 @@ local function append(log, now, window, before, after, key, origin)
         payload = before .. log.epoch .. '-' .. string.format('%012.0f', log.head) .. after
     end
     local entry = { 'p', payload, 't', exact(now) }
+    local replaced = false
     if key then
         local own = identity(origin, key)
-        local replaced = redis.call('HGET', log.by_key, own)
+        replaced = redis.call('HGET', log.by_key, own)
         if replaced then
             local number, size = string.match(replaced, '^(%d+) (%d+)$')
             remove(log, tonumber(number), tonumber(size))
@@ -194,7 +196,7 @@ local function append(log, now, window, before, after, key, origin)
         connection and #connection or -1, ' ', key and #key or -1, ' ', origin and #origin or -1,
         '\n', connection or '', key or '', origin or '', payload,
     }))
-    return payload, connection, fence
+    return payload, connection, fence, replaced and 1 or 0
 end
 
 -- The entries after a position, or nil and the reason. `reason`: why the position is none.
