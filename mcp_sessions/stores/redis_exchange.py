@@ -172,7 +172,7 @@ class RedisExchange:
     # --- listening -----------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        backoff = Backoff(base=0.2, cap=2.0)
+        backoff = Backoff(base=0.2, cap=1.0)
         while True:
             try:
                 connection = self._connection
