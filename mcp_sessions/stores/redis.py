@@ -67,8 +67,17 @@ from mcp_sessions.stores.base import (
     Relayed,
     SessionRecord,
 )
+from mcp_sessions.stores.redis_cluster import ClusterLink
 from mcp_sessions.stores.redis_exchange import RedisExchange
-from mcp_sessions.stores.redis_link import TIMEOUT, Link, Value, connections_to, unavailable
+from mcp_sessions.stores.redis_link import (
+    TIMEOUT,
+    Link,
+    MakeConnection,
+    Value,
+    connections_to,
+    unavailable,
+    url_of_node,
+)
 from mcp_sessions.stores.redis_records import (
     NOTHING,
     Answer,
@@ -141,10 +150,11 @@ class RedisStore:
             timeout = 0
         if not 0 < timeout < math.inf:
             raise ConfigurationError("a store's timeout is a positive number of seconds")
-        make = connections_to(urlunsplit(parts._replace(query=urlencode(options))))
+        self._url = urlunsplit(parts._replace(query=urlencode(options)))
+        make = connections_to(self._url)
         self._namespace = namespace
         self._policy = SessionPolicy()
-        self._link = Link(make, timeout)
+        self._link: Link | ClusterLink = Link(make, timeout)
         self._subscriptions = Subscriptions()
         self._all = f"{{{namespace}}}:all"
         self.exchange: Exchange | None = RedisExchange(make, self._link, namespace, self._key)
@@ -168,6 +178,8 @@ class RedisStore:
                 f"the server is Redis {version}; sessions need Redis {OLDEST_VERSION} or later, or "
                 "Valkey"
             )
+        if about.get("redis_mode") == "cluster" and isinstance(self._link, Link):
+            await self._use_cluster(self._link)
         policy_name = about.get("maxmemory_policy", "noeviction")
         if policy_name != "noeviction":
             logger.warning(
@@ -176,6 +188,15 @@ class RedisStore:
             )  # fmt: skip
         if "master_replid" not in about:
             logger.warning("this Redis does not tell its replication id: lost writes go unnoticed")
+
+    async def _use_cluster(self, seed: Link) -> None:
+        def make_for(host: str, port: int) -> MakeConnection:
+            return connections_to(url_of_node(self._url, host, port))
+
+        cluster = self._link = ClusterLink(seed, make_for)
+        await cluster.learn()
+        if isinstance(self.exchange, RedisExchange):
+            self.exchange.use(cluster.make, cluster)
 
     async def close(self) -> None:
         """Let go of the connections. The sessions stay."""

@@ -13,6 +13,7 @@ import math
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -22,7 +23,6 @@ from mcp_sessions.ids import SessionId, StreamName
 from mcp_sessions.stores.base import LIVENESS, ExchangeListener
 from mcp_sessions.stores.redis_link import (
     Connection,
-    Link,
     MakeConnection,
     Value,
     connected,
@@ -39,13 +39,23 @@ _BATCH = 500
 """Channels named in one command."""
 
 
+class Sender(Protocol):
+    """What sends commands: a link to one server, or to a cluster."""
+
+    timeout: float
+
+    async def call(self, *args: Value) -> Any:
+        """See :meth:`Link.call`."""
+        ...
+
+
 class RedisExchange:
     """An :class:`~mcp_sessions.stores.base.Exchange`."""
 
     def __init__(
         self,
         make: MakeConnection,
-        link: Link,
+        link: Sender,
         namespace: str,
         key_of: Callable[[SessionId], str],
     ) -> None:
@@ -76,6 +86,10 @@ class RedisExchange:
         self._confirms: defaultdict[bytes, deque[asyncio.Future[None]]] = defaultdict(deque)
         self._last_sign = 0.0
         self._unsettled_at = -math.inf
+
+    def use(self, make: MakeConnection, link: Sender) -> None:
+        """Listen and send by others than was said; called before ``join``."""
+        self._make, self._link = make, link
 
     async def join(self, process: str, listener: ExchangeListener) -> None:
         """See :meth:`Exchange.join`."""

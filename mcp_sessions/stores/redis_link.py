@@ -96,6 +96,19 @@ def connections_to(url: str) -> MakeConnection:
     return cast(MakeConnection, pool.make_connection)
 
 
+def url_of_node(url: str, host: str, port: int) -> str:
+    """``url`` for another node of its cluster, with the same credentials and options.
+
+    Args:
+        host: Empty: the same.
+    """
+    parts = urlsplit(url)
+    credentials, at, _ = parts.netloc.rpartition("@")
+    host = host or parts.hostname or "localhost"
+    bracketed = f"[{host}]" if ":" in host else host
+    return urlunsplit(parts._replace(netloc=f"{credentials}{at}{bracketed}:{port}"))
+
+
 async def connected(make: MakeConnection, timeout: float) -> Connection:
     """A new connection, ready.
 

@@ -26,7 +26,7 @@ from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.base import Attachment, KeyUse, Mode
 from mcp_sessions.stores.redis import RedisStore
 from mcp_sessions.stores.redis_exchange import RedisExchange
-from tests.support.redis_server import RedisServer, asked, redis_server, sent_by
+from tests.support.redis_server import RedisServer, asked, link_of, redis_server, sent_by
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
@@ -224,7 +224,7 @@ async def test_it_is_asked_no_faster_than_it_can_come_back() -> None:
             await store.exchange.join("process", Heard())
             server.kill()
             attempts = 0
-            link = store._link  # pyright: ignore[reportPrivateUsage]
+            link = link_of(store)
             make = link._make  # pyright: ignore[reportPrivateUsage]
 
             def counted() -> object:
@@ -278,7 +278,7 @@ async def test_a_connection_that_the_server_closed_is_made_again() -> None:
     with redis_server() as server:
         async with opened(server) as store:
             session_id = await new(store)
-            link = store._link  # pyright: ignore[reportPrivateUsage]
+            link = link_of(store)
             server.ask("CLIENT KILL TYPE normal SKIPME yes")
             await until(lambda: link._connection is None)  # pyright: ignore[reportPrivateUsage]
             await append(store, session_id)

@@ -24,7 +24,7 @@ import pytest
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.stores import redis_scripts
 from mcp_sessions.stores.redis import RedisStore
-from mcp_sessions.stores.redis_link import Value
+from mcp_sessions.stores.redis_link import Link, Value
 from mcp_sessions.stores.redis_scripts import Script
 
 MISSING = (
@@ -210,6 +210,13 @@ def two_redis_stores() -> tuple[RedisStore, RedisStore]:
     own = namespace()
     url = shared_redis().url
     return RedisStore(url, namespace=own), RedisStore(url, namespace=own)
+
+
+def link_of(store: RedisStore) -> Link:
+    """The store's connection to a server that is no cluster."""
+    link = store._link  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(link, Link)
+    return link
 
 
 async def asked(store: RedisStore, *command: Value) -> Any:
