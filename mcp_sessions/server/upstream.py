@@ -189,3 +189,9 @@ class Upstream(Protocol):
     async def publish(self, method: str, params: Mapping[str, Any] | None) -> bool:
         """Publish a change on the server's own bus; False if it has none."""
         ...
+
+    async def echo(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """Put a change that another process announced on the server's own bus, for those who
+        listen there; :meth:`on_change` does not hear it.
+        """
+        ...

@@ -17,7 +17,7 @@ from starlette.types import Receive, Send
 
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import Refusal, StoreUnavailable
-from mcp_sessions.ids import SessionEventId, SessionId, parse_position
+from mcp_sessions.ids import Position, SessionEventId, SessionId, parse_position
 from mcp_sessions_transports.outbox import Outbox
 
 KEEP_ALIVE = 15.0
@@ -154,6 +154,7 @@ class LogFeed(Generic[LaneT]):
         frame: Frame,
         *,
         is_behind: bool = True,
+        is_looked_at: bool = False,
     ) -> None:
         """Take what it works with.
 
@@ -163,12 +164,15 @@ class LogFeed(Generic[LaneT]):
             after: The last event that the client has.
             frame: Makes what is sent of an event; None: the event is not for this stream.
             is_behind: There may be events after ``after`` in the log already.
+            is_looked_at: Somebody calls :meth:`look` every few seconds, so that a store that
+                is away for a while is no reason to end the stream.
         """
         self.stream = stream
         self.last = after
         self._read = read
         self._frame = frame
         self._behind = is_behind
+        self._is_looked_at = is_looked_at
         self._grew = False
         position = parse_position(after)
         self._number = position.number if position is not None else -1
@@ -196,6 +200,26 @@ class LogFeed(Generic[LaneT]):
         else:
             self._push(event)
 
+    def take(self, events: Sequence[LoggedEvent], head: SessionEventId) -> None:
+        """Send what was read from the log as a whole, up to its head then; called first."""
+        for event in events:
+            if self.stream.full:
+                self._behind = True
+                self.stream.wake()
+                return
+            self._push(event)
+        position = parse_position(head)
+        if position is not None:
+            # What stood between the last event and the head was replaced.
+            self.last, self._number = head, position.number
+
+    def look(self, head: Position | None) -> None:
+        """Read the log again if it goes on after what was sent, or if nobody knows (None)."""
+        if head is not None and head.event_id() == self.last:
+            return
+        self._behind = self._grew = True
+        self.stream.wake()
+
     def end_at(self, event_id: SessionEventId) -> None:
         """The stream ends after that event, which is in the log already."""
         self._final = event_id
@@ -219,7 +243,8 @@ class LogFeed(Generic[LaneT]):
             events, refusal = await self._read(self.last)
         except StoreUnavailable:
             # The client comes back with its position and gets everything then.
-            self.stream.cut()
+            if not self._is_looked_at:
+                self.stream.cut()
             return False
         if refusal is not None:
             # The window moved on while the peer took nothing. Going on would leave a hole

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any, cast
 
 import anyio
@@ -17,7 +18,11 @@ from mcp.server import MCPServer
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
 from mcp.server.runner import ServerRunner, aclose_shielded, modern_error_data
-from mcp.server.subscriptions import ListenHandler, SubscriptionBus
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    SubscriptionBus,
+)
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.shared.inbound import InboundModernRoute
@@ -40,6 +45,9 @@ logger = logging.getLogger(__name__)
 HANDSHAKE_VERSIONS = frozenset(HANDSHAKE_PROTOCOL_VERSIONS)
 
 _LISTS = ("tools", "prompts", "resources")
+
+_ECHOES: ContextVar[bool] = ContextVar("mcp_sessions_echoes", default=False)
+"""What is published just now was announced by another process already."""
 
 
 def is_server(candidate: object) -> bool:
@@ -184,6 +192,8 @@ class SdkUpstream:
             return lambda: None
 
         def heard(event: ServerEvent) -> None:
+            if _ECHOES.get():
+                return
             notification = event_to_notification(event, {})
             dumped = notification.model_dump(by_alias=True, mode="json", exclude_none=True)
             params: dict[str, Any] = dumped.get("params") or {}
@@ -199,6 +209,20 @@ class SdkUpstream:
             return False
         await self._bus.publish(event)
         return True
+
+    async def echo(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """See :class:`Upstream`. A bus that is not the SDK's own may reach other processes by
+        itself: what came from there is not put on it again.
+        """
+        event = event_from_wire(method, params)
+        bus = self._bus
+        if event is None or not isinstance(bus, InMemorySubscriptionBus):
+            return
+        token = _ECHOES.set(True)
+        try:
+            await bus.publish(event)
+        finally:
+            _ECHOES.reset(token)
 
     @property
     def name(self) -> str:
