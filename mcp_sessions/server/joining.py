@@ -156,7 +156,7 @@ class Joining:
         channel.on_closed = lambda: self._tell_heard(join, name, is_open=False)
         channel.on_reopened = lambda: self._tell_heard(join, name, is_open=True)
         try:
-            await self._replicas.tell("join", to=join.runner, **_joined(join, name))
+            await self._ask_to_join(join, name)
             while not await self._went_on(join):
                 continue
         except asyncio.CancelledError:
@@ -172,6 +172,17 @@ class Joining:
             if here is not None and self._by_request.get(here) is join:
                 del self._by_request[here]
             channel.on_closed = channel.on_reopened = None
+
+    async def _ask_to_join(self, join: _Join, name: str) -> None:
+        try:
+            join.is_over = not await self._replicas.is_alive(join.runner)
+        except StoreUnavailable:
+            # Asked again when the store is back.
+            return
+        if join.is_over:
+            join.news.set()
+        else:
+            await self._replicas.tell("join", to=join.runner, **_joined(join, name))
 
     async def _went_on(self, join: _Join) -> bool:
         """One step; whether the request is answered.

@@ -21,6 +21,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import EVENTS, GET_STREAM, SessionId, StreamName
@@ -332,6 +335,15 @@ def lost(*kinds: str) -> Callable[[bytes], bool]:
 def events_are_lost(message: bytes) -> bool:
     """Everything that is published with an event is lost."""
     return b'"kind":' not in message
+
+
+def user(name: str, *scopes: str) -> AuthenticatedUser:
+    """What the SDK's authentication leaves in the scope of that user's requests."""
+    claims = {"iss": "https://issuer.example"}
+    token = AccessToken(
+        token=name, client_id="client", scopes=list(scopes), subject=name, claims=claims
+    )
+    return AuthenticatedUser(token)
 
 
 def numbers(messages: list[Json]) -> list[int]:
