@@ -24,6 +24,9 @@ from mcp_sessions.stores.base import Attachment, SessionStore
 
 logger = logging.getLogger(__name__)
 
+_ATTACHED_EVERY = 4
+"""Rounds between two looks at who has what is attached here. The next event would show it."""
+
 _CANCELLED = error_body(REQUEST_CANCELLED, "Request cancelled")
 
 Publish = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
@@ -61,6 +64,7 @@ class Telling:
         self._joining = joining
         self._forget = forget
         self._publish = publish
+        self._rounds = 0
         replicas.on("answer", self._answered)
         replicas.on("attached", self._attached)
         replicas.on("cancel", self._cancel)
@@ -190,7 +194,14 @@ class Telling:
             self._host.calls.fail(call, INVALID_REQUEST, text)
 
     async def _round(self) -> None:
-        """Sessions at work here may have ended elsewhere, and nobody was heard to say so."""
+        """Sessions at work here may have ended elsewhere, or left a connection of this
+        process for one elsewhere, and nobody was heard to say so.
+        """
+        self._rounds += 1
+        if self._rounds % _ATTACHED_EVERY == 0:
+            for connection in self._hub.connections():
+                for session_id in list(connection.attached):
+                    await self._hub.check_attached(session_id, connection)
         for session_id in list(self._host.held):
             if await self._store.head(session_id) is None:
                 if await self._store.load(session_id, now=0) is None:

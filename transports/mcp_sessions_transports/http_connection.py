@@ -61,7 +61,7 @@ class HttpConnection:
         "_elsewhere",
         "_finished",
         "_get",
-        "_get_opened_at",
+        "_get_opened",
         "_heads",
         "_over",
         "_policy",
@@ -122,7 +122,7 @@ class HttpConnection:
         self._primes = primes
         self._replicas = replicas
         self._get: LogFeed[SseStream] | None = None
-        self._get_opened_at = 0.0
+        self._get_opened = (0.0, 0.0)
         self._scopes: frozenset[str] = frozenset()
         self._cleared: set[SessionId] = set()
         self._over: set[SessionId] = set()
@@ -344,7 +344,7 @@ class HttpConnection:
             is_looked_at=self._replicas is not None,
         )
         self._get = feed
-        self._get_opened_at = asyncio.get_running_loop().time()
+        self._get_opened = (asyncio.get_running_loop().time(), self._clock())
         self._scopes, self._cleared = scopes, set(cleared)
         self._elsewhere = False
         self._heads.clear()
@@ -356,7 +356,7 @@ class HttpConnection:
         try:
             if self._replicas is not None:
                 await self._replicas.watch(self.session_id, GET_STREAM, self)
-                await self._replicas.tell("get_opened", session=self.session_id)
+                await self._tell_opened(self._replicas)
             await stream.serve(receive, send, headers)
         finally:
             stream.cut()
@@ -367,20 +367,36 @@ class HttpConnection:
                 if self._replicas is not None:
                     await self._replicas.unwatch(self.session_id, GET_STREAM, self)
 
-    def opened_elsewhere(self, process: str, own: str) -> None:
+    def opened_elsewhere(self, opened: tuple[float, str], own: str) -> bool:
         """Another process serves a GET stream of this connection: the older one ends.
 
         Args:
-            process: That process.
-            own: This one.
+            opened: When, by its clock, and its name.
+            own: This process's.
+
+        Returns:
+            False if this one is the newer of two that were opened at the same moment: the
+            other process has to be told.
         """
-        age = asyncio.get_running_loop().time() - self._get_opened_at
-        # Opened at the same moment, each is told of the other: then one of the two stays,
-        # and both processes say which. Later than that, theirs is the newer one.
-        if self._get is None or age > _SAME_MOMENT or process > own:
-            # What was handed out there is not told twice; where that ended is not known here.
-            self._elsewhere, self._sent = True, None
-            self.cut_get()
+        if self._get is not None:
+            age = asyncio.get_running_loop().time() - self._get_opened[0]
+            # In one moment the clocks decide, in both processes alike. After that, theirs is
+            # the newer one, whatever the clocks say.
+            if age <= _SAME_MOMENT and opened < (self._get_opened[1], own):
+                return False
+        # What was handed out there is not told twice; where that ended is not known here.
+        self._elsewhere, self._sent = True, None
+        self.cut_get()
+        return True
+
+    async def _tell_opened(self, replicas: Replicas, *, to: str | None = None) -> None:
+        at = self._get_opened[1]
+        await replicas.tell("get_opened", to=to, session=self.session_id, at=at)
+
+    async def insist(self, process: str) -> None:
+        """Tell a process whose GET stream is the older one."""
+        if self._replicas is not None:
+            await self._tell_opened(self._replicas, to=process)
 
     async def catch_up(self) -> list[SessionId]:
         """Relay what a process stored for this connection's sessions and had no time to

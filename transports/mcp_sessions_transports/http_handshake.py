@@ -396,10 +396,14 @@ class HandshakeHttp:
 
     # --- what other processes do -----------------------------------------------------------------
 
-    def _opened_elsewhere(self, message: dict[str, Any]) -> None:
+    def _opened_elsewhere(self, message: dict[str, Any]) -> Coroutine[Any, Any, None] | None:
         connection = self._local(message["session"])
-        if connection is not None:
-            connection.opened_elsewhere(message["from"], self._served.host.process)
+        if connection is None:
+            return None
+        opened = (message["at"], message["from"])
+        if connection.opened_elsewhere(opened, self._served.host.process):
+            return None
+        return connection.insist(message["from"])
 
     def _read_elsewhere(self, message: dict[str, Any]) -> Coroutine[Any, Any, None] | None:
         connection = self._local(message["session"])
