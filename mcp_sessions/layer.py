@@ -350,13 +350,13 @@ class SessionLayer:
                 task.cancel()
 
     async def _tell_draining(self, connection: TransportConnection) -> None:
-        sessions = set(connection.attached)
+        sessions = list(connection.attached)
         if isinstance(connection, HttpConnection):
             if self._replicas is not None and not connection.is_streaming:
                 # Other replicas serve it on, and nothing here is in its way.
                 return
             record = await self.store.load(connection.session_id, now=0)
-            sessions.update(record.carried if record is not None else ())
+            sessions.extend(record.carried if record is not None else ())
         for session_id in sessions:
             await self._hub.tell_detached(connection, session_id, Detached.DRAINING)
 

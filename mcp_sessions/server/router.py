@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -218,8 +218,15 @@ class Router:
             if arriving is not None:
                 self._arriving.discard(arriving)
 
-    async def notification(self, notification: Notification, inbound: Inbound) -> None:
-        """Take a notification. What is wrong with it is logged: it is owed no answer."""
+    async def notification(
+        self, notification: Notification, inbound: Inbound
+    ) -> Coroutine[Any, Any, None] | None:
+        """Take a notification. What is wrong with it is logged: it is owed no answer.
+
+        Returns:
+            What the wrapped server does with it, which may wait for the client; None:
+            nothing. Everything else that it changes is changed by then.
+        """
         method, params = notification.method, notification.params
         if method == "notifications/cancelled":
             await self._cancel(params, inbound)
@@ -231,15 +238,19 @@ class Router:
             association = await self._associate(params, inbound, None)
         except WireError as refused:
             logger.info("dropped %s: %s", method, refused)
-            return
+            return None
         record = association.admitted.record if association.admitted is not None else None
         peer = self._upstream_peer(inbound, record)
         carrier = Carrier(Request("", method, params), inbound, named=False)
         call = RunningRequest(carrier, record, None, self._host)
         call.request_id = None
-        await peer.notify(call, method, params)
-        if inbound.connection is None or inbound.modern:
-            await peer.close()
+
+        async def notify() -> None:
+            await peer.notify(call, method, params)
+            if inbound.connection is None or inbound.modern:
+                await peer.close()
+
+        return notify()
 
     async def answer(self, answer: Answer, inbound: Inbound) -> bool:
         """Take the answer to a request of ours; False if it is to none that is open."""

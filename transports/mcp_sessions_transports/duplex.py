@@ -333,7 +333,9 @@ class DuplexConnection:
             await router.answer(message, self._inbound(channel))
         elif isinstance(message, Notification):
             if not self._cancels_listen(message):
-                await router.notification(message, self._inbound(channel))
+                handled = await router.notification(message, self._inbound(channel))
+                if handled is not None:
+                    await handled
         elif message.method == "initialize" and not self.peer.modern:
             await self._initialize(message, channel)
         elif self._rules.is_modern(message.params) or self._lacks_envelope(message):

@@ -243,6 +243,7 @@ class HttpConnection:
     async def room(self) -> None:
         """See :class:`TransportConnection`."""
         if self._get is not None:
+            await self._get.room()
             await self._get.stream.room()
         else:
             # A handler that only emits must let others run.

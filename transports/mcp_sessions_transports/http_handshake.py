@@ -248,8 +248,10 @@ class HandshakeHttp:
             if connection is None and not self._may_be_alone(message):
                 await send_json(send, refusal(_MISSING), status=400)
                 return
-            # In a task: a handler may wait for the client, and the client for this 202.
-            self._start(self._served.router.notification(message, inbound))
+            handled = await self._served.router.notification(message, inbound)
+            if handled is not None:
+                # In a task: a handler may wait for the client, and the client for this 202.
+                self._start(handled)
             session_id = connection.session_id if connection is not None else None
             await send_empty(send, 202, session_id=session_id)
         elif await self._served.router.answer(message, inbound) or connection is not None:

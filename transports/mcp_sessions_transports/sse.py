@@ -174,6 +174,7 @@ class LogFeed(Generic[LaneT]):
         self._behind = is_behind
         self._is_looked_at = is_looked_at
         self._grew = False
+        self._reading = False
         position = parse_position(after)
         self._number = position.number if position is not None else -1
         self._final: SessionEventId | None = None
@@ -235,9 +236,24 @@ class LogFeed(Generic[LaneT]):
         if self._final is not None and self.last >= self._final:
             self.stream.finish()
 
+    async def room(self) -> None:
+        """For who stored an event: read what the stream is behind with, so that a peer that
+        takes nothing is seen by its full buffer.
+        """
+        if self._behind and not (self.stream.full or self.stream.closed):
+            await self._refill()
+
     async def _refill(self) -> bool:
-        if not self._behind:
+        if not self._behind or self._reading:
+            # Whoever reads just now wakes the stream.
             return False
+        self._reading = True
+        try:
+            return await self._read_on()
+        finally:
+            self._reading = False
+
+    async def _read_on(self) -> bool:
         self._grew = False
         try:
             events, refusal = await self._read(self.last)
@@ -259,4 +275,7 @@ class LogFeed(Generic[LaneT]):
                 break
             self._push(event)
         self._end_if_final()
+        if self._behind:
+            # Not for one who could not read at all: that would be asked again without end.
+            self.stream.wake()
         return bool(events)
