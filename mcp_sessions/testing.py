@@ -7,6 +7,8 @@ Every store of this project passes them, and so must yours::
     async def test_my_store() -> None:
         await check_session_store(lambda: MyStore(...))
 
+A store that processes share has an exchange, and :func:`check_exchange` is for that.
+
 They need no test framework and read no clock: time is passed in, so nothing waits for it.
 They assert what :class:`~mcp_sessions.stores.base.SessionStore` promises and no more: where
 it leaves a choice (what becomes of a session between its deadline and the next ``expire``)
@@ -17,9 +19,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -49,6 +51,7 @@ from mcp_sessions.stores.base import (
     Attached,
     Attachment,
     CurrentSession,
+    Exchange,
     KeyUse,
     Mode,
     Peer,
@@ -57,8 +60,15 @@ from mcp_sessions.stores.base import (
     SessionStore,
 )
 
+T = TypeVar("T")
+
 MakeStore = Callable[[], SessionStore]
 """A new store that is not open yet, is empty, and shares nothing with those made before."""
+
+MakeTwoStores = Callable[[], tuple[SessionStore, SessionStore]]
+"""Two stores that are not open yet, as two processes would make them: they share everything
+with each other, and nothing with those made before. Both have an ``exchange``.
+"""
 
 Check = Callable[[MakeStore], Awaitable[None]]
 """One rule: returns if the store keeps it, raises ``AssertionError`` if not."""
@@ -92,6 +102,21 @@ async def check_session_store(make: MakeStore) -> None:
     for check in STORE_CHECKS:
         with anyio.fail_after(60):
             await check(make)
+
+
+async def check_exchange(make_two: MakeTwoStores) -> None:
+    """Run every check of :data:`EXCHANGE_CHECKS`, for stores that processes share.
+
+    Raises:
+        AssertionError: The contract of :class:`~mcp_sessions.stores.base.Exchange` is broken.
+        TimeoutError: What had to be heard was not, within a minute.
+        RuntimeError: Python runs with ``-O``, which leaves out what the checks assert.
+    """
+    if not __debug__:
+        raise RuntimeError("the checks assert nothing under python -O")
+    for check in EXCHANGE_CHECKS:
+        with anyio.fail_after(60):
+            await check(make_two)
 
 
 # --- a session's life --------------------------------------------------------------------
@@ -862,6 +887,112 @@ STORE_CHECKS: Sequence[Check] = (
 """The rules, by name. Run them one by one to see which of them a store breaks."""
 
 
+# --- processes that share a store ----------------------------------------------------------
+
+
+async def a_message_reaches_one_process_or_all_the_others(make_two: MakeTwoStores) -> None:
+    """Whole, whatever its bytes; who sends to all is not among them."""
+    async with _two_processes(make_two) as (here, there):
+        every_byte = bytes(range(256)) + b"\r\n"
+        await here.exchange.send(every_byte, to=there.name)
+        await there.messages.until(1)
+        await here.exchange.send(b"all")
+        await there.messages.until(2)
+        await here.exchange.send(b"myself", to=here.name)
+        await there.exchange.send(b"")
+        await here.messages.until(1)
+        await here.exchange.send(b"nobody", to="nobody")
+        assert there.messages.heard == [every_byte, b"all"]
+        # Whether a process hears what it sends to itself is left open.
+        assert [message for message in here.messages.heard if message != b"myself"] == [b""]
+
+
+async def what_is_appended_to_a_watched_stream_is_heard(make_two: MakeTwoStores) -> None:
+    """By whoever appends, in any process that watches, in order and as it was stored."""
+    async with _two_processes(make_two) as (here, there):
+        session = await _new(here.store)
+        for process in (here, there):
+            await process.exchange.watch(session.id, EVENTS)
+            await process.exchange.watch(session.id, EVENTS)
+        stored: list[Appended] = []
+        for number in range(10):
+            if number % 3 == 1:
+                connection = ConnectionId(f"connection {number}") if number % 2 else None
+                await session.attach(connection)
+            store = (here if number % 2 else there).store
+            origin = SessionId("another") if number % 3 else None
+            draft = Draft(b'{"id":"', b'"}', f"key {number % 4}" if number % 5 else None, origin)
+            appended = await store.append(session.id, draft, now=NOW + number / 3)
+            assert appended is not None
+            stored.append(appended)
+        for process in (here, there):
+            await process.events.until(10)
+            assert process.events.heard == [
+                (session.id, EVENTS, each.event, each.attachment) for each in stored
+            ]
+            assert len({each.attachment for each in stored}) > 2
+
+
+async def what_nobody_watches_is_not_heard(make_two: MakeTwoStores) -> None:
+    """Streams and sessions never cross here either (pitfall F6), and an unwatch ends it."""
+    async with _two_processes(make_two) as (here, there):
+        watched, other = await _new(here.store), await _new(here.store)
+        await there.exchange.watch(watched.id, EVENTS)
+        await there.exchange.watch(watched.id, POST_STREAM)
+        await there.exchange.watch(other.id, GET_STREAM)
+        await there.exchange.unwatch(watched.id, POST_STREAM)
+        await there.exchange.unwatch(watched.id, POST_STREAM)
+        await here.store.append(other.id, MESSAGE, now=NOW)
+        for stream in (POST_STREAM, GET_STREAM, EVENTS):
+            await here.store.append(watched.id, MESSAGE, now=NOW, stream=stream)
+        await here.store.append(other.id, MESSAGE, now=NOW, stream=GET_STREAM)
+        await there.events.until(2)
+        places = [(session_id, stream) for session_id, stream, _, _ in there.events.heard]
+        assert places == [(watched.id, EVENTS), (other.id, GET_STREAM)]
+        assert not here.events.heard
+        await there.exchange.watch(watched.id, POST_STREAM)
+        await here.store.append(watched.id, MESSAGE, now=NOW, stream=POST_STREAM)
+        await there.events.until(3)
+        assert there.events.heard[2][1] == POST_STREAM
+
+
+async def a_relayed_event_is_heard_as_an_append_is(make_two: MakeTwoStores) -> None:
+    """Its number is that of the stream it was relayed to (pitfall E5)."""
+    async with _two_processes(make_two) as (here, there):
+        stream = await _new(here.store, mode=Mode.TRANSPORT)
+        session = await _new(here.store)
+        await there.exchange.watch(stream.id, GET_STREAM)
+        start = await session.position(0)
+        after = parse_position(start)
+        assert after is not None
+        assert await here.store.carry(stream.id, session.id, FencingEpoch(1), after)
+        event = (await session.append(Draft(b"{}", key="a"))).event
+        relayed = await here.store.relay(stream.id, session.id, FencingEpoch(1), event, now=NOW)
+        await there.events.until(1)
+        assert there.events.heard == [(stream.id, GET_STREAM, relayed.event, None)]
+
+
+async def a_process_is_alive_until_it_leaves(make_two: MakeTwoStores) -> None:
+    """Pitfall B9. Who never joined is not alive."""
+    async with _two_processes(make_two) as (here, there):
+        for process in (here, there):
+            assert await here.exchange.is_alive(process.name)
+        assert not await here.exchange.is_alive("nobody")
+        await there.exchange.leave()
+        assert not await here.exchange.is_alive(there.name)
+        assert await here.exchange.is_alive(here.name)
+
+
+EXCHANGE_CHECKS: Sequence[Callable[[MakeTwoStores], Awaitable[None]]] = (
+    a_message_reaches_one_process_or_all_the_others,
+    what_is_appended_to_a_watched_stream_is_heard,
+    what_nobody_watches_is_not_heard,
+    a_relayed_event_is_heard_as_an_append_is,
+    a_process_is_alive_until_it_leaves,
+)
+"""The rules of an exchange, by name."""
+
+
 # --- what the checks are written in ------------------------------------------------------
 
 
@@ -1032,3 +1163,66 @@ def _number(event_id: str) -> int:
     position = parse_position(event_id)
     assert position is not None
     return position.number
+
+
+class _Heard(Generic[T]):
+    """What came in so far."""
+
+    def __init__(self) -> None:
+        self.heard: list[T] = []
+        self._grew = anyio.Event()
+
+    def add(self, item: T) -> None:
+        self.heard.append(item)
+        self._grew.set()
+
+    async def until(self, count: int) -> None:
+        """Wait until there are ``count``."""
+        with anyio.fail_after(20):
+            while len(self.heard) < count:
+                self._grew = anyio.Event()
+                await self._grew.wait()
+
+
+@dataclass
+class _Process:
+    """A store as one of several processes has it, and what that process heard."""
+
+    name: str
+    store: SessionStore
+    exchange: Exchange
+    messages: _Heard[bytes]
+    events: _Heard[tuple[SessionId, StreamName, LoggedEvent, Attachment | None]]
+    gaps: int = 0
+
+    def on_message(self, message: bytes) -> None:
+        self.messages.add(message)
+
+    def on_event(
+        self,
+        session_id: SessionId,
+        stream: StreamName,
+        event: LoggedEvent,
+        attachment: Attachment | None,
+    ) -> None:
+        self.events.add((session_id, stream, event, attachment))
+
+    def on_gap(self) -> None:
+        self.gaps += 1
+
+
+@asynccontextmanager
+async def _two_processes(
+    make_two: MakeTwoStores,
+) -> AsyncGenerator[tuple[_Process, _Process], None]:
+    async with AsyncExitStack() as opened:
+        processes: list[_Process] = []
+        for name, store in zip(("process-1", "process-2"), make_two(), strict=True):
+            await store.open(SessionPolicy(idle_timeout=IDLE, max_lifetime=LIFETIME))
+            opened.push_async_callback(store.close)
+            assert store.exchange is not None
+            process = _Process(name, store, store.exchange, _Heard(), _Heard())
+            await store.exchange.join(name, process)
+            processes.append(process)
+        yield processes[0], processes[1]
+        assert not processes[0].gaps and not processes[1].gaps, "nothing was lost"

@@ -10,6 +10,8 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.redis_server import stop_shared_redis
+
 # The store contract is plain asserts without a test framework; here they explain themselves.
 pytest.register_assert_rewrite("mcp_sessions.testing")
 
@@ -44,3 +46,10 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
     ]
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_redis_is_left() -> Generator[None]:
+    """The server that tests share is started by the first that needs it, and stopped here."""
+    yield
+    stop_shared_redis()

@@ -22,6 +22,7 @@ from typing import Any
 
 ROUNDS = 5
 SESSION = "io.modelcontextprotocol/session"
+REQUEST_KEY = "io.github.mcp-sessions/requestKey"
 MODERN = "2026-07-28"
 HANDSHAKE = "2025-11-25"
 
@@ -52,11 +53,12 @@ CASES = [
 class Server:
     """A server process and what it used of the CPU."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, *options: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         command = [sys.executable, "-m", "tests.bench.bench_servers", kind, str(self.port)]
+        command += options
         self.process = subprocess.Popen(command)
         deadline = time.monotonic() + 30
         while True:
@@ -114,9 +116,12 @@ class Client:
         self._http.close()
         self.call()
 
-    def call(self) -> None:
-        """One tools/call."""
-        self.send("tools/call", {"name": "echo", "arguments": {"text": "hello"}})
+    def call(self, key: str | None = None) -> None:
+        """One tools/call, with a request key or without one."""
+        params: dict[str, Any] = {"name": "echo", "arguments": {"text": "hello"}}
+        if key is not None:
+            params["_meta"] = {REQUEST_KEY: key}
+        self.send("tools/call", params)
 
     def send(self, method: str, params: dict[str, Any] | None, *, request: bool = True) -> Any:
         """Send one message; the decoded answer, if it was a request."""
@@ -124,7 +129,8 @@ class Client:
         if request:
             message["id"] = 1
         if params is not None:
-            message["params"] = {**params, "_meta": self._meta} if self._meta else params
+            meta = {**self._meta, **params.get("_meta", {})}
+            message["params"] = {**params, "_meta": meta} if meta else params
         headers = self._headers
         if self._meta:
             headers = {**headers, "mcp-method": method}

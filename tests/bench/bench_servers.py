@@ -1,4 +1,7 @@
-"""The servers that the other modules drive, a process each: ``bench_servers.py KIND [PORT]``."""
+"""The servers that the other modules drive, a process each.
+
+python -m tests.bench.bench_servers KIND [PORT [STORE]]
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,9 @@ def main() -> None:
     kind = sys.argv[1]
     match kind:
         case "ours":
-            SessionLayer(mcp_server()).run("http", port=int(sys.argv[2]), log_level="error")
+            store = sys.argv[3] if len(sys.argv) > 3 else "memory://"
+            layer = SessionLayer(mcp_server(), store=store)
+            layer.run("http", port=int(sys.argv[2]), log_level="error")
         case "sdk-stdio":
             mcp_server().run("stdio")
         case "ours-stdio":

@@ -25,8 +25,9 @@ def pins() -> dict[str, str]:
 
 def test_the_tested_lower_bounds_are_those_that_users_may_install() -> None:
     runtime = [Requirement(text) for text in PROJECT["dependencies"]]
-    # The one extra whose packages the tests for everybody use.
-    runtime += [Requirement(text) for text in PROJECT["optional-dependencies"]["fastmcp"]]
+    # The extras whose packages the tests for everybody use.
+    for extra in ("fastmcp", "redis"):
+        runtime += [Requirement(text) for text in PROJECT["optional-dependencies"][extra]]
 
     bounds = {requirement.name: Version(lowest(requirement)) for requirement in runtime}
 

@@ -147,3 +147,60 @@ def test_scripts_test_explains_itself_without_setting_up(argument: str, path: Pa
 
     assert done.returncode == (0 if argument == "--help" else 2)
     assert "usage: scripts/test [--all]" in done.stdout + done.stderr
+
+
+# --- a Redis server -----------------------------------------------------------------------
+
+
+def find_redis(path: Path, tmp_path: Path, *, is_debian: bool) -> subprocess.CompletedProcess[str]:
+    """Run ``find_redis`` as root of a Debian, or of something else."""
+    command(path, "id", "echo 0")
+    release = tmp_path / "debian_version"
+    if is_debian:
+        release.touch()
+    return bash(f"debian_release={release}; find_redis", path=path)
+
+
+@pytest.mark.parametrize("program", ["redis-server", "valkey-server"])
+def test_a_redis_or_a_valkey_on_path_is_taken_as_it_is(
+    program: str, path: Path, tmp_path: Path
+) -> None:
+    command(path, program, f"echo {program} v=7.0.15")
+    command(path, "apt-get", "exit 1")
+
+    done = find_redis(path, tmp_path, is_debian=True)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{program} v=7.0.15\n"
+
+
+def test_root_on_debian_gets_one_installed_and_is_told_first(path: Path, tmp_path: Path) -> None:
+    shutil.copy(shutil.which("chmod") or "/bin/chmod", path)
+    command(
+        path,
+        "apt-get",
+        'echo "apt-get $*" >&2',
+        f"printf '#!{BASH}\\necho installed' >{path}/redis-server",
+        f"chmod +x {path}/redis-server",
+    )
+
+    done = find_redis(path, tmp_path, is_debian=True)
+
+    assert (done.returncode, done.stdout) == (0, "installed\n")
+    said, did = done.stderr.splitlines()
+    assert "installing" in said and "--no-redis" in said
+    assert did.startswith("apt-get install") and did.endswith("redis-server")
+
+
+@pytest.mark.parametrize("is_debian", [False, True])
+def test_where_there_is_none_the_sentence_says_what_to_install(
+    is_debian: bool, path: Path, tmp_path: Path
+) -> None:
+    if is_debian:
+        command(path, "apt-get", "exit 100")
+
+    done = find_redis(path, tmp_path, is_debian=is_debian)
+
+    assert done.returncode == 1
+    for hint in ("sudo apt install redis-server", "brew install redis", "--no-redis"):
+        assert hint in done.stderr

@@ -49,6 +49,13 @@ def test_both_packages_tell_type_checkers_that_they_are_typed(wheel: zipfile.Zip
     assert {"mcp_sessions/py.typed", "mcp_sessions_transports/py.typed"} <= set(wheel.namelist())
 
 
+def test_the_scripts_of_the_redis_store_are_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+    scripts = {str(path.relative_to(ROOT)) for path in ROOT.glob("mcp_sessions/stores/lua/*.lua")}
+
+    assert len(scripts) > 20
+    assert scripts <= set(wheel.namelist())
+
+
 def test_the_wheel_has_the_version_the_licence_and_the_command(wheel: zipfile.ZipFile) -> None:
     info = f"mcp_sessions-{__version__}.dist-info"
 

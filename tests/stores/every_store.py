@@ -1,11 +1,40 @@
 """The stores that every test of the contract runs on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import pytest
 
 from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.testing import MakeStore
+from mcp_sessions.testing import MakeStore, MakeTwoStores
+from tests.support.redis_server import redis_store, two_redis_stores
 
 STORES: Mapping[str, MakeStore] = {
     "memory": MemoryStore,
+    "redis": redis_store,
 }
 """Name → how to make one that is empty and not open yet."""
+
+EXCHANGES: Mapping[str, MakeTwoStores] = {"redis": two_redis_stores}
+"""Name → how to make two that share everything."""
+
+MARKS: Mapping[str, pytest.MarkDecorator] = {"redis": pytest.mark.redis}
+"""Name → what leaves its tests out, where something must be there for them."""
+
+
+def every_store(*others: object, name: str = "") -> list[object]:
+    """A parameter set for each store: how to make it, then ``others``."""
+    return _sets(STORES, others, name)
+
+
+def every_exchange(*others: object, name: str = "") -> list[object]:
+    """The same for each exchange."""
+    return _sets(EXCHANGES, others, name)
+
+
+def _sets(makers: Mapping[str, object], others: Sequence[object], name: str) -> list[object]:
+    sets: list[object] = []
+    for store, make in makers.items():
+        marks = [MARKS[store]] if store in MARKS else []
+        case = f"{store}-{name}" if name else store
+        sets.append(pytest.param(make, *others, id=case, marks=marks))
+    return sets

@@ -2,21 +2,28 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from mcp_sessions.testing import STORE_CHECKS, Check, MakeStore, check_session_store
-from tests.stores.every_store import STORES
+from mcp_sessions.testing import (
+    EXCHANGE_CHECKS,
+    STORE_CHECKS,
+    Check,
+    MakeStore,
+    MakeTwoStores,
+    check_exchange,
+    check_session_store,
+)
+from tests.stores.every_store import every_exchange, every_store
 
 ROOT = Path(__file__).parents[2]
 
 
 def every_check_of_every_store() -> Iterator[object]:
-    for name, make in STORES.items():
-        for check in STORE_CHECKS:
-            yield pytest.param(make, check, id=f"{name}-{check.__name__}")
+    for check in STORE_CHECKS:
+        yield from every_store(check, name=check.__name__)
 
 
 @pytest.mark.anyio
@@ -26,19 +33,44 @@ async def test_a_store_keeps_the_contract(make: MakeStore, check: Check) -> None
     await check(make)
 
 
-def test_every_check_is_in_the_list() -> None:
+def every_check_of_every_exchange() -> Iterator[object]:
+    for check in EXCHANGE_CHECKS:
+        yield from every_exchange(check, name=check.__name__)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("make_two", "check"), list(every_check_of_every_exchange()))
+async def test_an_exchange_keeps_its_contract(
+    make_two: MakeTwoStores, check: Callable[[MakeTwoStores], Awaitable[None]]
+) -> None:
+    """As above."""
+    await check(make_two)
+
+
+@pytest.mark.parametrize(
+    ("checks", "runs_all", "argument"),
+    [
+        (STORE_CHECKS, check_session_store, "make"),
+        (EXCHANGE_CHECKS, check_exchange, "make_two"),
+    ],
+    ids=["store", "exchange"],
+)
+def test_every_check_is_in_the_list(
+    checks: Sequence[Callable[..., object]], runs_all: Callable[..., object], argument: str
+) -> None:
     """A check that nobody runs passes for ever."""
     module = sys.modules[check_session_store.__module__]
     written = [
         value
-        for value in vars(module).values()
+        for name, value in vars(module).items()
         if getattr(value, "__module__", None) == module.__name__
-        and list(getattr(value, "__annotations__", ())) == ["make", "return"]
-        and value is not check_session_store
+        and list(getattr(value, "__annotations__", ())) == [argument, "return"]
+        and value is not runs_all
+        and not name.startswith("_")
     ]
 
-    assert list(STORE_CHECKS) == written
-    assert all(check.__doc__ for check in STORE_CHECKS)
+    assert list(checks) == written
+    assert all(check.__doc__ for check in checks)
 
 
 def test_the_checks_need_no_test_framework_and_no_sdk() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from mcp_sessions.core.log import Draft, EventLog, LoggedEvent, Window
+from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, LoggedEvent, Window
 from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import LogEpoch, SessionId
 from mcp_sessions_transports.sse import (
@@ -571,3 +571,21 @@ async def test_a_frame_can_leave_an_event_out() -> None:
     assert feed.last.endswith("4")
     stream.cut()
     await done(task)
+
+
+async def test_a_stream_ends_when_its_log_was_made_anew() -> None:
+    """E2: the numbers of the new log are small again; taken for old ones, all of its events would
+    be dropped in silence. Whoever comes back is told.
+    """
+    log, stream, peer = Log(), stream_of(limit=10**6), Peer()
+    feed = LogFeed(stream, log.read, log.start, plain_frame)
+    task = serving(stream, peer)
+    for number in range(3):
+        feed.offer(log.add(str(number)))
+    await cycles()
+    log.log = EventLog(LogEpoch("2" * 19), UNBOUNDED)
+
+    feed.offer(log.add("new"))
+
+    await done(task)
+    assert texts(peer) == ["0", "1", "2"]

@@ -177,6 +177,7 @@ class LogFeed(Generic[LaneT]):
         self._reading = False
         position = parse_position(after)
         self._number = position.number if position is not None else -1
+        self._log_epoch = position.log_epoch if position is not None else ""
         self._final: SessionEventId | None = None
         stream.refill = self._refill
 
@@ -191,6 +192,10 @@ class LogFeed(Generic[LaneT]):
         if self._behind or self.stream.closed:
             self._grew = True
             self.stream.wake()
+        elif not event.event_id.startswith(self._log_epoch):
+            # The log was made anew, and what was lost with the old one the client can only be
+            # told when it comes back.
+            self.stream.cut()
         elif event.number <= self._number:
             # It was read from the log before its append returned here.
             self._end_if_final()

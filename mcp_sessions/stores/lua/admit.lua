@@ -1,0 +1,31 @@
+-- needs: session keys
+-- ARGV: owner, mode, now, idle, held, fencing epoch (empty: any), key, cost of the key (empty: no
+-- key), digest, runner, scopes, most bytes of keys, lifetime of keys
+local owner, mode, now, idle = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local found = record()
+if not found then
+    return false
+end
+local fields = found[1]
+local ends = seconds(fields[7])
+if fields[3] ~= owner or now >= (ARGV[5] == '1' and ends or seconds(fields[6])) then
+    return false
+end
+if fields[2] ~= mode then
+    -- A conversation is of another protocol: there it is nobody's session.
+    if mode == 'conversation' or fields[2] == 'conversation' then
+        return false
+    end
+    return { 'other_mode', found }
+end
+if ARGV[6] ~= '' and ARGV[6] ~= fields[9] then
+    return { 'displaced', found }
+end
+fields[6] = move_deadline(now, idle, ends)
+if ARGV[8] == '' then
+    return { 'admitted', found }
+end
+local all = open_keys(ARGV[12], ARGV[13])
+local begun, entry, answer = begin_key(
+    all, ARGV[7], tonumber(ARGV[8]), ARGV[9], ARGV[10], ARGV[11], now)
+return { 'admitted', found, begun, entry and entry.runner, entry and entry.scopes, answer }

@@ -1,0 +1,7 @@
+-- needs: session
+local found, member = record(), redis.call('HGET', base, 'member')
+local tokens = redis.call('HGETALL', base .. ':u')
+if found then
+    delete()
+end
+return { member, found, tokens }

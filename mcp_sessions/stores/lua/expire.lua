@@ -1,0 +1,18 @@
+-- needs: session
+-- ARGV: now, idle, held
+local now = tonumber(ARGV[1])
+local times = redis.call('HMGET', base, 'expires', 'ends')
+if not times[1] then
+    return { 'gone' }
+end
+local expires, ends = seconds(times[1]), seconds(times[2])
+if expires > now then
+    return { 'later', times[1] }
+end
+if ARGV[3] == '1' and ends > now then
+    return { 'later', move_deadline(now, tonumber(ARGV[2]), ends) }
+end
+local found = record()
+local tokens = redis.call('HGETALL', base .. ':u')
+delete()
+return { 'over', found, tokens }

@@ -1,0 +1,91 @@
+-- What every script on one session needs. It is put in front of each of them.
+--
+-- KEYS[1] is the session's hash. Its other keys begin with the same text, which holds the
+-- session's hash tag, so that all of them are in one slot of a cluster; some are known only
+-- here (one per stream), so they are not declared.
+--
+-- Time is an argument. A time to live is only for what nobody comes back for: it runs out
+-- MARGIN after the deadline, and nothing is decided by it.
+
+local base = KEYS[1]
+
+-- Seconds. The margin must be longer than a server that went away needs to come back and
+-- expire the session itself.
+local MARGIN, SLACK = 900, 450
+
+-- A number, to the last bit.
+local function exact(number)
+    return string.format('%.17g', number)
+end
+
+local function whole(number)
+    return string.format('%.0f', number)
+end
+
+local function seconds(text)
+    if text == 'inf' then
+        return math.huge
+    end
+    return tonumber(text)
+end
+
+-- All that is known of the session but its logs, keys and data; false: it is not there.
+local function record()
+    local fields = redis.call('HMGET', base, 'id', 'mode', 'owner', 'maker', 'created', 'expires',
+        'ends', 'peer', 'fence', 'conn', 'current', 'opened', 'lists', 'waits', 'statev')
+    if not fields[1] then
+        return false
+    end
+    return {
+        fields,
+        redis.call('HKEYS', base .. ':u'),
+        redis.call('HGETALL', base .. ':s'),
+        redis.call('HGETALL', base .. ':c'),
+    }
+end
+
+local function keys()
+    local all = { base }
+    for _, suffix in ipairs({ ':u', ':s', ':c', ':d', ':q', ':qf', ':qa' }) do
+        all[#all + 1] = base .. suffix
+    end
+    for _, field in ipairs(redis.call('HKEYS', base)) do
+        if string.sub(field, 1, 2) == 'l:' then
+            local stream = string.sub(field, 3)
+            all[#all + 1] = base .. ':e:' .. stream
+            all[#all + 1] = base .. ':k:' .. stream
+        end
+    end
+    return all
+end
+
+local function delete()
+    redis.call('UNLINK', unpack(keys()))
+end
+
+-- A key that was just made goes when its session goes.
+local function share_lifetime(key)
+    local left = redis.call('PTTL', base)
+    if left > 0 then
+        redis.call('PEXPIRE', key, left)
+    end
+end
+
+-- The idle time begins anew; the new deadline, as text.
+local function move_deadline(now, idle, ends)
+    if ends == math.huge then
+        return 'inf'
+    end
+    local expires = math.min(now + idle, ends)
+    redis.call('HSET', base, 'expires', exact(expires))
+    -- Not every time: there are many keys, and the margin is long.
+    local covered = tonumber(redis.call('HGET', base, 'covered') or '-1')
+    if expires > covered + SLACK or covered < 0 then
+        local left = whole((expires - now + MARGIN) * 1000)
+        redis.call('HSET', base, 'covered', exact(expires))
+        for _, key in ipairs(keys()) do
+            redis.call('PEXPIRE', key, left)
+        end
+    end
+    return exact(expires)
+end

@@ -1,0 +1,770 @@
+"""Sessions in Redis (7 or later) or Valkey, shared by every process that names the same one.
+
+Each method is one Lua script (``lua/``) on the session's own keys. What belongs to no single
+session (how many there are, whose they are, when they are due, who subscribed to what) lies in
+other slots of a cluster and is written by a script of its own, before or after, in the order in
+which the death of this process leaves too much there and never too little. What is too much is
+found when it is read.
+
+Keys, where ``NS`` is the namespace, ``T`` a digest of the session id and ``U`` one of a URI::
+
+    NS:{T}            hash: the session, and the counters of its logs
+    NS:{T}:e:STREAM   stream: events        NS:{T}:k:STREAM  hash: coalescing keys
+    NS:{T}:u          hash: subscriptions   NS:{T}:s  hash: state    NS:{T}:d  string: data
+    NS:{T}:c          hash: carried         NS:{T}:q  NS:{T}:qf  NS:{T}:qa   request keys
+    {NS}:all          sorted set: every session, by deadline
+    {NS}:of:P         set: those of the principal with digest P
+    NS:uri:{U}        hash: subscribers
+    NS:alive:PROCESS  a process that lives (``redis_exchange.py``)
+
+All of them have a time to live, but for a conversation's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import secrets
+import time
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.errors import ConfigurationError, LimitReached, Refusal
+from mcp_sessions.ids import (
+    EVENTS,
+    GET_STREAM,
+    ConnectionId,
+    FencingEpoch,
+    LogEpoch,
+    Position,
+    RequestKey,
+    SessionEventId,
+    SessionId,
+    StreamName,
+    parse_position,
+)
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import Principal
+from mcp_sessions.security import mint_log_epoch, mint_session_id
+from mcp_sessions.stores import redis_scripts as scripts
+from mcp_sessions.stores.base import (
+    Admitted,
+    Appended,
+    Attached,
+    CurrentSession,
+    Data,
+    Exchange,
+    KeyUse,
+    Mode,
+    Peer,
+    Relayed,
+    SessionRecord,
+)
+from mcp_sessions.stores.redis_exchange import RedisExchange
+from mcp_sessions.stores.redis_link import TIMEOUT, Link, Value, connections_to, unavailable
+from mcp_sessions.stores.redis_records import (
+    Answer,
+    attachment_of,
+    decoded,
+    encoded,
+    event_of,
+    events_of,
+    fields_of,
+    owner_of,
+    packed,
+    record_of,
+    tag_of,
+    tokens_of,
+    unpacked,
+)
+from mcp_sessions.stores.redis_scripts import Script
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NAMESPACE = "mcp-sessions"
+OLDEST_VERSION = 7
+MARGIN = 900
+"""Seconds that a key lives on after its session's deadline; ``lua/session.lua`` has it too."""
+
+IN_FLIGHT = 60
+"""Seconds after which a step that another process had begun is taken for one that died with
+it."""
+
+_KEY_COST = 96
+_BATCH = 200
+_NAMESPACE = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
+
+
+class RedisStore:
+    """A :class:`~mcp_sessions.stores.base.SessionStore` of Lua scripts."""
+
+    name = "redis"
+    survives_process = True
+    remembers = True
+
+    def __init__(
+        self, url: str, *, namespace: str | None = None, timeout: float | None = None
+    ) -> None:
+        """Take what it works with; nothing is connected yet.
+
+        Args:
+            url: ``redis://``, ``rediss://``, ``valkey://``, ``valkeys://`` or ``unix://``; its
+                query may hold ``namespace``, ``timeout`` and the options of redis-py.
+            namespace: The beginning of every key, for stores that share one Redis; 1 to 64 of
+                ``A-Z a-z 0-9 _ . : -``. None: ``mcp-sessions``.
+            timeout: Seconds that an answer may take; None: 3.
+
+        Raises:
+            ConfigurationError: The URL, the namespace or the timeout cannot be used.
+        """
+        parts = urlsplit(url)
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        named, seconds = options.pop("namespace", NAMESPACE), options.pop("timeout", TIMEOUT)
+        namespace = namespace if namespace is not None else named
+        if _NAMESPACE.fullmatch(namespace) is None:
+            raise ConfigurationError("a namespace has 1 to 64 of A-Z a-z 0-9 _ . : -")
+        try:
+            timeout = timeout if timeout is not None else float(seconds)
+        except ValueError:
+            timeout = 0
+        if not 0 < timeout < math.inf:
+            raise ConfigurationError("a store's timeout is a positive number of seconds")
+        make = connections_to(urlunsplit(parts._replace(query=urlencode(options))))
+        self._namespace = namespace
+        self._policy = SessionPolicy()
+        self._link = Link(make, timeout)
+        self._all = f"{{{namespace}}}:all"
+        self.exchange: Exchange | None = RedisExchange(make, self._link, namespace, self._key)
+
+    async def open(self, policy: SessionPolicy) -> None:
+        """Connect, and serve within the limits of ``policy``.
+
+        Raises:
+            ConfigurationError: It is too old.
+        """
+        self._policy = policy
+        answer = await self._command("INFO")
+        about = dict(
+            line.split(":", 1)
+            for line in answer.decode("utf-8", "replace").split("\r\n")
+            if ":" in line
+        )
+        version = about.get("redis_version", "0")
+        if int(version.partition(".")[0]) < OLDEST_VERSION:
+            raise ConfigurationError(
+                f"the server is Redis {version}; sessions need Redis {OLDEST_VERSION} or later, or "
+                "Valkey"
+            )
+        policy_name = about.get("maxmemory_policy", "noeviction")
+        if policy_name != "noeviction":
+            logger.warning(
+                "this Redis may evict sessions that are alive (maxmemory-policy %s); set it to "
+                "noeviction", policy_name,
+            )  # fmt: skip
+        if "master_replid" not in about:
+            logger.warning("this Redis does not tell its replication id: lost writes go unnoticed")
+
+    async def close(self) -> None:
+        """Let go of the connections. The sessions stay."""
+        if isinstance(self.exchange, RedisExchange):
+            await self.exchange.close()
+        await self._link.close()
+
+    async def create(
+        self, mode: Mode, principal: Principal, *, peer: Peer | None, now: float
+    ) -> SessionRecord:
+        """See :meth:`SessionStore.create`."""
+        policy = self._policy
+        session_id = mint_session_id()
+        forever = mode is Mode.CONVERSATION
+        ends_at = math.inf if forever else now + policy.max_lifetime
+        deadline = min(now + policy.idle_timeout, ends_at) if not forever else math.inf
+        owned = self._owned(owner_of(principal))
+        member = f"{tag_of(session_id)}.{owned[-16:]}.{int(time.time()):x}"
+        # A place first, then the session: a process that dies in between leaves a place that
+        # nobody has, which is given up when its deadline has passed.
+        for attempt in range(2):
+            reached = await self._run(
+                scripts.RESERVE,
+                [self._all, owned],
+                member,
+                repr(deadline),
+                policy.max_sessions,
+                policy.max_sessions_per_principal or 2**53,
+                0 if forever else self._list_lifetime,
+            )
+            if not reached:
+                break
+            if attempt or not await self._heal(self._all if reached == b"max_sessions" else owned):
+                raise LimitReached(reached.decode())
+        fields = fields_of(session_id, mode, principal, peer, ends_at)
+        fields |= {"created": repr(now), "expires": repr(deadline), "member": member}
+        flat = [part for pair in fields.items() for part in pair]
+        made = await self._on(
+            session_id, scripts.CREATE, repr(now), policy.idle_timeout, mint_log_epoch(), *flat
+        )
+        return record_of(made)
+
+    async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
+        """See :meth:`SessionStore.load`."""
+        found = await self._on(session_id, scripts.LOAD, repr(now))
+        return record_of(found) if found is not None else None
+
+    async def admit(
+        self,
+        session_id: SessionId,
+        principal: Principal,
+        *,
+        mode: Mode,
+        now: float,
+        held: bool = False,
+        fencing_epoch: FencingEpoch | None = None,
+        key: KeyUse | None = None,
+    ) -> Admitted | None:
+        """See :meth:`SessionStore.admit`."""
+        policy = self._policy
+        of_key: tuple[Value, ...] = ("", "")
+        if key is not None:
+            of_key = (
+                encoded(key.key),
+                len(key.key) + _KEY_COST,
+                key.digest,
+                key.runner,
+                packed(sorted(key.scopes)),
+                policy.request_key_bytes,
+                repr(policy.request_key_lifetime),
+            )
+        answer = await self._on(
+            session_id,
+            scripts.ADMIT,
+            owner_of(principal),
+            mode.value,
+            repr(now),
+            policy.idle_timeout,
+            int(held),
+            fencing_epoch if fencing_epoch is not None else "",
+            *of_key,
+        )
+        if answer is None:
+            return None
+        record = record_of(answer[1])
+        if answer[0] == b"displaced":
+            return Admitted(record, displaced=True)
+        if len(answer) == 2:
+            return Admitted(record)
+        begun = Begun(answer[2].decode())
+        if begun in (Begun.FULL, Begun.OTHER_CONTENT):
+            return Admitted(record, begun)
+        _, _, _, runner, scopes, outcome = answer
+        if key is not None and not key.scopes.issuperset(unpacked(scopes)):
+            return Admitted(record, Begun.FEWER_SCOPES)
+        return Admitted(record, begun, outcome, runner.decode())
+
+    async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
+        """See :meth:`SessionStore.touch`."""
+        idle = self._policy.idle_timeout
+        await _all_of(self._on(each, scripts.TOUCH, repr(now), idle) for each in session_ids)
+
+    async def end(self, session_id: SessionId) -> SessionRecord | None:
+        """See :meth:`SessionStore.end`."""
+        member, found, tokens = await self._on(session_id, scripts.END)
+        if found is None:
+            return None
+        record = record_of(found)
+        await self._forget(record.session_id, member, tokens)
+        return record
+
+    async def expire(
+        self, *, now: float, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        """See :meth:`SessionStore.expire`."""
+        held_tags = {tag_of(session_id) for session_id in held}
+        expired: list[SessionRecord] = []
+        skipped = 0
+        while len(expired) < limit:
+            wanted = min(limit - len(expired), _BATCH)
+            members: list[bytes] = await self._command(
+                "ZRANGEBYSCORE", self._all, "-inf", repr(now), "LIMIT", skipped, wanted
+            )
+            if not members:
+                break
+            done = await _all_of(self._expire(member, held_tags, now) for member in members)
+            for record, is_left in done:
+                skipped += is_left
+                if record is not None:
+                    expired.append(record)
+        return expired
+
+    async def append(
+        self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
+    ) -> Appended | None:
+        """See :meth:`SessionStore.append`."""
+        optional = (
+            draft.after,
+            encoded(draft.key) if draft.key is not None else None,
+            draft.origin,
+        )
+        answer = await self._on(
+            session_id,
+            scripts.APPEND,
+            stream,
+            repr(now),
+            mint_log_epoch(),
+            *self._window,
+            draft.before,
+            *(value if value is not None else b"" for value in optional),
+            "".join("0" if value is None else "1" for value in optional),
+        )
+        if answer is None:
+            return None
+        epoch, number, payload, connection, fence = answer
+        event = event_of(
+            LogEpoch(epoch.decode()), int(number), payload, now, draft.key, draft.origin
+        )
+        return Appended(event, attachment_of(connection, fence))
+
+    async def read(
+        self,
+        session_id: SessionId,
+        after: str | None,
+        *,
+        now: float,
+        stream: StreamName = EVENTS,
+        limit: int | None = None,
+    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+        """See :meth:`SessionStore.read`."""
+        answer = await self._on(
+            session_id,
+            scripts.READ,
+            stream,
+            repr(now),
+            mint_log_epoch(),
+            *self._window,
+            *_place(after),
+            limit if limit is not None else "",
+        )
+        if answer[0] is not None:
+            return (), Refusal(answer[0].decode())
+        return events_of(LogEpoch(answer[1].decode()), answer[2]), None
+
+    async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
+        """See :meth:`SessionStore.head`."""
+        return await self._head(session_id, stream, make=False)
+
+    async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
+        """See :meth:`SessionStore.open_stream`."""
+        return await self._head(session_id, stream, make=True)
+
+    async def drop_stream(self, session_id: SessionId, stream: StreamName) -> None:
+        """See :meth:`SessionStore.drop_stream`."""
+        await self._on(session_id, scripts.DROP_STREAM, stream)
+
+    async def drop_origin(
+        self,
+        session_id: SessionId,
+        origin: SessionId,
+        *,
+        stream: StreamName = GET_STREAM,
+        fencing_epoch: FencingEpoch | None = None,
+    ) -> None:
+        """See :meth:`SessionStore.drop_origin`."""
+        epoch = fencing_epoch if fencing_epoch is not None else ""
+        await self._on(session_id, scripts.DROP_ORIGIN, stream, origin, mint_log_epoch(), epoch)
+
+    async def carry(
+        self,
+        connection: SessionId,
+        origin: SessionId,
+        fencing_epoch: FencingEpoch,
+        after: Position,
+    ) -> bool:
+        """See :meth:`SessionStore.carry`."""
+        place = (after.log_epoch, after.number, mint_log_epoch())
+        return bool(await self._on(connection, scripts.CARRY, origin, fencing_epoch, *place))
+
+    async def relay(
+        self,
+        connection: SessionId,
+        origin: SessionId,
+        fencing_epoch: FencingEpoch,
+        event: LoggedEvent,
+        *,
+        now: float,
+        skips: bool = False,
+    ) -> Relayed:
+        """See :meth:`SessionStore.relay`."""
+        key = event.key[1] if event.key is not None else None
+        answer = await self._on(
+            connection,
+            scripts.RELAY,
+            origin,
+            fencing_epoch,
+            event.event_id.partition("-")[0],
+            event.number,
+            int(skips),
+            repr(now),
+            mint_log_epoch(),
+            *self._window,
+            event.payload,
+            encoded(key) if key is not None else b"",
+            int(key is not None),
+        )
+        if answer is None:
+            return Relayed()
+        epoch, number = LogEpoch(answer[1].decode()), int(answer[2])
+        if answer[0] == b"missing":
+            return Relayed(missing_after=Position(epoch, number))
+        return Relayed(event_of(epoch, number, event.payload, now, key, origin))
+
+    async def attach(
+        self,
+        session_id: SessionId,
+        connection_id: ConnectionId | None,
+        *,
+        now: float,
+        position: str | None = None,
+        only_if_free: bool = False,
+    ) -> Attached | None:
+        """See :meth:`SessionStore.attach`."""
+        answer = await self._on(
+            session_id,
+            scripts.ATTACH,
+            connection_id or "",
+            int(connection_id is not None),
+            int(only_if_free),
+            repr(now),
+            mint_log_epoch(),
+            *self._window,
+            *_place(position),
+        )
+        if answer is None:
+            return None
+        fence, epoch, number, previous, previous_fence, reason, entries, maker, waits = answer
+        log_epoch = LogEpoch(epoch.decode())
+        return Attached(
+            FencingEpoch(int(fence)),
+            Position(log_epoch, int(number)).event_id(),
+            attachment_of(previous, previous_fence),
+            events_of(log_epoch, entries),
+            Refusal(reason.decode()) if reason is not None else None,
+            frozenset(unpacked(maker)[0]),
+            SessionEventId(waits.decode()) if waits is not None else None,
+        )
+
+    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
+        """See :meth:`SessionStore.detach`."""
+        return bool(await self._on(session_id, scripts.DETACH, fencing_epoch))
+
+    async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
+        """See :meth:`SessionStore.set_current`."""
+        value = packed([current.session_id, current.fencing_epoch]) if current is not None else None
+        await self._set(session_id, "current", value)
+
+    async def mark_stream_opened(self, session_id: SessionId) -> bool:
+        """See :meth:`SessionStore.mark_stream_opened`."""
+        return await self._set(session_id, "opened", b"1")
+
+    async def subscribe(self, session_id: SessionId, uri: str) -> bool:
+        """See :meth:`SessionStore.subscribe`."""
+        # The list of subscribers first: a process that dies in between leaves one there who is
+        # none, and whom the next reader finds out. The other way round a subscription that
+        # the session has would never be served.
+        tag, token = tag_of(session_id), _token(session_id)
+        key = self._subscribers_key(uri)
+        await self._run(scripts.NOTE_SUBSCRIBER, [key], tag, token, self._list_lifetime)
+        most = self._policy.max_subscriptions
+        outcome = await self._on(session_id, scripts.SUBSCRIBE, encoded(uri), token, most)
+        if outcome == b"for ever":
+            await self._run(scripts.NOTE_SUBSCRIBER, [key], tag, token, 0)
+        elif outcome != b"subscribed":
+            await self._run(scripts.DROP_SUBSCRIBER, [key], tag, token)
+        if outcome == b"full":
+            raise LimitReached("max_subscriptions")
+        return outcome != b"gone"
+
+    async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
+        """See :meth:`SessionStore.unsubscribe`."""
+        answer = await self._on(session_id, scripts.UNSUBSCRIBE, encoded(uri))
+        if answer[0] and answer[1] is not None:
+            await self._drop_subscribers(session_id, {encoded(uri): answer[1]})
+        return bool(answer[0])
+
+    async def subscribers(self, uri: str) -> Sequence[SessionId]:
+        """See :meth:`SessionStore.subscribers`."""
+        key = self._subscribers_key(uri)
+        tokens = tokens_of(await self._command("HGETALL", key))
+        asked = encoded(uri)
+        found = await _all_of(
+            self._command("HGET", f"{self._key_of(tag.decode())}:u", asked) for tag in tokens
+        )
+        subscribed: list[SessionId] = []
+        for (tag, token), own in zip(tokens.items(), found, strict=True):
+            made, _, session_id = token.decode().partition(" ")
+            if own is not None:
+                subscribed.append(SessionId(session_id))
+            elif int(made.partition(".")[0], 16) < time.time() - IN_FLIGHT:
+                await self._run(scripts.DROP_SUBSCRIBER, [key], tag, token)
+        return subscribed
+
+    async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
+        """See :meth:`SessionStore.all_sessions`."""
+        if principal is None:
+            members = await self._command("ZRANGE", self._all, 0, -1)
+        else:
+            members = await self._command("SMEMBERS", self._owned(owner_of(principal)))
+        records = await _all_of(
+            self._run(scripts.LOAD, [self._key_of(_tag(member))], "") for member in members
+        )
+        for member, record in zip(members, records, strict=True):
+            if record is None and _is_old(member):
+                await self._release(member)
+        return [record_of(record) for record in records if record is not None]
+
+    async def set_filter(
+        self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]
+    ) -> bool:
+        """See :meth:`SessionStore.set_filter`."""
+        if len(uris) > self._policy.max_subscriptions:
+            if await self._command("EXISTS", self._key(session_id)):
+                raise LimitReached("max_subscriptions")
+            return False
+        tag, token = tag_of(session_id), _token(session_id)
+        wanted = {encoded(uri): token.encode() for uri in uris}
+        await self._note_subscribers(tag, token, uris, self._list_lifetime)
+        answer = await self._on(
+            session_id, scripts.SET_FILTER, packed(sorted(lists)), token, *wanted
+        )
+        if answer is None:
+            await self._drop_subscribers(session_id, wanted)
+            return False
+        if answer[0] == b"for ever":
+            await self._note_subscribers(tag, token, uris, 0)
+        before = tokens_of(answer[1])
+        gone = {uri: token for uri, token in before.items() if uri not in wanted}
+        await self._drop_subscribers(session_id, gone)
+        return True
+
+    async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
+        """See :meth:`SessionStore.set_waits_from`."""
+        await self._set(session_id, "waits", event_id.encode() if event_id is not None else None)
+
+    async def change_state(
+        self, session_id: SessionId, changed: Mapping[str, Any], removed: Collection[str]
+    ) -> SessionRecord | None:
+        """See :meth:`SessionStore.change_state`."""
+        flat = [part for key, value in changed.items() for part in (encoded(key), packed(value))]
+        gone = [encoded(key) for key in removed]
+        found = await self._on(session_id, scripts.CHANGE_STATE, len(gone), *gone, *flat)
+        return record_of(found) if found is not None else None
+
+    async def finish_request(
+        self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
+    ) -> bool:
+        """See :meth:`SessionStore.finish_request`."""
+        policy = self._policy
+        return bool(
+            await self._on(
+                session_id,
+                scripts.FINISH,
+                encoded(key),
+                int(outcome is not None),
+                outcome or b"",
+                repr(now),
+                policy.request_key_bytes,
+                repr(policy.request_key_lifetime),
+            )
+        )
+
+    async def load_data(self, session_id: SessionId) -> Data | None:
+        """See :meth:`SessionStore.load_data`."""
+        answer = await self._on(session_id, scripts.LOAD_DATA)
+        if answer is None:
+            return None
+        version, value = answer
+        return Data(unpacked(value) if value is not None else {}, int(version or 0))
+
+    async def replace_data(
+        self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
+    ) -> bool:
+        """See :meth:`SessionStore.replace_data`."""
+        # Random, not counted: after a loss no version names another value than before.
+        version = secrets.randbits(53) | 1
+        answer = await self._on(
+            session_id, scripts.REPLACE_DATA, expected_version, version, packed(dict(value))
+        )
+        return bool(answer)
+
+    # --- one session ---------------------------------------------------------------------
+
+    @property
+    def _window(self) -> tuple[Value, ...]:
+        policy = self._policy
+        return policy.max_events, policy.max_bytes, repr(policy.max_age)
+
+    async def _head(
+        self, session_id: SessionId, stream: StreamName, *, make: bool
+    ) -> Position | None:
+        answer = await self._on(session_id, scripts.HEAD, stream, mint_log_epoch(), int(make))
+        if answer is None:
+            return None
+        return Position(LogEpoch(answer[0].decode()), int(answer[1]))
+
+    async def _set(self, session_id: SessionId, field: str, value: bytes | None) -> bool:
+        given = int(value is not None)
+        return bool(await self._on(session_id, scripts.SET, field, value or b"", given))
+
+    # --- what belongs to no single session -----------------------------------------------
+
+    @property
+    def _list_lifetime(self) -> int:
+        """Milliseconds that a list is kept after a session was put into it."""
+        return math.ceil((self._policy.max_lifetime + MARGIN) * 1000)
+
+    async def _expire(
+        self, member: bytes, held: Collection[str], now: float
+    ) -> tuple[SessionRecord | None, bool]:
+        """The record, if the session is over; whether its place is due still."""
+        tag = _tag(member)
+        outcome, *rest = await self._run(
+            scripts.EXPIRE,
+            [self._key_of(tag)],
+            repr(now),
+            self._policy.idle_timeout,
+            int(tag in held),
+        )
+        if outcome == b"later":
+            # XX: whoever ended it meanwhile has taken it out.
+            await self._command("ZADD", self._all, "XX", rest[0], member)
+            return None, False
+        if outcome == b"gone":
+            # Its time to live ran out while no server was there, or it is being made.
+            is_left = not _is_old(member)
+            if not is_left:
+                await self._release(member)
+            return None, is_left
+        record = record_of(rest[0])
+        await self._forget(record.session_id, member, rest[1])
+        return record, False
+
+    async def _forget(
+        self, session_id: SessionId, member: bytes | None, tokens: Sequence[bytes]
+    ) -> None:
+        if member is not None:
+            await self._release(member)
+        await self._drop_subscribers(session_id, tokens_of(tokens))
+
+    async def _release(self, member: bytes) -> None:
+        owned = f"{{{self._namespace}}}:of:{member.decode().split('.')[1]}"
+        await self._run(scripts.RELEASE, [self._all, owned], member)
+
+    async def _heal(self, places: str) -> bool:
+        """Give up the places of sessions that are not there; whether there were any."""
+        kind = "ZRANGE" if places == self._all else "SMEMBERS"
+        members: list[bytes] = await self._command(
+            kind, places, *((0, -1) if kind[0] == "Z" else ())
+        )
+        old = [member for member in members if _is_old(member)]
+        there = await _all_of(self._command("EXISTS", self._key_of(_tag(member))) for member in old)
+        gone = [member for member, is_there in zip(old, there, strict=True) if not is_there]
+        await _all_of(self._release(member) for member in gone)
+        return bool(gone)
+
+    async def _note_subscribers(
+        self, tag: str, token: str, uris: Iterable[str], lifetime: int
+    ) -> None:
+        await _all_of(
+            self._run(scripts.NOTE_SUBSCRIBER, [self._subscribers_key(uri)], tag, token, lifetime)
+            for uri in uris
+        )
+
+    async def _drop_subscribers(self, session_id: SessionId, tokens: Mapping[bytes, bytes]) -> None:
+        tag = tag_of(session_id)
+        await _all_of(
+            self._run(scripts.DROP_SUBSCRIBER, [self._subscribers_key(decoded(uri))], tag, token)
+            for uri, token in tokens.items()
+        )
+
+    # --- keys and scripts ----------------------------------------------------------------
+
+    def _key_of(self, tag: str) -> str:
+        return f"{self._namespace}:{{{tag}}}"
+
+    def _key(self, session_id: SessionId) -> str:
+        return self._key_of(tag_of(session_id))
+
+    def _owned(self, owner: bytes) -> str:
+        return f"{{{self._namespace}}}:of:{tag_of(owner.decode())[:16]}"
+
+    def _subscribers_key(self, uri: str) -> str:
+        return f"{self._namespace}:uri:{{{tag_of(uri)}}}"
+
+    async def _on(self, session_id: SessionId, script: Script, *args: Value) -> Answer:
+        return await self._run(script, [self._key(session_id)], *args)
+
+    async def _run(self, script: Script, keys: Sequence[str], *args: Value) -> Answer:
+        try:
+            try:
+                return await self._link.call("EVALSHA", script.sha, len(keys), *keys, *args)
+            except NoScriptError:
+                # Said before anything ran. This sends it, and the server keeps it.
+                return await self._link.call("EVAL", script.text, len(keys), *keys, *args)
+        except ResponseError as refused:
+            raise _translated(refused, script.name) from refused
+
+    async def _command(self, *args: Value) -> Answer:
+        try:
+            return await self._link.call(*args)
+        except ResponseError as refused:
+            raise _translated(refused, str(args[0])) from refused
+
+
+def _translated(refused: ResponseError, what: str) -> Exception:
+    if str(refused).startswith("EVENTIDS"):
+        return OverflowError("this event log has issued its last id")
+    logger.error("%s: %s", what, unavailable(refused))
+    return unavailable(refused)
+
+
+async def _all_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all calls answered, in their order; a bounded number of them is under way at once."""
+    answers: list[T] = []
+    batch: list[Coroutine[Any, Any, T]] = []
+    for call in calls:
+        batch.append(call)
+        if len(batch) == _BATCH:
+            answers += await asyncio.gather(*batch)
+            batch = []
+    return answers + await asyncio.gather(*batch)
+
+
+def _place(event_id: str | None) -> tuple[Value, ...]:
+    """Why the position is none (empty: it is one), its epoch and its number."""
+    if event_id is None:
+        return Refusal.NO_POSITION.value, "", 0
+    position = parse_position(event_id)
+    if position is None:
+        return Refusal.UNKNOWN_POSITION.value, "", 0
+    return "", position.log_epoch, position.number
+
+
+def _token(session_id: SessionId) -> str:
+    """Names one act of subscribing, so that undoing an older one does not undo it."""
+    return f"{int(time.time()):x}.{secrets.token_hex(6)} {session_id}"
+
+
+def _tag(member: bytes) -> str:
+    return member.decode().split(".")[0]
+
+
+def _is_old(member: bytes) -> bool:
+    """Whether whoever put it into a list had time enough to do the rest."""
+    return int(member.decode().split(".")[2], 16) < time.time() - IN_FLIGHT

@@ -1,0 +1,246 @@
+"""One connection to Redis that all tasks of a process share.
+
+redis-py connects, authenticates and parses; here commands are written as they come and their
+answers are handed out in order, so that a hundred tasks need one connection and no task waits
+for another one's round trip. Rules:
+
+1. A command is sent once. When its answer does not come, it is unknown whether it was
+   executed, and only its caller knows what that means: :class:`StoreUnavailable`.
+2. Nothing waits longer than the timeout: no answer for that long, and the connection is given up.
+3. A connection that was lost is made anew by the next call; after an attempt that failed all
+   calls fail at once for ``REST`` seconds. Nothing goes round by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from redis.asyncio import ConnectionPool
+from redis.exceptions import ReadOnlyError, RedisError, ResponseError
+
+from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+
+TIMEOUT = 3.0
+"""Seconds that an answer, or a connection, may take if nothing else is said."""
+
+REST = 0.5
+"""Seconds between two attempts to connect."""
+
+Value = bytes | str | int | float
+
+
+class Connection(Protocol):
+    """What we use of a connection of redis-py."""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a socket."""
+        ...
+
+    async def connect(self) -> None:
+        """Connect and authenticate."""
+        ...
+
+    async def disconnect(self, nowait: bool = False) -> None:
+        """Close."""
+        ...
+
+    def pack_command(self, *args: Value) -> list[bytes]:
+        """A command as it is written."""
+        ...
+
+    async def send_packed_command(self, command: list[bytes], check_health: bool = True) -> None:
+        """Write."""
+        ...
+
+    async def read_response(self, disable_decoding: bool = False) -> Any:
+        """The next answer."""
+        ...
+
+
+MakeConnection = Callable[[], Connection]
+
+
+def connections_to(url: str) -> MakeConnection:
+    """What makes connections to the Redis that ``url`` names.
+
+    Args:
+        url: ``redis://``, ``rediss://``, ``valkey://``, ``valkeys://`` or ``unix://``, with the
+            options of redis-py in its query.
+
+    Raises:
+        ConfigurationError: It names none, or an option is unknown. The text holds nothing of
+            the URL but its scheme: there may be a password in it.
+    """
+    parts = urlsplit(url)
+    scheme = parts.scheme.replace("valkey", "redis", 1)
+    # The timeouts are ours: a shared connection always has a reader that waits.
+    query = urlencode([pair for pair in parse_qsl(parts.query) if "timeout" not in pair[0]])
+    plain = urlunsplit((scheme, parts.netloc, parts.path, query, ""))
+    make = getattr(ConnectionPool, "from_url")  # noqa: B009 - its types are partly unknown
+    try:
+        pool = make(
+            plain,
+            socket_timeout=None,
+            socket_connect_timeout=TIMEOUT,
+            protocol=2,
+            client_name="mcp-sessions",
+        )
+        pool.make_connection()
+    except (ValueError, TypeError, RedisError) as failed:
+        raise ConfigurationError(f"not a usable {parts.scheme}:// URL for a store") from failed
+    return cast(MakeConnection, pool.make_connection)
+
+
+async def connected(make: MakeConnection, timeout: float) -> Connection:
+    """A new connection, ready.
+
+    Raises:
+        StoreUnavailable: It could not be made within ``timeout`` seconds.
+    """
+    connection = make()
+    try:
+        async with asyncio.timeout(timeout):
+            await connection.connect()
+    except (RedisError, OSError, TimeoutError) as failed:
+        await connection.disconnect(nowait=True)
+        raise unavailable(failed) from failed
+    except BaseException:
+        await connection.disconnect(nowait=True)
+        raise
+    return connection
+
+
+def unavailable(failed: BaseException) -> StoreUnavailable:
+    """``failed`` as the store's error. What a server says may quote what it was sent, and that
+    may be an id: only the kind of an error is repeated.
+    """
+    if isinstance(failed, ResponseError):
+        code = str(failed).partition(" ")[0]
+        kind = code if code.isupper() and code.isalpha() else type(failed).__name__
+        return StoreUnavailable(f"Redis refused: {kind}")
+    return StoreUnavailable(f"Redis is away: {type(failed).__name__}")
+
+
+class Link:
+    """One shared connection. Every method belongs to one event loop."""
+
+    def __init__(self, make: MakeConnection, timeout: float) -> None:
+        """Take what it works with.
+
+        Args:
+            timeout: Seconds that an answer, or a connection, may take.
+        """
+        self.timeout = timeout
+        self._make = make
+        self._connection: Connection | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._connecting = asyncio.Lock()
+        self._rests_until = 0.0
+        self._watch: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    async def call(self, *args: Value) -> Any:
+        """Send one command; its answer, as bytes.
+
+        Raises:
+            ResponseError: The server refused the command.
+            StoreUnavailable: No connection, or no answer in time.
+        """
+        connection = self._connection
+        if connection is None or not connection.is_connected:
+            connection = await self._connect()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        # From here to the write nothing waits: answers come in the order of the commands.
+        self._waiting.append((answer, loop.time() + self.timeout))
+        if self._watch is None:
+            self._watch = loop.call_later(self.timeout, self._look)
+        try:
+            await connection.send_packed_command(connection.pack_command(*args), False)
+        except (RedisError, OSError) as failed:
+            self._give_up(connection, failed)
+        return await answer
+
+    async def close(self) -> None:
+        """Close the connection; calls that wait fail."""
+        self._is_closed = True
+        if self._connection is not None:
+            self._give_up(self._connection, ConnectionError())
+        if self._reader is not None:
+            await asyncio.gather(self._reader, return_exceptions=True)
+
+    async def _connect(self) -> Connection:
+        async with self._connecting:
+            # Another task may have connected while this one waited.
+            if self._connection is not None and self._connection.is_connected:
+                return self._connection
+            loop = asyncio.get_running_loop()
+            if self._is_closed or loop.time() < self._rests_until:
+                raise StoreUnavailable("Redis is away")
+            if self._connection is not None:
+                self._give_up(self._connection, ConnectionError())
+            try:
+                self._connection = await connected(self._make, self.timeout)
+            except StoreUnavailable:
+                self._rests_until = loop.time() + REST
+                raise
+            self._reader = loop.create_task(self._read(self._connection))
+            return self._connection
+
+    async def _read(self, connection: Connection) -> None:
+        try:
+            while True:
+                try:
+                    answer = await connection.read_response(disable_decoding=True)
+                except ResponseError as refused:
+                    answer = refused
+                if connection is not self._connection:
+                    return
+                waiting, _ = self._waiting.popleft()
+                if waiting.done():
+                    # Whoever asked was cancelled.
+                    pass
+                elif isinstance(answer, ResponseError):
+                    waiting.set_exception(answer)
+                else:
+                    waiting.set_result(answer)
+                if isinstance(answer, ReadOnlyError):
+                    # It is a replica now. Its name may lead to another server already.
+                    raise answer
+        except (RedisError, OSError) as failed:
+            self._give_up(connection, failed)
+        finally:
+            await connection.disconnect(nowait=True)
+
+    def _look(self) -> None:
+        # One timer for all: the oldest call has waited longest.
+        self._watch = None
+        if not self._waiting:
+            return
+        loop, due = asyncio.get_running_loop(), self._waiting[0][1]
+        if due > loop.time():
+            self._watch = loop.call_at(due, self._look)
+        elif self._connection is not None:
+            self._rests_until = loop.time() + REST
+            self._give_up(self._connection, TimeoutError())
+
+    def _give_up(self, connection: Connection, failed: BaseException) -> None:
+        if connection is not self._connection:
+            return
+        self._connection = None
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        waiting, self._waiting = self._waiting, deque()
+        for answer, _ in waiting:
+            if not answer.done():
+                answer.set_exception(unavailable(failed))
+        if self._reader is not None and self._reader is not asyncio.current_task():
+            # It closes the connection on its way out.
+            self._reader.cancel()

@@ -1,0 +1,458 @@
+"""What only the store in Redis promises: its settings, its keys, what each call costs."""
+
+import logging
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.ids import (
+    EVENTS,
+    GET_STREAM,
+    ConnectionId,
+    FencingEpoch,
+    Position,
+    RequestKey,
+    SessionId,
+    StreamName,
+    parse_position,
+)
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.stores.base import LIVENESS, Attachment, KeyUse, Mode, Peer
+from mcp_sessions.stores.redis import MARGIN, RedisStore
+from mcp_sessions.stores.urls import open_store
+from tests.support.duplex import duplex_world
+from tests.support.modern import ModernClient, session_meta
+from tests.support.raw import keyed
+from tests.support.redis_server import (
+    asked,
+    binary,
+    keys_of,
+    namespace,
+    redis_server,
+    redis_store,
+    sent_by,
+    shared_redis,
+)
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+
+NOW = 1_800_000_000.0
+POLICY = SessionPolicy(idle_timeout=100, max_lifetime=1_000)
+KEY = KeyUse(RequestKey("key"), b"digest", "process-1")
+
+
+@asynccontextmanager
+async def opened(own: str | None = None, **limits: Any) -> AsyncGenerator[RedisStore]:
+    durations: dict[str, Any] = {"idle_timeout": 100, "max_lifetime": 1_000}
+    store = redis_store(own=own)
+    await store.open(SessionPolicy(**(durations | limits)))
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+class Deaf:
+    """Hears others, and does nothing about it."""
+
+    def on_message(self, message: bytes) -> None: ...
+
+    def on_event(
+        self,
+        session_id: SessionId,
+        stream: StreamName,
+        event: LoggedEvent,
+        attachment: Attachment | None,
+    ) -> None: ...
+
+    def on_gap(self) -> None: ...
+
+
+async def use_everything(store: RedisStore, mode: Mode = Mode.PROTOCOL) -> SessionId:
+    """A session that has a key of each kind."""
+    peer = Peer("2025-11-25", {"clientInfo": {"name": "client"}})
+    session_id = (await store.create(mode, ANONYMOUS, peer=peer, now=NOW)).session_id
+    for stream in (EVENTS, GET_STREAM):
+        for key in (None, "key"):
+            await store.append(session_id, Draft(b"{}", key=key), now=NOW, stream=stream)
+    await store.admit(session_id, ANONYMOUS, mode=mode, now=NOW, key=KEY)
+    await store.finish_request(session_id, KEY.key, b'"result":{}', now=NOW)
+    await store.subscribe(session_id, "note://1")
+    await store.change_state(session_id, {"a": 1}, ())
+    await store.replace_data(session_id, {"b": 2}, expected_version=0)
+    head = await store.head(session_id)
+    assert head is not None
+    await store.carry(session_id, SessionId("other"), FencingEpoch(1), head)
+    await store.attach(session_id, ConnectionId("here"), now=NOW)
+    return session_id
+
+
+# --- settings ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["redis", "valkey"])
+async def test_a_url_opens_it_whatever_the_server_is_called(scheme: str) -> None:
+    url = shared_redis().url.replace("redis", scheme, 1)
+    store = open_store(f"{url}/0?namespace={namespace()}&timeout=2.5")
+
+    await store.open(POLICY)
+    await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)
+    await store.close()
+
+    assert isinstance(store, RedisStore)
+
+
+async def test_a_unix_socket_opens_it(tmp_path: Path) -> None:
+    path = tmp_path / "redis.sock"
+    with redis_server("--unixsocket", str(path)):
+        store = open_store(f"unix://{path}")
+        await store.open(POLICY)
+        assert not await store.all_sessions()
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:secret@localhost/0?namespace=a{b}",
+        "redis://user:secret@localhost/0?namespace=",
+        "redis://user:secret@localhost/0?timeout=0",
+        "redis://user:secret@localhost/0?timeout=soon",
+        "redis://user:secret@localhost/0?no_such_option=1",
+        "redis://user:secret@localhost:port/0",
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        open_store(url)
+
+    assert "secret" not in str(refused.value)
+
+
+def test_without_its_library_the_error_names_the_extra() -> None:
+    script = (
+        "import sys; sys.modules['redis'] = None\n"
+        "from mcp_sessions.errors import ConfigurationError\n"
+        "from mcp_sessions.stores.urls import open_store\n"
+        "try: open_store('rediss://user:secret@localhost')\n"
+        "except ConfigurationError as refused: print(refused)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50
+    )
+
+    assert "pip install 'mcp-sessions[redis]'" in done.stdout, done.stderr
+    assert "secret" not in done.stdout
+
+
+def test_what_does_not_use_it_does_not_load_its_library() -> None:
+    script = "import sys, mcp_sessions.layer; print('redis' in sys.modules)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50
+    )
+
+    assert done.stdout.strip() == "False", done.stderr
+
+
+@contextmanager
+def server_that_says(version: str) -> Generator[int]:
+    """The port of what answers like a Redis of another age."""
+    info = f"redis_version:{version}\r\nmaxmemory_policy:noeviction\r\nmaster_replid:0\r\n".encode()
+
+    def answer(listener: socket.socket) -> None:
+        with listener.accept()[0] as connection, connection.makefile("rwb") as stream:
+            for line in stream:
+                if line.startswith(b"*"):
+                    parts = [
+                        stream.read(int(stream.readline()[1:]) + 2) for _ in range(int(line[1:]))
+                    ]
+                    said = (
+                        b"$%d\r\n%s\r\n" % (len(info), info)
+                        if parts[0] == b"INFO\r\n"
+                        else b"+OK\r\n"
+                    )
+                    stream.write(said)
+                    stream.flush()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answering = threading.Thread(target=answer, args=(listener,), daemon=True)
+        answering.start()
+        yield listener.getsockname()[1]
+        answering.join(10)
+
+
+@pytest.mark.parametrize(("version", "is_too_old"), [("6.2.14", True), ("7.0.0", False)])
+async def test_a_server_that_is_too_old_is_refused_by_name(version: str, is_too_old: bool) -> None:
+    with server_that_says(version) as port:
+        store = RedisStore(f"redis://127.0.0.1:{port}")
+        try:
+            await store.open(POLICY)
+        except ConfigurationError as refused:
+            assert is_too_old
+            assert version in str(refused) and "7" in str(refused)
+        else:
+            assert not is_too_old
+        finally:
+            await store.close()
+
+
+async def test_a_server_that_may_evict_sessions_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with redis_server("--maxmemory-policy", "volatile-ttl") as server:
+        store = RedisStore(server.url)
+        with caplog.at_level(logging.WARNING):
+            await store.open(POLICY)
+        await store.close()
+
+    assert "volatile-ttl" in caplog.text and "noeviction" in caplog.text
+
+
+async def test_nobody_there_is_an_error_at_once() -> None:
+    """E1: not a server that starts, and answers errors."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    store = RedisStore(f"redis://user:secret@127.0.0.1:{port}")
+
+    with pytest.raises(StoreUnavailable) as refused:
+        await store.open(POLICY)
+
+    assert "secret" not in str(refused.value)
+    await store.close()
+
+
+# --- keys --------------------------------------------------------------------------------
+
+
+async def test_namespaces_share_a_server_and_nothing_else() -> None:
+    own = namespace()
+    async with opened(own) as one, opened() as other, opened(own) as again:
+        session_id = await use_everything(one)
+
+        assert await other.load(session_id, now=NOW) is None
+        assert not await other.all_sessions()
+        assert not await other.subscribers("note://1")
+        assert await again.load(session_id, now=NOW) is not None
+
+
+async def test_a_key_names_no_session_and_no_resource() -> None:
+    """F8: names of keys turn up in monitors, slow logs and listings."""
+    async with opened() as store:
+        session_id = await use_everything(store)
+
+        keys = await keys_of(store)
+
+    assert len(keys) > 10
+    assert not [key for key in keys if session_id in key or "note" in key]
+
+
+async def test_every_key_goes_by_itself_when_no_server_comes_back() -> None:
+    """But nothing goes before its session is over, however late that is looked at."""
+    async with opened() as store:
+        session_id = await use_everything(store)
+        of_session = [key for key in await keys_of(store) if f"{store_name(store)}:{{" in key]
+        others = [
+            key for key in await keys_of(store) if key not in of_session and ":uri:" not in key
+        ]
+
+        async def lifetimes(keys: list[str]) -> list[float]:
+            return [await asked(store, "PTTL", key) / 1000 for key in keys]
+
+        of_session = [key for key in of_session if ":uri:" not in key]
+        assert len(of_session) == 12 and len(others) == 2
+        for left in await lifetimes(of_session):
+            assert 100 < left <= 100 + MARGIN
+        for left in await lifetimes(others):
+            assert 1_000 < left <= 1_000 + MARGIN
+        for now in range(100, 1_000, 90):
+            await store.admit(session_id, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW + now)
+            for left in await lifetimes(of_session):
+                assert 100 + MARGIN / 2 - 60 < left <= 100 + MARGIN
+
+
+async def test_a_conversation_does_not_go_by_itself() -> None:
+    async with opened() as store:
+        session_id = await use_everything(store, Mode.CONVERSATION)
+        kept = await keys_of(store)
+        assert {await asked(store, "PTTL", key) for key in kept} == {-1}
+
+        await store.end(session_id)
+
+        assert await keys_of(store) == []
+
+
+@pytest.mark.parametrize("mode", [Mode.PROTOCOL, Mode.TRANSPORT])
+async def test_what_ended_leaves_no_key(mode: Mode) -> None:
+    """D4."""
+    async with opened() as store:
+        session_id = await use_everything(store, mode)
+        await use_everything(store, mode)
+        await store.end(session_id)
+        assert len(await store.expire(now=NOW + 1_000, held=(), limit=9)) == 1
+
+        assert await keys_of(store) == []
+
+
+def store_name(store: RedisStore) -> str:
+    return store._namespace  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_what_a_script_refuses_is_told_without_what_it_was_sent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """F8. A full Redis is an error; nothing half written."""
+    with redis_server() as server:
+        store = RedisStore(server.url)
+        await store.open(POLICY)
+        session_id = await use_everything(store)
+        server.ask("CONFIG SET maxmemory 1")
+
+        with pytest.raises(StoreUnavailable) as refused:
+            await store.append(session_id, Draft(b"secret"), now=NOW)
+
+        server.ask("CONFIG SET maxmemory 0")
+        head = await store.head(session_id)
+        await store.close()
+    assert head is not None and head.number == 2
+    told = f"{refused.value!r} {caplog.text}"
+    assert "OutOfMemory" in told
+    assert session_id not in told and "secret" not in told
+
+
+# --- what each call costs ----------------------------------------------------------------
+
+
+async def test_each_step_of_a_request_is_one_script() -> None:
+    """One to admit it, one to keep its answer, one per event; and no other command."""
+    async with opened() as store:
+        principal = Principal("client", "issuer", "alice", frozenset({"read"}))
+        made = await store.create(Mode.PROTOCOL, principal, peer=None, now=NOW)
+        session_id = made.session_id
+        # From here on the server knows the scripts.
+        await store.admit(session_id, principal, mode=Mode.PROTOCOL, now=NOW, key=KEY)
+        await store.finish_request(session_id, KEY.key, b"{}", now=NOW)
+        await store.append(session_id, Draft(b"{}"), now=NOW)
+        server, sent = shared_redis(), sent_by(store)
+        again = KeyUse(RequestKey("again"), b"digest", "process-1")
+        for name, call in (
+            ("admit", store.admit(session_id, principal, mode=Mode.PROTOCOL, now=NOW, key=again)),
+            ("finish", store.finish_request(session_id, again.key, b"{}", now=NOW)),
+            ("append", store.append(session_id, Draft(b"{}", key="k"), now=NOW)),
+        ):
+            before = server.executed("evalsha")
+            sent.clear()
+            await call
+            assert sent == [name]
+            assert server.executed("evalsha") == before + 1
+
+
+async def test_a_request_costs_one_script_for_each_session_it_is_of() -> None:
+    """And one more if its answer is kept, one for each event; on the wire, in both eras."""
+    store = redis_store()
+    async with duplex_world(store=store) as w:
+        handshake, modern, websocket = (
+            await w.inner.connected(),
+            ModernClient(w.inner.carrier),
+            await w.connected(),
+        )
+        await handshake.text("echo", text="a")
+        await handshake.start()
+        of_modern, of_websocket = await modern.start(), await websocket.start()
+        # From here on the server knows the scripts.
+        await modern.text("echo", {"text": "a"}, meta=session_meta(of_modern["sessionId"], key="0"))
+        sent = sent_by(store)
+
+        async def cost(call: Awaitable[object]) -> list[str]:
+            sent.clear()
+            await call
+            return list(sent)
+
+        call, key = {"text": "a"}, session_meta(of_modern["sessionId"], key="1")
+        assert await cost(modern.text("echo", call, meta=key)) == ["admit", "finish"]
+        named = session_meta(of_modern["sessionId"])
+        assert await cost(modern.text("echo", call, meta=named)) == ["admit"]
+        assert await cost(websocket.text("echo", text="a")) == ["admit"]
+        keyed_call = websocket.text("echo", text="a", meta=keyed("1", of_websocket["sessionId"]))
+        assert await cost(keyed_call) == ["admit", "finish"]
+        # The connection is a session, and what it started is another.
+        assert await cost(handshake.text("echo", text="a")) == ["admit", "admit"]
+        assert await cost(w.publish(of_modern["sessionId"], "note://1", wait=True)) == ["append"]
+
+
+async def test_a_server_that_forgot_the_scripts_is_sent_them_again() -> None:
+    async with opened() as store:
+        session_id = await use_everything(store)
+        await asked(store, "SCRIPT", "FLUSH")
+
+        appended = await store.append(session_id, Draft(b"{}"), now=NOW)
+
+        assert appended is not None and appended.event.number == 3
+
+
+async def test_a_process_is_taken_for_dead_when_it_gave_no_sign_of_life() -> None:
+    """B9: who dies does not leave, and the key that says it lives vanishes by itself."""
+    own = namespace()
+    async with opened(own) as store:
+        async with opened(own) as dying:
+            assert dying.exchange is not None and store.exchange is not None
+            await dying.exchange.join("process", Deaf())
+        assert await store.exchange.is_alive("process")
+        [key] = [key for key in await keys_of(store) if ":alive:" in key]
+        assert 0 < await asked(store, "PTTL", key) <= LIVENESS * 1000
+        # As time does.
+        await asked(store, "DEL", key)
+        assert not await store.exchange.is_alive("process")
+
+
+def test_the_program_is_there() -> None:
+    """What is missing fails by name; it is not skipped."""
+    assert Path(binary()).exists()
+
+
+# --- what is left of a log -----------------------------------------------------------------
+
+
+async def test_a_log_whose_events_are_gone_begins_anew() -> None:
+    """A11: a server that evicts takes one key and leaves the other."""
+    async with opened() as store:
+        session_id = await use_everything(store)
+        head = await store.head(session_id)
+        assert head is not None
+        [events] = [key for key in await keys_of(store) if key.endswith(":e:events")]
+        await asked(store, "DEL", events)
+
+        _, refusal = await store.read(session_id, Position(head.log_epoch, 1).event_id(), now=NOW)
+        appended = await store.append(session_id, Draft(b"{}"), now=NOW)
+
+    assert refusal is not None and refusal.value == "log_replaced"
+    assert appended is not None and appended.event.number == 1
+    position = parse_position(appended.event.event_id)
+    assert position is not None and position.log_epoch > head.log_epoch
+
+
+async def test_a_session_whose_record_is_gone_is_gone() -> None:
+    """A11, the reverse: no event comes back without its session."""
+    async with opened() as store:
+        session_id = await use_everything(store)
+        keys = await keys_of(store)
+        [record] = [key for key in keys if key.endswith("}") and ":uri:" not in key]
+        await asked(store, "DEL", record)
+
+        assert await store.append(session_id, Draft(b"{}"), now=NOW) is None
+        assert await store.head(session_id) is None
+        assert not await store.subscribers("note://2")
+        assert await store.end(session_id) is None

@@ -1,0 +1,439 @@
+"""A Redis that stops, dies, comes back, or comes back with less than it had (E1, E2, E3)."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.errors import Refusal, StoreUnavailable
+from mcp_sessions.ids import (
+    EVENTS,
+    GET_STREAM,
+    ConnectionId,
+    FencingEpoch,
+    Position,
+    RequestKey,
+    SessionId,
+    StreamName,
+    parse_position,
+)
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.stores.base import Attachment, KeyUse, Mode
+from mcp_sessions.stores.redis import RedisStore
+from mcp_sessions.stores.redis_exchange import RedisExchange
+from tests.support.redis_server import RedisServer, asked, redis_server, sent_by
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+
+NOW = 1_800_000_000.0
+POLICY = SessionPolicy(idle_timeout=100, max_lifetime=1_000)
+HERE, THERE = ConnectionId("here"), ConnectionId("there")
+TIMEOUT = 0.4
+KEPT = ("--appendonly", "yes", "--appendfsync", "always")
+
+
+@asynccontextmanager
+async def opened(server: RedisServer) -> AsyncGenerator[RedisStore]:
+    store = RedisStore(server.url, timeout=TIMEOUT)
+    await store.open(POLICY)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def new(store: RedisStore, mode: Mode = Mode.PROTOCOL) -> SessionId:
+    return (await store.create(mode, ANONYMOUS, peer=None, now=NOW)).session_id
+
+
+async def append(store: RedisStore, session_id: SessionId, stream: StreamName = EVENTS) -> str:
+    appended = await store.append(session_id, Draft(b"{}"), now=NOW, stream=stream)
+    assert appended is not None
+    return appended.event.event_id
+
+
+async def read(
+    store: RedisStore, session_id: SessionId, after: str, stream: StreamName = EVENTS
+) -> tuple[list[int], Refusal | None]:
+    events, refusal = await store.read(session_id, after, now=NOW, stream=stream)
+    return [event.number for event in events], refusal
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """A bounded wait for what nothing tells of."""
+    async with asyncio.timeout(10):
+        while True:
+            if is_so():
+                return
+            await asyncio.sleep(0.01)
+
+
+def is_heard(store: RedisStore) -> bool:
+    assert isinstance(store.exchange, RedisExchange)
+    return store.exchange._connection is not None  # pyright: ignore[reportPrivateUsage]
+
+
+async def back(store: RedisStore, session_id: SessionId) -> None:
+    """Wait until the store answers again; bounded."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await store.load(session_id, now=NOW)
+            except StoreUnavailable:
+                # Nothing tells when it is back; the store itself does not go round.
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+
+class Heard:
+    """What an exchange told."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.gaps = 0
+        self.grew = asyncio.Event()
+
+    def on_message(self, message: bytes) -> None:
+        raise AssertionError("nobody sent one")
+
+    def on_event(
+        self,
+        session_id: SessionId,
+        stream: StreamName,
+        event: LoggedEvent,
+        attachment: Attachment | None,
+    ) -> None:
+        self.numbers.append(event.number)
+        self.grew.set()
+
+    def on_gap(self) -> None:
+        self.gaps += 1
+        self.grew.set()
+
+    async def until(self, *, numbers: int = 0, gaps: int = 0) -> None:
+        async with asyncio.timeout(15):
+            while len(self.numbers) < numbers or self.gaps < gaps:
+                self.grew.clear()
+                await self.grew.wait()
+
+
+# --- away --------------------------------------------------------------------------------
+
+
+async def test_a_redis_that_answers_nothing_is_an_error_in_time() -> None:
+    """E1: for every call that waits, and then at once for those that come later."""
+    with redis_server() as server:
+        async with opened(server) as store:
+            session_id = await new(store)
+            server.suspend()
+            begun = time.monotonic()
+            waiting = [append(store, session_id) for _ in range(20)]
+            outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+            assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
+            assert time.monotonic() - begun < 10 * TIMEOUT
+
+            begun = time.monotonic()
+            for _ in range(100):
+                with pytest.raises(StoreUnavailable):
+                    await store.load(session_id, now=NOW)
+            assert time.monotonic() - begun < 10 * TIMEOUT
+
+            server.resume()
+            await back(store, session_id)
+            await append(store, session_id)
+
+
+async def test_every_method_says_that_it_is_away_and_none_falls_back() -> None:
+    """E1: never to memory; and no answer is made up."""
+    with redis_server() as server:
+        async with opened(server) as store:
+            session_id = await new(store)
+            event = (await store.append(session_id, Draft(b"{}"), now=NOW)) or pytest.fail()
+            position, epoch = Position(parse(event.event.event_id).log_epoch, 0), FencingEpoch(1)
+            key = KeyUse(RequestKey("key"), b"digest", "process")
+            server.kill()
+            exchange = store.exchange
+            assert exchange is not None
+            for call in (
+                store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW),
+                store.load(session_id, now=NOW),
+                store.admit(session_id, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=key),
+                store.touch([session_id], now=NOW),
+                store.end(session_id),
+                store.expire(now=NOW, held=(), limit=1),
+                store.append(session_id, Draft(b"{}"), now=NOW),
+                store.read(session_id, None, now=NOW),
+                store.head(session_id),
+                store.open_stream(session_id, GET_STREAM),
+                store.drop_stream(session_id, GET_STREAM),
+                store.drop_origin(session_id, session_id),
+                store.carry(session_id, session_id, epoch, position),
+                store.relay(session_id, session_id, epoch, event.event, now=NOW),
+                store.attach(session_id, HERE, now=NOW),
+                store.detach(session_id, epoch),
+                store.set_current(session_id, None),
+                store.mark_stream_opened(session_id),
+                store.subscribe(session_id, "note://1"),
+                store.unsubscribe(session_id, "note://1"),
+                store.subscribers("note://1"),
+                store.all_sessions(),
+                store.set_filter(session_id, frozenset({"note://1"}), frozenset()),
+                store.set_waits_from(session_id, None),
+                store.change_state(session_id, {"a": 1}, ()),
+                store.finish_request(session_id, key.key, b"{}", now=NOW),
+                store.load_data(session_id),
+                store.replace_data(session_id, {}, expected_version=0),
+                exchange.send(b""),
+                exchange.is_alive("process"),
+                exchange.watch(session_id, EVENTS),
+                exchange.join("process", Heard()),
+            ):
+                with pytest.raises(StoreUnavailable):
+                    await call
+
+
+def parse(event_id: str) -> Position:
+    position = parse_position(event_id)
+    assert position is not None
+    return position
+
+
+async def test_it_is_asked_no_faster_than_it_can_come_back() -> None:
+    """E1: no busy loop, also where an exchange listens."""
+    with redis_server() as server:
+        async with opened(server) as store:
+            session_id = await new(store)
+            assert store.exchange is not None
+            await store.exchange.join("process", Heard())
+            server.kill()
+            attempts = 0
+            link = store._link  # pyright: ignore[reportPrivateUsage]
+            make = link._make  # pyright: ignore[reportPrivateUsage]
+
+            def counted() -> object:
+                nonlocal attempts
+                attempts += 1
+                return make()
+
+            link._make = counted  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+            begun = time.monotonic()
+            while time.monotonic() - begun < 1.2:
+                with pytest.raises(StoreUnavailable):
+                    await store.load(session_id, now=NOW)
+                await asyncio.sleep(0)
+            assert 2 <= attempts <= 4
+
+
+async def test_a_redis_that_was_killed_and_comes_back_is_used_again() -> None:
+    """E1: by itself; what was written to its disk is there."""
+    with redis_server(*KEPT) as server:
+        async with opened(server) as store:
+            session_id = await new(store)
+            await store.change_state(session_id, {"a": 1}, ())
+            server.kill()
+            with pytest.raises(StoreUnavailable):
+                await append(store, session_id)
+            server.start()
+            await back(store, session_id)
+            record = await store.load(session_id, now=NOW)
+            assert record is not None and record.state == {"a": 1}
+            await append(store, session_id)
+
+
+async def test_a_call_that_is_cancelled_takes_nobody_elses_answer() -> None:
+    with redis_server() as server:
+        async with opened(server) as store:
+            session_id = await new(store)
+            for _ in range(20):
+                calls = [asyncio.create_task(asked(store, "ECHO", str(n))) for n in range(20)]
+                await asyncio.sleep(0)
+                for call in calls[::3]:
+                    call.cancel()
+                answers = await asyncio.gather(*calls, return_exceptions=True)
+                for number, answer in enumerate(answers):
+                    cancelled = isinstance(answer, asyncio.CancelledError)
+                    assert answer == str(number).encode() or (cancelled and number % 3 == 0)
+            await append(store, session_id)
+
+
+async def test_a_connection_that_the_server_closed_is_made_again() -> None:
+    """An idle one, as servers and proxies close them: the next call does not fail."""
+    with redis_server() as server:
+        async with opened(server) as store:
+            session_id = await new(store)
+            link = store._link  # pyright: ignore[reportPrivateUsage]
+            server.ask("CLIENT KILL TYPE normal SKIPME yes")
+            await until(lambda: link._connection is None)  # pyright: ignore[reportPrivateUsage]
+            await append(store, session_id)
+
+
+# --- lost writes -----------------------------------------------------------------------------
+
+
+async def test_a_redis_that_started_again_has_new_logs() -> None:
+    """E2: what it acknowledged last may be lost, and then a number would be issued twice."""
+    with redis_server(*KEPT) as server:
+        async with opened(server) as store:
+            session_id, connection = await new(store), await new(store, Mode.TRANSPORT)
+            attached = await store.attach(session_id, HERE, now=NOW)
+            ids = [await append(store, session_id) for _ in range(3)]
+            stream_ids = [await append(store, connection, GET_STREAM) for _ in range(3)]
+            server.stop()
+            server.start()
+            await back(store, session_id)
+
+            for after in ids:
+                assert await read(store, session_id, after) == ([], Refusal.LOG_REPLACED)
+            assert await read(store, connection, stream_ids[1], GET_STREAM) == (
+                [],
+                Refusal.LOG_REPLACED,
+            )
+            assert attached is not None
+            again = await store.attach(session_id, THERE, now=NOW, position=ids[1])
+            assert again is not None and again.refusal is Refusal.LOG_REPLACED
+            first = await append(store, session_id)
+            assert parse(first).number == 1 and first > ids[-1]
+            assert await read(store, session_id, again.head) == ([1], None)
+            head = await store.head(session_id)
+            assert head is not None and head.event_id() == first
+
+
+async def test_a_failover_that_lost_writes_is_no_silent_hole() -> None:
+    """E2: a replica that missed the last events is promoted; nobody is told it has them all."""
+    with redis_server("--repl-diskless-sync-delay", "0") as master, redis_server() as replica:
+        replica.ask(f"REPLICAOF 127.0.0.1 {master.port}")
+        replica.wait_for("INFO replication", "master_link_status:up")
+        async with opened(master) as before:
+            session_id = await new(before)
+            early = await before.attach(session_id, HERE, now=NOW)
+            seen = [await append(before, session_id) for _ in range(3)]
+            await asked(before, "WAIT", 1, 5_000)
+            replica.suspend()
+            seen += [await append(before, session_id) for _ in range(2)]
+            late = await before.attach(session_id, THERE, now=NOW)
+            master.kill()
+        replica.resume()
+        replica.ask("REPLICAOF NO ONE")
+        async with opened(replica) as after:
+            issued = [await append(after, session_id) for _ in range(6)]
+
+            assert not set(issued) & set(seen)
+            assert issued == sorted(issued) and issued[0] > seen[-1]
+            for position in seen:
+                assert await read(after, session_id, position) == ([], Refusal.LOG_REPLACED)
+            # An attachment that was lost has an epoch that nobody else is given.
+            assert early is not None and late is not None
+            newest = await after.attach(session_id, HERE, now=NOW)
+            assert newest is not None and newest.fencing_epoch > late.fencing_epoch + 1
+
+
+async def test_a_conversation_keeps_what_is_left_and_issues_no_number_twice() -> None:
+    """Its log is all there is of it: it is not emptied."""
+    with redis_server(*KEPT) as server:
+        async with opened(server) as store:
+            session_id = await new(store, Mode.CONVERSATION)
+            ids = [await append(store, session_id) for _ in range(3)]
+            server.stop()
+            server.start()
+            await back(store, session_id)
+
+            newest = await append(store, session_id)
+
+            assert parse(newest).log_epoch == parse(ids[0]).log_epoch
+            assert parse(newest).number > 1_000
+            start = Position(parse(ids[0]).log_epoch, 0).event_id()
+            assert await read(store, session_id, start) == ([1, 2, 3, parse(newest).number], None)
+
+
+async def test_a_stream_takes_the_events_of_a_log_that_began_anew() -> None:
+    """Their numbers are small again, and they are newer than all that went before."""
+    with redis_server(*KEPT) as server:
+        async with opened(server) as store:
+            session_id, connection = await new(store), await new(store, Mode.TRANSPORT)
+            ids = [await append(store, session_id) for _ in range(3)]
+            await store.carry(connection, session_id, FencingEpoch(1), parse(ids[-1]))
+            server.stop()
+            server.start()
+            await back(store, session_id)
+            events = [
+                (await store.append(session_id, Draft(b"{}"), now=NOW)) or pytest.fail()
+                for _ in range(2)
+            ]
+
+            early = await store.relay(
+                connection, session_id, FencingEpoch(1), events[1].event, now=NOW
+            )
+            assert early.missing_after == Position(parse(events[0].event.event_id).log_epoch, 0)
+            for number in range(2):
+                relayed = await store.relay(
+                    connection, session_id, FencingEpoch(1), events[number].event, now=NOW
+                )
+                assert relayed.event is not None and relayed.event.number == number + 1
+
+
+# --- the exchange ----------------------------------------------------------------------------
+
+
+async def test_what_was_lost_while_nothing_was_heard_is_told_as_a_gap() -> None:
+    """E3: told after everything is heard again, so that reading then misses nothing."""
+    with redis_server() as server:
+        async with opened(server) as store, opened(server) as other:
+            session_id, heard = await new(store), Heard()
+            assert store.exchange is not None
+            await store.exchange.join("process", heard)
+            await store.exchange.watch(session_id, EVENTS)
+            await append(other, session_id)
+            await heard.until(numbers=1)
+            for gaps in range(1, 4):
+                server.ask("CLIENT KILL TYPE pubsub")
+                await heard.until(gaps=gaps)
+                await append(other, session_id)
+                await heard.until(numbers=gaps + 1)
+            assert heard.numbers == [1, 2, 3, 4]
+
+
+async def test_a_listener_that_hears_nothing_finds_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other end is gone without a word: the connection looks idle, and is not."""
+    monkeypatch.setattr("mcp_sessions.stores.redis_exchange.BEAT", 0.1)
+    with redis_server() as server:
+        async with opened(server) as store:
+            session_id, heard = await new(store), Heard()
+            assert store.exchange is not None
+            await store.exchange.join("process", heard)
+            await store.exchange.watch(session_id, EVENTS)
+            sent = sent_by(store)
+            server.suspend()
+            await until(lambda: not is_heard(store))
+            server.resume()
+            await heard.until(gaps=1)
+            await back(store, session_id)
+            await append(store, session_id)
+            await heard.until(numbers=1)
+            assert "SET" in sent
+
+
+async def test_after_an_outage_nobody_is_taken_for_dead_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its sign of life went with the server; it had no chance to renew it."""
+    monkeypatch.setattr("mcp_sessions.stores.redis_exchange.BEAT", 0.1)
+    with caplog.at_level(logging.ERROR), redis_server() as server:
+        async with opened(server) as store, opened(server) as other:
+            session_id = await new(store)
+            for each, name in ((store, "one"), (other, "two")):
+                assert each.exchange is not None
+                await each.exchange.join(name, Heard())
+            assert store.exchange is not None
+            assert not await store.exchange.is_alive("three")
+            server.kill()
+            await until(lambda: not is_heard(store))
+            server.start()
+            await back(store, session_id)
+            assert await store.exchange.is_alive("two")
+    assert not caplog.records
