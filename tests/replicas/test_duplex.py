@@ -28,7 +28,7 @@ from tests.support.raw import (
 )
 from tests.support.replicas import Cluster, cluster, events_are_lost, lost, numbers
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.on_network]
 
 SOON = 2.0
 """Seconds; less than a round takes."""
@@ -36,12 +36,6 @@ SOON = 2.0
 SEEDS = range(3)
 DETACHED = "notifications/sessions/detached"
 CAPABILITIES: Json = {**DECLARED, **ELICITS}
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """These need the network, which virtual time would not wait for."""
-    return "asyncio"
 
 
 class Sockets:
@@ -132,6 +126,7 @@ async def test_a_resume_under_load_is_whole(seed: int) -> None:
 
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.in_process
 async def test_a_takeover_elsewhere_ends_it_here(seed: int, told: bool) -> None:
     """B1, B6: the displaced connection is told, and hears nothing that was stored after."""
     async with sockets(3, seed=seed) as s:
@@ -187,6 +182,7 @@ async def test_rivals_on_two_replicas_leave_one_owner() -> None:
                 assert (await rival.told(DETACHED))["params"]["reason"] == "taken_over"
 
 
+@pytest.mark.in_process
 async def test_a_lost_last_event_is_seen_by_its_number() -> None:
     """E3."""
     async with sockets(2) as s:
@@ -199,6 +195,7 @@ async def test_a_lost_last_event_is_seen_by_its_number() -> None:
         assert numbers(await at_most(SOON, peer.has_events(1))) == [1]
 
 
+@pytest.mark.in_process
 async def test_what_was_missed_while_cut_off_is_read() -> None:
     """E3: on a gap every stream is read again."""
     async with sockets(2) as s:
@@ -250,6 +247,7 @@ async def test_an_open_question_moves_with_its_session() -> None:
         assert text_of(await at_most(SOON, asked.result())) == "decline: None"
 
 
+@pytest.mark.in_process
 async def test_a_session_ended_elsewhere_is_over_here() -> None:
     """D5, D7: requests of it fail, nothing of it follows; also when the word of it is lost."""
     async with sockets(2) as s:
@@ -269,6 +267,7 @@ async def test_a_session_ended_elsewhere_is_over_here() -> None:
             assert not s.c.stores[1].exchange.watched
 
 
+@pytest.mark.in_process
 async def test_a_change_reaches_the_bare_connections_of_every_replica() -> None:
     """Once; and a session that is attached there has its own."""
     async with sockets(2) as s:
@@ -319,6 +318,7 @@ async def test_a_keyed_request_moves_with_its_client() -> None:
         assert [m["params"]["progress"] for m in reports] == [2]
 
 
+@pytest.mark.in_process
 async def test_a_session_of_a_dead_replica_is_free() -> None:
     """E8, B9: "A session marker without a live owner is recovered": a rule-1 request attaches it
     as if it were attached nowhere, as soon as the death is noticed.

@@ -99,6 +99,7 @@ async def test_a_stream_that_is_reopened_elsewhere_goes_on(seed: int) -> None:
         assert heard + numbers(stream.messages) == [*range(60)]
 
 
+@pytest.mark.in_process
 async def test_a_newer_stream_elsewhere_ends_the_older_one() -> None:
     """One GET stream per connection, wherever it is: B4, the old one may be dead and nobody
     noticed.
@@ -126,11 +127,16 @@ async def test_of_two_streams_opened_at_once_one_stays(seed: int) -> None:
         await client.start()
         streams = [c.at(number, client).get("x") for number in range(2)]
         await asyncio.gather(*(stream.started() for stream in streams))
+        ends = [asyncio.create_task(stream.done()) for stream in streams]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED, timeout=SOON)
         await cycles(60)
+        for end in ends:
+            end.cancel()
 
         assert sorted(stream.ended for stream in streams) == [False, True]
 
 
+@pytest.mark.in_process
 async def test_a_lost_last_event_is_seen_by_its_number() -> None:
     """E3: nothing follows that would show the gap; a round looks at the head."""
     async with cluster(2) as c:
@@ -146,6 +152,7 @@ async def test_a_lost_last_event_is_seen_by_its_number() -> None:
         assert uris(await at_most(6, stream.has(1))) == ["a:1"]
 
 
+@pytest.mark.in_process
 async def test_a_lost_event_in_the_middle_is_read() -> None:
     """E3: the next one's number shows the gap, at once."""
     async with cluster(2) as c:
@@ -162,6 +169,7 @@ async def test_a_lost_event_in_the_middle_is_read() -> None:
         assert uris(await at_most(SOON, stream.has(3))) == ["a:1", "a:2", "a:3"]
 
 
+@pytest.mark.in_process
 async def test_what_was_missed_while_cut_off_is_read() -> None:
     """E3: on a gap every stream is read again."""
     async with cluster(2) as c:
@@ -179,6 +187,7 @@ async def test_what_was_missed_while_cut_off_is_read() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.in_process
 async def test_what_a_dying_replica_stored_and_did_not_relay_comes(seed: int) -> None:
     """E4: killed between any two steps, also between storing an event and handing it on; what
     is stored is delivered, once and in order.
@@ -253,6 +262,7 @@ async def test_rivals_on_three_replicas_leave_one_owner(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.in_process
 async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int) -> None:
     """B1, B2: the session moves from replica to replica while others store its events."""
     async with cluster(3, seed=seed) as c:
@@ -308,6 +318,7 @@ async def test_a_session_ended_elsewhere_is_over_where_its_stream_is() -> None:
             ] == -32043
 
 
+@pytest.mark.in_process
 async def test_a_request_elsewhere_fails_with_its_session() -> None:
     """D4, D5: ended on B, at work on A; also if the message is lost."""
     async with cluster(2) as c:
@@ -348,6 +359,7 @@ async def test_a_later_stream_without_a_position_elsewhere_parts_its_sessions() 
         assert len([m for m in later.messages if "sessionEventId" in str(m)]) == 1
 
 
+@pytest.mark.in_process
 async def test_a_request_costs_one_admission_per_session_it_names() -> None:
     """The budget: no more questions to the store than that, on any replica."""
     async with cluster(2) as c:

@@ -70,6 +70,7 @@ async def test_a_newer_listen_stream_elsewhere_ends_the_older_one() -> None:
 
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.in_process
 async def test_a_displaced_listen_stream_hears_nothing_more(seed: int, told: bool) -> None:
     """B1: not one event that was stored after the takeover, whether it was told of it or not."""
     async with cluster(3, seed=seed) as c:
@@ -97,6 +98,7 @@ async def test_a_displaced_listen_stream_hears_nothing_more(seed: int, told: boo
         assert old.reply.ended
 
 
+@pytest.mark.in_process
 async def test_a_replay_that_waits_is_given_to_one_of_two_streams() -> None:
     """Both listen at once, on two replicas: the replay waits for one of them."""
     for seed in range(12):
@@ -114,6 +116,7 @@ async def test_a_replay_that_waits_is_given_to_one_of_two_streams() -> None:
             assert len(replayed.events) in (0, 3)
 
 
+@pytest.mark.in_process
 async def test_a_lost_event_of_a_listen_stream_is_read() -> None:
     """E3."""
     async with cluster(2) as c:
@@ -126,6 +129,7 @@ async def test_a_lost_event_of_a_listen_stream_is_read() -> None:
         await at_most(6, heard.has_events(1))
 
 
+@pytest.mark.in_process
 async def test_a_session_ended_elsewhere_ends_its_listen_stream() -> None:
     """With -32043; also when the word of it is lost."""
     async with cluster(2) as c:
@@ -138,6 +142,7 @@ async def test_a_session_ended_elsewhere_ends_its_listen_stream() -> None:
             assert answer["error"]["code"] == -32043
 
 
+@pytest.mark.in_process
 async def test_a_listen_stream_whose_attach_failed_leaves_nothing_behind() -> None:
     """It is no connection: nobody serves it."""
     async with cluster(1) as c:
@@ -166,6 +171,7 @@ def with_bus() -> tuple[Toolbox, object]:
     return Toolbox(), MCPServer("bus")
 
 
+@pytest.mark.in_process
 async def test_the_servers_bus_reaches_the_listeners_of_every_replica() -> None:
     """The SDK's bus is local to a process; over the store its listeners elsewhere hear it, once."""
     async with cluster(3, server=with_bus) as c:
@@ -188,6 +194,7 @@ async def test_the_servers_bus_reaches_the_listeners_of_every_replica() -> None:
         assert c.told("change") == 2
 
 
+@pytest.mark.in_process
 async def test_a_change_is_stored_once_for_each_session() -> None:
     """By the replica where it was announced, whoever hears of it."""
     async with cluster(3, server=with_bus) as c:
@@ -199,6 +206,7 @@ async def test_a_change_is_stored_once_for_each_session() -> None:
         assert head is not None and head.number == 1
 
 
+@pytest.mark.in_process
 async def test_a_server_without_a_bus_tells_the_bare_connections_of_every_replica() -> None:
     """Transport-mode clients hear it from the store, once."""
     async with cluster(3) as c:

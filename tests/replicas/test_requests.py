@@ -88,6 +88,7 @@ async def test_nobody_else_answers_for_a_client() -> None:
         assert text_of(await at_most(SOON, asked.result())) == "accept: own"
 
 
+@pytest.mark.in_process
 async def test_an_answer_for_a_replica_that_died_is_accepted_nowhere() -> None:
     """A lone POST hears that nobody waits for it; nothing hangs."""
     async with cluster(2) as c:
@@ -197,6 +198,7 @@ async def test_a_question_goes_where_the_key_was_sent_again() -> None:
         assert text_of(await at_most(SOON, again.result())) == "accept: yes"
 
 
+@pytest.mark.in_process
 async def test_a_key_whose_runner_died_is_unknown() -> None:
     """B9, C2: noticed within its time; the caller is answered, and nothing runs twice."""
     async with cluster(2) as c:
@@ -214,6 +216,7 @@ async def test_a_key_whose_runner_died_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.in_process
 async def test_an_answer_kept_before_its_runner_died_is_given(seed: int) -> None:
     """A8: "when A dies → the store's kept answer if there", whatever was lost of the messages."""
     async with cluster(2, seed=seed) as c:
@@ -238,6 +241,7 @@ async def test_an_answer_kept_before_its_runner_died_is_given(seed: int) -> None
         del session
 
 
+@pytest.mark.in_process
 async def test_a_lost_word_of_the_answer_is_made_good() -> None:
     """Rule 1 of the messages: the store is asked again by itself."""
     async with cluster(2) as c:
@@ -251,6 +255,7 @@ async def test_a_lost_word_of_the_answer_is_made_good() -> None:
         assert text_of(await at_most(4, again.result())) == "through g"
 
 
+@pytest.mark.in_process
 async def test_a_second_sending_that_is_heard_keeps_the_request_alive() -> None:
     """C6: unheard work is bounded in time; what another replica's client waits for is heard."""
     async with cluster(2, detached_timeout=30) as c:
@@ -268,6 +273,7 @@ async def test_a_second_sending_that_is_heard_keeps_the_request_alive() -> None:
         assert c[0].box.gate("g").cancelled.is_set()
 
 
+@pytest.mark.in_process
 async def test_a_second_sending_from_a_replica_that_died_is_heard_no_more() -> None:
     """C6: its client listens there no more."""
     async with cluster(2, detached_timeout=30) as c:
@@ -338,6 +344,7 @@ async def test_a_response_stream_goes_on_on_another_replica(seed: int) -> None:
         assert [m["params"]["progress"] for m in again.messages[:-1]] == [*range(1, 16)]
 
 
+@pytest.mark.in_process
 async def test_a_response_stream_whose_answer_is_kept_is_replayed() -> None:
     """A8: also when who answered is dead by now."""
     async with cluster(2) as c:
@@ -353,6 +360,7 @@ async def test_a_response_stream_whose_answer_is_kept_is_replayed() -> None:
         assert text_of(again.messages[-1]["result"]) == "reported"
 
 
+@pytest.mark.in_process
 async def test_a_response_stream_whose_runner_died_is_answered() -> None:
     """B9, C8: what it sent, then -31012, within the time that a death takes to be noticed."""
     async with cluster(2) as c:
@@ -369,6 +377,7 @@ async def test_a_response_stream_whose_runner_died_is_answered() -> None:
         assert [m["params"]["progress"] for m in again.messages[:-1]] == [1]
 
 
+@pytest.mark.in_process
 async def test_a_lost_answer_on_a_far_response_stream_is_read() -> None:
     """E3: on response streams too."""
     async with cluster(2) as c:
@@ -384,6 +393,7 @@ async def test_a_lost_answer_on_a_far_response_stream_is_read() -> None:
         assert text_of(answer["result"]) == "reported"
 
 
+@pytest.mark.in_process
 async def test_a_far_response_stream_is_heard() -> None:
     """C6: as long as its client reads it, wherever."""
     async with cluster(2, detached_timeout=30) as c:
@@ -464,6 +474,7 @@ async def test_one_clients_ordinary_day_goes_round_robin() -> None:
         assert [len(world.box.calls) for world in c.worlds] == [40, 40, 40]
 
 
+@pytest.mark.in_process
 async def test_the_session_is_at_work_wherever_it_is() -> None:
     """D2: a session at work on A is not reaped by B, however long that takes."""
     async with cluster(2, idle_timeout=10) as c:

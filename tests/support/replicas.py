@@ -5,10 +5,14 @@
         same = c.at(1, client)
         stream = same.get()
 
-They share one `MemoryStore` as processes share a Redis: every call suspends before and after
-its step, in an order that the seed decides, and takes and returns copies, so that nothing can
-be known of another's doings but through the store and through messages. A test may lose
-messages, cut a replica off, and kill one: it then does nothing more, and never says so.
+By default they share one `MemoryStore` as processes share a Redis: every call suspends before
+and after its step, in an order that the seed decides, and takes and returns copies, so that
+nothing can be known of another's doings but through the store and through messages. A test
+may lose messages, cut a replica off, and kill one: it then does nothing more, and never says
+so.
+
+While `share_redis` holds they share a real Redis, in real time; then none of that can be done
+to them.
 """
 
 import asyncio
@@ -17,8 +21,8 @@ import inspect
 import itertools
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -39,6 +43,7 @@ from mcp_sessions.stores.base import (
 )
 from mcp_sessions.stores.memory import MemoryStore
 from tests.support.raw import Json, RawClient, Reply
+from tests.support.redis_server import namespace, redis_store
 from tests.support.world import Clock, Toolbox, World, world
 
 _Key = tuple[SessionId, StreamName]
@@ -313,23 +318,40 @@ async def cluster(
         limits: Of the policy.
     """
     backplane, clock = Backplane(seed), Clock()
+    own = namespace()
     async with AsyncExitStack() as stack:
         worlds: list[World] = []
         stores: list[SharedStore] = []
         for _ in range(count):
-            store = backplane.store()
+            shared = None if _Shared.is_redis else backplane.store()
+            store = shared if shared is not None else redis_store(own=own)
+            if shared is not None:
+                stores.append(shared)
             box, wrapped = server() if server is not None else (Toolbox(), None)
             opened = world(
                 store=cast("SessionStore", store), box=box, server=wrapped, clock=clock, **limits
             )
             worlds.append(await stack.enter_async_context(opened))
-            stores.append(store)
         try:
             yield Cluster(backplane, worlds, stores, clock)
         finally:
             backplane.is_away = False
             for store in stores:
                 store.bury()
+
+
+class _Shared:
+    is_redis = False
+
+
+@contextmanager
+def share_redis() -> Generator[None]:
+    """Until the block ends, what `cluster` makes shares a Redis."""
+    _Shared.is_redis = True
+    try:
+        yield
+    finally:
+        _Shared.is_redis = False
 
 
 def lost(*kinds: str) -> Callable[[bytes], bool]:
