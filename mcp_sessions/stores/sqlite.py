@@ -44,6 +44,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -99,6 +100,9 @@ MAX_HOT = 10_000
 _COALESCED = 0.01
 """Of the idle timeout: how far a deadline moves in memory before the file is told."""
 
+_PATIENCE = 15
+"""How often the lock is tried before somebody else is taken to serve from the file."""
+
 
 class _Hot:
     """A record in memory, and the deadline that the file has."""
@@ -132,11 +136,21 @@ class SQLiteStore:
         if durability not in get_args(Durability):
             raise ConfigurationError(f"durability is 'normal' or 'full', not {durability!r}")
         self.path = Path(path)
+        # Two names of one file are one file, and have one lock.
+        self._place = Path(os.path.realpath(path))
         self.durability: Durability = durability
         self._policy = SessionPolicy()
         self._window = _window(self._policy)
-        self._lock = FileLock(self.path.with_name(self.path.name + "-lock"))
-        self._writer = Writer(self.path, self._open_file, shut_down, self._on_commit)
+        self._lock = FileLock(self._place.with_name(self._place.name + "-lock"))
+        self._writer = Writer(
+            self.path,
+            self._open_file,
+            closing=shut_down,
+            on_commit=self._on_commit,
+            chore=sessions.end_requested,
+            on_chore=self._on_ended_beside,
+        )
+        self._ended_beside: list[SessionRecord] = []
         # The one used last is at the end.
         self._hot: OrderedDict[SessionId, _Hot] = OrderedDict()
 
@@ -153,7 +167,7 @@ class SQLiteStore:
         self._policy = policy
         self._window = _window(policy)
         try:
-            self._lock.acquire()
+            await self._acquire()
         except Locked as held:
             holder = f"process {held.holder}" if held.holder is not None else "another process"
             raise ConfigurationError(
@@ -167,6 +181,16 @@ class SQLiteStore:
         except BaseException:
             self._lock.release()
             raise
+
+    async def _acquire(self) -> None:
+        # An operator's command holds it for a moment.
+        for _ in range(_PATIENCE):
+            try:
+                self._lock.acquire()
+                return
+            except Locked:
+                await asyncio.sleep(0.02)
+        self._lock.acquire()
 
     async def close(self) -> None:
         """See :meth:`SessionStore.close`."""
@@ -182,7 +206,7 @@ class SQLiteStore:
             self._lock.release()
 
     def _open_file(self) -> sqlite3.Connection:
-        connection = open_file(self.path, self.durability)
+        connection = open_file(self._place, self.durability)
         try:
             start_up(connection, self.path, self.durability)
         except BaseException:
@@ -206,6 +230,9 @@ class SQLiteStore:
                 change(hot.record)
                 if hot.record.expires_at != before:
                     hot.written = hot.record.expires_at
+
+    def _on_ended_beside(self, records: Sequence[SessionRecord]) -> None:
+        self._ended_beside += records
 
     def _keep(self, session_id: SessionId, record: SessionRecord) -> None:
         self._hot[session_id] = _Hot(record)
@@ -354,6 +381,10 @@ class SQLiteStore:
         self, *, now: float, held: Collection[SessionId], limit: int
     ) -> Sequence[SessionRecord]:
         """See :meth:`SessionStore.expire`."""
+        if self._ended_beside:
+            # Whoever looks after what expired ends what is at work for these, too.
+            ended, self._ended_beside = self._ended_beside[:limit], self._ended_beside[limit:]
+            return ended
         # The file may have passed deadlines that were moved since.
         moved = self._moved(lambda hot: hot.written <= now)
         gone = await self._writer.call(

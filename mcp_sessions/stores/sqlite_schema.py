@@ -8,7 +8,8 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -53,8 +54,6 @@ MIGRATIONS: Sequence[str] = (
     );
     CREATE INDEX sessions_by_owner ON sessions (owner);
     CREATE INDEX sessions_by_deadline ON sessions (expires_at);
-    CREATE INDEX sessions_by_connection ON sessions (connection_id)
-        WHERE connection_id IS NOT NULL;
 
     CREATE TABLE data (sid INTEGER PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL);
 
@@ -107,7 +106,11 @@ MIGRATIONS: Sequence[str] = (
         outcome BLOB,                  -- NULL and finished: dropped
         PRIMARY KEY (sid, key)
     ) WITHOUT ROWID;
-    CREATE INDEX keys_by_end ON keys (sid, finished);
+    CREATE INDEX keys_by_end ON keys (sid, finished) WHERE finished IS NOT NULL;
+    """,
+    # 1 to 2: what an operator asks of the process that serves.
+    """
+    CREATE TABLE end_requests (session_id TEXT PRIMARY KEY) WITHOUT ROWID;
     """,
 )
 """What makes a file of version N one of version N + 1. A released entry never changes."""
@@ -177,15 +180,25 @@ def migrate(connection: sqlite3.Connection) -> None:
     (found,) = connection.execute("PRAGMA user_version").fetchone()
     if found == VERSION:
         return
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with committing(connection):
         for migration in MIGRATIONS[found:]:
             for statement in statements(migration):
                 connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+@contextmanager
+def committing(connection: sqlite3.Connection) -> Generator[None]:
+    """A transaction: whole when the block ends, undone if it raises."""
+    # Immediate: who begins by reading and writes then would be refused if somebody wrote
+    # in between.
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
         connection.execute("COMMIT")
     except BaseException:
+        # Some errors have undone it already.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise

@@ -145,6 +145,22 @@ def end(tx: Transaction, session_id: SessionId) -> SessionRecord | None:
     return found[1]
 
 
+def request_end(tx: Transaction, session_id: SessionId) -> None:
+    """Ask the process that serves from the file to end a session."""
+    tx.execute("INSERT OR IGNORE INTO end_requests (session_id) VALUES (?)", (session_id,))
+
+
+def end_requested(tx: Transaction) -> list[SessionRecord]:
+    """End what was asked for; the records of those that were there."""
+    ended: list[SessionRecord] = []
+    for (session_id,) in tx.execute("SELECT session_id FROM end_requests").fetchall():
+        record = end(tx, SessionId(session_id))
+        if record is not None:
+            ended.append(record)
+    tx.execute("DELETE FROM end_requests")
+    return ended
+
+
 def expire(
     tx: Transaction,
     *,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mcp_sessions.ids import LogEpoch
 from mcp_sessions.security import mint_log_epoch
-from mcp_sessions.stores.sqlite_schema import Durability, boot_id, opening_failed
+from mcp_sessions.stores.sqlite_schema import Durability, boot_id, committing, opening_failed
 
 logger = logging.getLogger(__name__)
 
@@ -35,20 +35,14 @@ def start_up(connection: sqlite3.Connection, path: Path, durability: Durability)
         ConfigurationError, StoreUnavailable: It cannot be written.
     """
     try:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        boot = boot_id()
+        with committing(connection):
             connection.execute(_DETACH)
             connection.execute(_DROP_RUNNING)
-            boot = boot_id()
             if _lost_power(connection, boot):
                 logger.warning("%s: after a power loss every event log is made anew", path)
                 _replace_logs(connection)
             _remember(connection, boot, durability)
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
     except sqlite3.Error as failed:
         raise opening_failed(path, failed) from failed
 

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from mcp_sessions.errors import SessionsError, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.base import SessionRecord
-from mcp_sessions.stores.sqlite_schema import error_code, unavailable
+from mcp_sessions.stores.sqlite_schema import committing, error_code, unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +85,8 @@ class Writer:
         opened: Callable[[], sqlite3.Connection],
         closing: Callable[[sqlite3.Connection], None],
         on_commit: Callable[[Changes], None],
+        chore: Work[T],
+        on_chore: Callable[[T], None],
     ) -> None:
         """Take what it works with.
 
@@ -92,11 +94,16 @@ class Writer:
             opened: Opens the file; called in the thread.
             closing: Has the last word, in the thread, when it is closed in order.
             on_commit: Takes what changed; called in the event loop.
+            chore: Done when somebody else has written to the file.
+            on_chore: Takes what came of it; called in the event loop.
         """
         self._path = path
         self._opened = opened
         self._closing = closing
         self._on_commit = on_commit
+        self._chore: Work[Any] = chore
+        self._on_chore: Callable[[Any], None] = on_chore
+        self._version = -1
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -209,22 +216,25 @@ class Writer:
     ) -> tuple[Changes, list[_Outcome]]:
         transaction = Transaction(connection)
         outcomes: list[_Outcome] = []
-        try:
-            connection.execute("BEGIN IMMEDIATE")
+        with committing(connection):
             for work, future in batch:
                 try:
                     outcomes.append((future, work(transaction), None))
                 except SessionsError as refused:
                     outcomes.append((future, None, refused))
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
         return transaction.changes, outcomes
 
     def _rest(self, connection: sqlite3.Connection) -> None:
         try:
+            # Another one, if another connection committed since.
+            (version,) = connection.execute("PRAGMA data_version").fetchone()
+            if version != self._version:
+                transaction = Transaction(connection)
+                with committing(connection):
+                    done = self._chore(transaction)
+                self._version = version
+                self._tell(self._deliver, transaction.changes, ())
+                self._tell(self._on_chore, done)
             give_back_space(connection)
         except sqlite3.Error as failed:
             logger.warning("%s: %s", self._path, failed)
@@ -252,7 +262,8 @@ def give_back_space(connection: sqlite3.Connection, *, keep: int = _FREE_PAGES) 
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     if free > keep:
         step = min(free - keep, _VACUUM_STEP)
-        connection.execute(f"PRAGMA incremental_vacuum({step})").fetchall()
+        # ``execute`` would take one step of it, and this statement gives back a page a step.
+        connection.executescript(f"PRAGMA incremental_vacuum({step})")
         # The file itself becomes shorter when the write-ahead log is copied into it.
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
