@@ -471,7 +471,12 @@ class SQLiteStore:
         await self._writer.call(work)
 
     async def drop_origin(
-        self, session_id: SessionId, origin: SessionId, *, stream: StreamName = GET_STREAM
+        self,
+        session_id: SessionId,
+        origin: SessionId,
+        *,
+        stream: StreamName = GET_STREAM,
+        fencing_epoch: FencingEpoch | None = None,
     ) -> None:
         """See :meth:`SessionStore.drop_origin`."""
 
@@ -479,10 +484,13 @@ class SQLiteStore:
             session = sessions.brief(tx, session_id)
             if session is None:
                 return
+            known = _carried(tx, session.sid, origin)
+            if fencing_epoch is not None and known is not None and known[0] > fencing_epoch:
+                return
             log = logs.find(tx, session.sid, stream)
             if log is not None:
                 logs.drop_origin(tx, log, origin)
-            if stream == GET_STREAM:
+            if stream == GET_STREAM and known is not None:
                 values = (session.sid, origin)
                 tx.execute("DELETE FROM carried WHERE sid = ? AND origin = ?", values)
                 tx.changes.append((session_id, lambda record: _carry(record, origin, None)))
@@ -505,6 +513,9 @@ class SQLiteStore:
             known = _carried(tx, session.sid, origin)
             if known is not None and known[0] > fencing_epoch:
                 return False
+            log = logs.find(tx, session.sid, GET_STREAM)
+            if log is not None and (known is None or known[0] != fencing_epoch):
+                logs.drop_origin(tx, log, origin)
             tx.execute(
                 "INSERT OR REPLACE INTO carried (sid, origin, fencing_epoch, log_epoch, number)"
                 " VALUES (?, ?, ?, ?, ?)",
@@ -570,15 +581,25 @@ class SQLiteStore:
             log = logs.opened(tx, session.sid, EVENTS)
             window = self._window_of(session, EVENTS)
             replay, refusal = logs.since_id(tx, log, position, window, now=now)
-            epoch, scopes = tx.execute(
-                "UPDATE sessions SET fencing_epoch = fencing_epoch + 1, connection_id = ?"
-                " WHERE sid = ? RETURNING fencing_epoch, scopes",
-                (connection_id, session.sid),
+            scopes, waits_from = tx.execute(
+                "SELECT scopes, waits_from FROM sessions WHERE sid = ?", (session.sid,)
+            ).fetchone()
+            if connection_id is None:
+                kept, waits_from = waits_from, None
+            else:
+                kept = None
+            (epoch,) = tx.execute(
+                "UPDATE sessions SET fencing_epoch = fencing_epoch + 1, connection_id = ?,"
+                " waits_from = ? WHERE sid = ? RETURNING fencing_epoch",
+                (connection_id, kept, session.sid),
             ).fetchone()
             fencing_epoch = FencingEpoch(epoch)
-            tx.changes.append(
-                (session_id, lambda record: _attach(record, connection_id, fencing_epoch))
-            )
+
+            def apply(record: SessionRecord) -> None:
+                _attach(record, connection_id, fencing_epoch)
+                record.waits_from = kept
+
+            tx.changes.append((session_id, apply))
             return Attached(
                 fencing_epoch,
                 log.position.event_id(),
@@ -586,6 +607,7 @@ class SQLiteStore:
                 replay,
                 refusal,
                 frozenset(sessions.load_json(scopes)),
+                waits_from,
             )
 
         return await self._writer.call(work)
