@@ -23,6 +23,7 @@ STORE_AWAY = 1
 COMMANDS = {
     "serve": "serve an MCP server with resumable sessions",
     "bridge": "give a stdio-only host a remote server that survives its connections",
+    "sessions": "list, show and end the sessions of a store",
     "keygen": "print a new random key",
 }
 
@@ -51,6 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from mcp_sessions.cli import bridge
 
                 return bridge.main(chosen.arguments)
+            case "sessions":
+                from mcp_sessions.cli import sessions
+
+                return sessions.main(chosen.arguments)
             case "keygen":
                 from mcp_sessions.cli import keygen
 

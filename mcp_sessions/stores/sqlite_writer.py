@@ -159,6 +159,8 @@ class Writer:
             connection.close()
 
     def _serve(self, connection: sqlite3.Connection) -> None:
+        # At once: what was asked for while nobody served is done before anybody is served.
+        self._rest(connection)
         rested = monotonic()
         while True:
             # Under load as well: who asks all the time leaves free pages behind too.
