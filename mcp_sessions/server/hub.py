@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
+from mcp_sessions import metrics
 from mcp_sessions.core.coalescing import coalescing_key
 from mcp_sessions.core.messages import (
     EXTENSION,
@@ -143,6 +144,8 @@ class Hub:
             )
             if appended is None:
                 return False
+            if appended.replaced:
+                metrics.coalesced()
             if appended.attachment is not None:
                 connection = await self.find(appended.attachment.connection_id)
                 if connection is not None:
@@ -214,6 +217,8 @@ class Hub:
         )
         if attached is None:
             return None
+        refusal = attached.refusal.value if attached.refusal is not None else None
+        metrics.attached(connection.kind if connection else "none", len(attached.replay), refusal)
         previous = attached.previous
         stays = (
             previous is not None
@@ -312,6 +317,7 @@ class Hub:
         if newer is None or not newer.kind == connection.kind == "listen":
             await self.tell_detached(connection, session_id, reason)
         await connection.withdraw(session_id)
+        metrics.detached(reason.value)
         logger.info("session %s left its connection: %s", digest(session_id), reason.value)
 
     # --- server-wide changes ---------------------------------------------------------------

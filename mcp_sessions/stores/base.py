@@ -134,6 +134,8 @@ class Appended:
 
     event: LoggedEvent
     attachment: Attachment | None
+    replaced: bool = False
+    """An older event with its coalescing key is gone for it."""
 
 
 @dataclass(frozen=True, slots=True)

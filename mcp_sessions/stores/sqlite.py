@@ -416,7 +416,8 @@ class SQLiteStore:
                 return None
             log = logs.opened(tx, session.sid, stream)
             window = self._window_of(session, stream)
-            return Appended(logs.append(tx, log, draft, window, now=now), session.attachment)
+            event, replaced = logs.append(tx, log, draft, window, now=now)
+            return Appended(event, session.attachment, replaced)
 
         return await self._writer.call(work)
 
@@ -555,7 +556,7 @@ class SQLiteStore:
             log = logs.opened(tx, session.sid, GET_STREAM)
             key = event.key[1] if event.key is not None else None
             draft = Draft(event.payload, None, key, origin)
-            return Relayed(logs.append(tx, log, draft, self._window, now=now))
+            return Relayed(logs.append(tx, log, draft, self._window, now=now)[0])
 
         return await self._writer.call(work)
 

@@ -96,8 +96,8 @@ _ONE = "sid = ? AND stream = ?"
 
 def append(
     tx: Transaction, log: LogRow, draft: Draft, window: Window, *, now: float
-) -> LoggedEvent:
-    """See :meth:`EventLog.append`.
+) -> tuple[LoggedEvent, bool]:
+    """See :meth:`EventLog.append`; and whether an older event was replaced.
 
     Raises:
         OverflowError: The log has issued its last id.
@@ -107,7 +107,7 @@ def append(
         raise OverflowError("this event log has issued its last id")
     event_id = SessionEventId(f"{log.log_epoch}-{number:0{NUMBER_WIDTH}d}")
     payload = draft.encode(event_id)
-    key = None
+    key, replaced = None, None
     if draft.key is not None:
         key = text_bytes(draft.key)
         replaced = tx.execute(
@@ -126,7 +126,8 @@ def append(
     _evict(tx, log, window, now)
     log.write(tx)
     identity = None if draft.key is None else (draft.origin, draft.key)
-    return LoggedEvent(event_id, number, payload, now, identity, draft.origin)
+    event = LoggedEvent(event_id, number, payload, now, identity, draft.origin)
+    return event, replaced is not None
 
 
 def since_id(

@@ -25,6 +25,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
+from mcp_sessions import metrics
 from mcp_sessions.errors import SessionsError, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.base import SessionRecord
@@ -193,6 +194,7 @@ class Writer:
             if error_code(failed) not in _OF_THE_VALUE:
                 # The file is full, locked or damaged: it will not be better for one alone.
                 logger.error("%s: %s", self._path, failed)
+                metrics.store_failed("sqlite", len(batch))
                 refused = unavailable(self._path, failed)
                 self._tell(self._deliver, (), [(future, None, refused) for _, future in batch])
                 return

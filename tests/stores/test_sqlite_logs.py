@@ -67,9 +67,9 @@ def test_a_log_of_rows_is_an_event_log(window: Window, steps: list[tuple[Any, ..
             match step:
                 case ("append", int(size), key, origin):
                     draft = Draft(b"x" * size, b"y", key, origin)
-                    assert logs.append(tx, log, draft, window, now=now) == model.append(
-                        draft, now=now
-                    )
+                    replaces = model.would_replace(draft)
+                    appended = logs.append(tx, log, draft, window, now=now)
+                    assert appended == (model.append(draft, now=now), replaces)
                 case ("read", int(behind), limit):
                     number = max(model.head.number - behind, 0)
                     position = Position(log.log_epoch, number).event_id()
