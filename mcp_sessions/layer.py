@@ -143,6 +143,7 @@ class SessionLayer:
         self._endpoints: list[StreamableHttp] = []
         self._bindings: list[HandshakeHttp] = []
         self._state: Literal["new", "running", "over"] = "new"
+        self._store_is_open = False
 
     # --- serving -------------------------------------------------------------------------
 
@@ -242,7 +243,9 @@ class SessionLayer:
             log_level: uvicorn's.
 
         Raises:
-            ConfigurationError: The transport is unknown; or see :meth:`asgi_app`.
+            ConfigurationError: The transport is unknown, or the store cannot be opened; or see
+                :meth:`asgi_app`.
+            StoreUnavailable: The store is away.
             OSError: The address cannot be listened on.
             KeyboardInterrupt: SIGINT ended an HTTP server, which has drained.
         """
@@ -267,7 +270,7 @@ class SessionLayer:
             ws_ping_timeout=20,
             ws_per_message_deflate=False,
         )
-        server = DrainingServer(config, self.drain, grace, on_started)
+        server = DrainingServer(config, self.drain, grace, on_started, self._open_store)
         with listener:
             if transport == "stdio":
                 asyncio.run(self._serve_stdio((server, listener), grace))
@@ -297,6 +300,7 @@ class SessionLayer:
                 if beside is None:
                     await stack.enter_async_context(self.lifespan())
                 else:
+                    await self._open_store()
                     server, listener = beside
                     serving = asyncio.create_task(server.serve(sockets=[listener]))
                     await server.ready.wait()
@@ -401,12 +405,18 @@ class SessionLayer:
 
     # --- inside --------------------------------------------------------------------------------
 
+    async def _open_store(self) -> None:
+        """Open the store, if it is not open yet."""
+        if not self._store_is_open:
+            await self.store.open(self.policy)
+            self._store_is_open = True
+
     @asynccontextmanager
     async def _run(self) -> AsyncGenerator[None]:
         if self._state != "new":
             raise ConfigurationError("a SessionLayer runs once; make another one")
         self._state = "running"
-        await self.store.open(self.policy)
+        await self._open_store()
         if self.security.is_ephemeral and self.store.survives_process:
             logger.warning(
                 "sessions outlive this process, but the keys that seal their state do not: "

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
+from mcp_sessions import metrics
 from mcp_sessions.core.coalescing import coalescing_key
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.messages import (
@@ -184,6 +185,8 @@ class Hub:
             )
             if appended is None:
                 return False
+            if appended.replaced:
+                metrics.coalesced()
             attachment = appended.attachment
             if attachment is not None:
                 connection = self._connections.get(attachment.connection_id)
@@ -314,6 +317,8 @@ class Hub:
                     await self._unwatch(session_id, connection)
         if attached is None:
             return None
+        refusal = attached.refusal.value if attached.refusal is not None else None
+        metrics.attached(connection.kind if connection else "none", len(attached.replay), refusal)
         previous = attached.previous
         stays = (
             previous is not None
@@ -484,6 +489,7 @@ class Hub:
             await self.tell_detached(connection, session_id, reason)
         await connection.withdraw(session_id, previous.fencing_epoch)
         await self._unwatch(session_id, connection)
+        metrics.detached(reason.value)
         logger.info("session %s left its connection: %s", digest(session_id), reason.value)
 
     async def check_attached(

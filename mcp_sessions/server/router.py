@@ -181,6 +181,8 @@ class Router:
             await upstream_peer.close()
             return result_message(request.id, result), None
         outbound.bind(ConnectionOutbound(self._hub, self._host, connection))
+        if connection.transport_session is not None:
+            upstream_peer.belongs_to(connection.transport_session)
         connection.upstream_peers[None] = upstream_peer
         self._hub.add(connection)
         return result_message(request.id, result), connection

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from mcp_sessions import metrics
 from mcp_sessions.core.messages import (
     EVENT_ID_META,
     SESSION_META,
@@ -115,10 +116,12 @@ class SessionMethods:
             LimitReached: Too many are open, even after the expired ones were ended.
         """
         try:
-            return await self._store.create(mode, principal, peer=peer, now=self._clock())
+            record = await self._store.create(mode, principal, peer=peer, now=self._clock())
         except LimitReached:
             await self.make_room()
-            return await self._store.create(mode, principal, peer=peer, now=self._clock())
+            record = await self._store.create(mode, principal, peer=peer, now=self._clock())
+        metrics.session_made(mode.value)
+        return record
 
     async def finish(self, session_id: SessionId) -> bool:
         """End a session for ever; False if it was not there.
@@ -129,6 +132,7 @@ class SessionMethods:
         if record is None:
             return False
         await self.forget(record)
+        metrics.session_over(record.mode.value, "ended")
         logger.info("session %s ended", digest(session_id))
         return True
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from mcp_sessions import metrics
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import (
     Answer,
@@ -129,6 +130,7 @@ class _Lane:
     def cut(self) -> None:
         # The window moved on while the peer took nothing: it has to resume, and hears why.
         self._connection.outbox.was_slow = True
+        metrics.too_slow()
         self._connection.outbox.cut()
 
 

@@ -37,6 +37,7 @@ from pydantic_core import to_jsonable_python
 
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId
+from mcp_sessions.server.sdk.spans import is_tracing, traced
 from mcp_sessions.server.upstream import Call, Outbound, PeerError, UpstreamError
 from mcp_sessions.stores.base import Peer
 
@@ -98,6 +99,7 @@ class SdkUpstream:
 
         self._bus = _bus_of(cast(object, server), self.lowlevel)
         self._lifespan_state: Any = None
+        self._is_tracing = False
         self.adds_subscriptions = True
         """Whether the layer serves subscriptions and list changes in the handshake era."""
 
@@ -106,6 +108,8 @@ class SdkUpstream:
         """The wrapped server's own lifespan."""
         async with self.lowlevel.lifespan(self.lowlevel) as state:
             self._lifespan_state = state
+            # Now: an application may set up its tracing in there.
+            self._is_tracing = is_tracing()
             yield
 
     def peer(
@@ -235,7 +239,8 @@ class SdkUpstream:
         return self._lifespan_state
 
     def _runner(self, connection: Connection) -> ServerRunner[Any]:
-        return ServerRunner(self.lowlevel, connection, self._lifespan_state)
+        server = traced(self.lowlevel, connection) if self._is_tracing else self.lowlevel
+        return ServerRunner(server, connection, self._lifespan_state)
 
 
 class SdkPeer:
@@ -265,6 +270,10 @@ class SdkPeer:
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
         """See :class:`UpstreamPeer`."""
         await self._runner.on_notify(_CallContext(call), method, params)
+
+    def belongs_to(self, session_id: SessionId) -> None:
+        """See :class:`NewPeer`."""
+        self._runner.connection.session_id = session_id
 
     async def close(self) -> None:
         """See :class:`UpstreamPeer`."""
