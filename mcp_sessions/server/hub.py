@@ -114,10 +114,12 @@ class Hub:
         Raises:
             StoreUnavailable: Unknown.
         """
-        home = process_of(connection_id)
-        if home is None or connection_id in self._connections:
-            # What is in the store ends with its session.
+        if connection_id in self._connections:
             return True
+        home = process_of(connection_id)
+        if home is None:
+            # It is in the store, until its session ends.
+            return await self._store.load(SessionId(connection_id), now=0) is not None
         return self.replicas is not None and await self.replicas.is_alive(home)
 
     async def remove(self, connection: TransportConnection) -> None:
@@ -331,6 +333,9 @@ class Hub:
             if after is None:
                 raise AssertionError("the store replayed from this position")
             if not await connection.begin(session_id, attached, after):
+                # Over by now, or attached there anew by another process: then this changes
+                # nothing.
+                await self._store.detach(session_id, attached.fencing_epoch)
                 await self._unwatch(session_id, connection)
         if previous is not None and not stays:
             kind = connection.kind if connection is not None else None

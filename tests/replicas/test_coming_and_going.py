@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions.core.messages import encode
+from mcp_sessions.ids import SessionId
 from tests.support.raw import (
     EXTENSION,
     at_most,
@@ -239,6 +240,25 @@ async def test_a_connection_not_in_use_here_is_let_go() -> None:
 
         assert [len(w.layer._hub.connections()) for w in c.worlds] == [1, 0]  # pyright: ignore[reportPrivateUsage]
         assert await c.at(1, client).text("echo", text="x") == "x"
+
+
+async def test_a_session_whose_connection_is_over_is_free() -> None:
+    """E8: who ended the connection died before it could say so of what was attached there."""
+    async with cluster(2) as c:
+        client = await c[0].connected()
+        session = (await client.start())["sessionId"]
+        assert client.session_id is not None
+        await c.backplane.memory.end(SessionId(client.session_id))
+        for world in c.worlds:
+            await world.layer._methods.forget_here(  # pyright: ignore[reportPrivateUsage]
+                SessionId(client.session_id), None
+            )
+        other = await c[1].connected()
+        stream = await other.get().started()
+        await other.text("echo", text="x", meta=in_session(session))
+        await other.text("update", uri="a:1", meta=in_session(session))
+
+        assert uris(await at_most(SOON, stream.has(1))) == ["a:1"]
 
 
 def listening(c: Cluster) -> int:

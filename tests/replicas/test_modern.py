@@ -15,7 +15,7 @@ from tests.support.world import Toolbox
 pytestmark = pytest.mark.anyio
 
 SOON = 1.0
-SEEDS = range(10)
+SEEDS = range(6)
 
 
 def modern(c: Cluster, number: int) -> ModernClient:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 SOON = 1.0
 """Seconds; less than a round takes."""
 
-SEEDS = range(10)
+SEEDS = range(6)
 
 ELICITS = {"elicitation": {}}
 

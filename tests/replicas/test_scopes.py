@@ -9,7 +9,7 @@ from tests.support.virtual_time import cycles
 pytestmark = pytest.mark.anyio
 
 SOON = 1.0
-SEEDS = range(8)
+SEEDS = range(6)
 
 
 async def with_stream(c: Cluster, *, stream_at: int) -> tuple[RawClient, Reply]:
