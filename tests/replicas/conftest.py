@@ -6,6 +6,7 @@ What needs the first is marked ``in_process``.
 
 import gc
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 
@@ -30,11 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _is_repeated(item: pytest.Item) -> bool:
-    params = (
-        item.callspec.params
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
-        else {}
-    )
+    callspec = getattr(item, "callspec", None)
+    params: dict[str, Any] = callspec.params if callspec is not None else {}
     return params.get("anyio_backend") == "redis" and params.get("seed", 0) >= _SEEDS_ON_REDIS
 
 

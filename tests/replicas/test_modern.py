@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from mcp.server import MCPServer
 
+from mcp_sessions.ids import SessionId
 from tests.support.modern import Heard, ModernClient
 from tests.support.raw import UPDATED, at_most, in_session, text_of
 from tests.support.replicas import Cluster, cluster, events_are_lost, lost, numbers
@@ -26,8 +27,8 @@ async def listening(client: ModernClient, session: str | None) -> Heard:
     return await client.listening(session, "a:1", lists=("tools",))
 
 
-async def created(c: Cluster) -> str:
-    return str((await modern(c, 0).create())["sessionId"])
+async def created(c: Cluster) -> SessionId:
+    return SessionId((await modern(c, 0).create())["sessionId"])
 
 
 @pytest.mark.parametrize("seed", SEEDS)

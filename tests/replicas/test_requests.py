@@ -6,6 +6,7 @@ import pytest
 
 from mcp_sessions import current_session
 from tests.support.raw import (
+    Json,
     RawClient,
     at_most,
     call_params,
@@ -24,7 +25,7 @@ SOON = 1.0
 
 SEEDS = range(6)
 
-ELICITS = {"elicitation": {}}
+ELICITS: Json = {"elicitation": {}}
 
 
 async def with_session(c: Cluster, **options: object) -> tuple[RawClient, str]:
