@@ -252,7 +252,11 @@ async def test_rivals_on_three_replicas_leave_one_owner(seed: int) -> None:
         await asyncio.gather(*(rival.resume(session) for rival in rivals))
         await cycles(50)
         await c[0].client().text("update", uri="a:1", meta=in_session(session))
-        await cycles(200)
+        told = [asyncio.create_task(stream.has(1)) for stream in streams]
+        await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED, timeout=SOON)
+        await cycles(100)
+        for one in told:
+            one.cancel()
 
         assert sorted(uris(stream.messages) for stream in streams) == [[]] * 5 + [["a:1"]]
         errors = [(await rival.answer("tools/list")).get("error") for rival in rivals]
