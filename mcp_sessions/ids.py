@@ -42,6 +42,7 @@ GET_STREAM = StreamName("get")
 NUMBER_WIDTH = 12
 _EPOCH_WIDTH = 19
 _EVENT_ID = re.compile(rf"([0-9]{{{_EPOCH_WIDTH}}})-([0-9]{{{NUMBER_WIDTH}}})", re.ASCII)
+_PROCESS = re.compile(r".+@(process-[A-Za-z0-9_-]{1,64})", re.ASCII)
 _VISIBLE_ASCII = re.compile(r"[\x21-\x7e]{1,1024}", re.ASCII)
 
 
@@ -85,6 +86,14 @@ def parse_session_id(value: object) -> SessionId | None:
     if isinstance(value, str) and _VISIBLE_ASCII.fullmatch(value):
         return SessionId(value)
     return None
+
+
+def process_of(name: str) -> str | None:
+    """The process in the name of something that lives in one (a WebSocket, a response
+    stream, a request to a client), or None: it lives in the store, or says nothing.
+    """
+    match = _PROCESS.fullmatch(name)
+    return match[1] if match is not None else None
 
 
 def digest(session_id: str) -> str:

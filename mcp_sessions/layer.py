@@ -22,14 +22,16 @@ from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions.core.messages import EXTENSION
-from mcp_sessions.errors import ConfigurationError, Detached
+from mcp_sessions.errors import ConfigurationError, Detached, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.security import SessionSecurity, mint_connection_id
+from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.server.admin import Sessions
+from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.gates import Gates
 from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.reaper import Reaper
+from mcp_sessions.server.replicas import Replicas
 from mcp_sessions.server.router import Router
 from mcp_sessions.server.sdk.http import (
     HttpShell,
@@ -47,6 +49,7 @@ from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.credentials import CredentialWatch, StillValid
 from mcp_sessions_transports.doorkeeper import Doorkeeper
 from mcp_sessions_transports.duplex import DuplexConnection
+from mcp_sessions_transports.http_connection import HttpConnection
 from mcp_sessions_transports.http_handshake import HandshakeHttp, Served
 from mcp_sessions_transports.http_modern import ModernHttp
 from mcp_sessions_transports.origin import OriginGuard, SecuritySettings
@@ -111,7 +114,7 @@ class SessionLayer:
             self._hub,
             self.policy,
             clock,
-            process=mint_connection_id("process"),
+            process=mint_process(),
             stamp=lambda result, record: self._methods.stamp(result, record),
         )
         self._methods = SessionMethods(self.store, self._hub, self._host, clock, self.security)
@@ -131,9 +134,16 @@ class SessionLayer:
             advertise=self._advertise,
             clock=clock,
         )
+        self._replicas: Replicas | None = None
+        exchange = self.store.exchange
+        if exchange is not None:
+            self._replicas = Replicas(self.store, exchange, self._host.process, clock)
+            self._hub.replicas = self._replicas
+            self._methods.telling = self._router.share(self._replicas, self._upstream.echo)
         self._endpoints: list[StreamableHttp] = []
         self._bindings: list[HandshakeHttp] = []
         self._state: Literal["new", "running", "over"] = "new"
+        self._store_is_open = False
 
     # --- serving -------------------------------------------------------------------------
 
@@ -233,7 +243,9 @@ class SessionLayer:
             log_level: uvicorn's.
 
         Raises:
-            ConfigurationError: The transport is unknown; or see :meth:`asgi_app`.
+            ConfigurationError: The transport is unknown, or the store cannot be opened; or see
+                :meth:`asgi_app`.
+            StoreUnavailable: The store is away.
             OSError: The address cannot be listened on.
             KeyboardInterrupt: SIGINT ended an HTTP server, which has drained.
         """
@@ -258,7 +270,7 @@ class SessionLayer:
             ws_ping_timeout=20,
             ws_per_message_deflate=False,
         )
-        server = DrainingServer(config, self.drain, grace, on_started)
+        server = DrainingServer(config, self.drain, grace, on_started, self._open_store)
         with listener:
             if transport == "stdio":
                 asyncio.run(self._serve_stdio((server, listener), grace))
@@ -288,6 +300,7 @@ class SessionLayer:
                 if beside is None:
                     await stack.enter_async_context(self.lifespan())
                 else:
+                    await self._open_store()
                     server, listener = beside
                     serving = asyncio.create_task(server.serve(sockets=[listener]))
                     await server.ready.wait()
@@ -322,9 +335,11 @@ class SessionLayer:
             endpoint.retry_after = self.policy.reconnect_spread
         if first:
             for connection in self._hub.connections():
-                for session_id in list(connection.attached):
-                    await self._hub.tell_detached(connection, session_id, Detached.DRAINING)
+                await self._tell_draining(connection)
         left = await self._host.drain(grace)
+        if self._replicas is not None:
+            # Not before: until then it answers what others wait for.
+            await self._replicas.leave()
         if left:
             logger.warning("%d requests were cancelled at shutdown", left)
         closing: list[asyncio.Task[Any]] = []
@@ -337,6 +352,17 @@ class SessionLayer:
             await asyncio.wait(closing, timeout=_LAST_WORDS)
             for task in closing:
                 task.cancel()
+
+    async def _tell_draining(self, connection: TransportConnection) -> None:
+        sessions = list(connection.attached)
+        if isinstance(connection, HttpConnection):
+            if self._replicas is not None and not connection.is_streaming:
+                # Other replicas serve it on, and nothing here is in its way.
+                return
+            record = await self.store.load(connection.session_id, now=0)
+            sessions.extend(record.carried if record is not None else ())
+        for session_id in sessions:
+            await self._hub.tell_detached(connection, session_id, Detached.DRAINING)
 
     def require_session(self, *, tools: Iterable[str] = (), methods: Iterable[str] = ()) -> None:
         """Serve these only inside a session; outside of one they answer -31044.
@@ -379,12 +405,18 @@ class SessionLayer:
 
     # --- inside --------------------------------------------------------------------------------
 
+    async def _open_store(self) -> None:
+        """Open the store, if it is not open yet."""
+        if not self._store_is_open:
+            await self.store.open(self.policy)
+            self._store_is_open = True
+
     @asynccontextmanager
     async def _run(self) -> AsyncGenerator[None]:
         if self._state != "new":
             raise ConfigurationError("a SessionLayer runs once; make another one")
         self._state = "running"
-        await self.store.open(self.policy)
+        await self._open_store()
         if self.security.is_ephemeral and self.store.survives_process:
             logger.warning(
                 "sessions outlive this process, but the keys that seal their state do not: "
@@ -393,22 +425,40 @@ class SessionLayer:
         try:
             async with self._upstream.lifespan():
                 stop = self._upstream.on_change(self._hub.announce)
-                reaper = asyncio.create_task(self._reaper.run())
+                if self._replicas is not None:
+                    await self._replicas.join()
+                tasks = [asyncio.create_task(self._reaper.run())]
+                if self._replicas is not None:
+                    tasks.append(asyncio.create_task(self._replicas.run()))
                 try:
                     yield
                 finally:
                     stop()
-                    reaper.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await reaper
-                    await self.drain(grace=0)
-                    for binding in self._bindings:
-                        await binding.close()
-                    for connection in self._hub.connections():
-                        await self._hub.remove(connection)
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+                    await self._stop()
         finally:
             self._state = "over"
             await self.store.close()
+
+    async def _stop(self) -> None:
+        try:
+            await self.drain(grace=0)
+            for binding in self._bindings:
+                await binding.close()
+            for connection in self._hub.connections():
+                if isinstance(connection, HttpConnection):
+                    # It is in the store, and goes on there with what is attached to it.
+                    await self._hub.let_go(connection)
+                else:
+                    await self._hub.remove(connection)
+        except StoreUnavailable:
+            # What it remembers of this process's connections is seen to be dead by others.
+            logger.warning("the store is away while the server stops")
+        finally:
+            if self._replicas is not None:
+                await self._replicas.close()
 
     def _endpoint(
         self, path: str, host: str, security: SecuritySettings | None, max_body: int
@@ -452,6 +502,7 @@ class SessionLayer:
             primes=primes_streams,
             max_body=max_body,
             credentials=CredentialWatch(still_valid, self.policy.credential_check, self._clock),
+            replicas=self._replicas,
         )
 
     def _websocket(

@@ -59,14 +59,29 @@ def mint_session_id() -> SessionId:
     return SessionId(secrets.token_urlsafe(32))
 
 
-def mint_connection_id(kind: str) -> ConnectionId:
-    """A new id for a connection that has no session id of its own."""
-    return ConnectionId(f"{kind}-{secrets.token_urlsafe(16)}")
+def mint_process() -> str:
+    """A new name for this process among those that share its store."""
+    return f"process-{secrets.token_urlsafe(12)}"
 
 
-def mint_request_id() -> str:
-    """A new id for a request to a client: random, so unique over all sessions."""
-    return secrets.token_urlsafe(16)
+def mint_connection_id(kind: str, process: str | None = None) -> ConnectionId:
+    """A new id for a connection that has no session id of its own.
+
+    Args:
+        process: Where it lives; see :func:`~mcp_sessions.ids.process_of`.
+    """
+    at = f"@{process}" if process is not None else ""
+    return ConnectionId(f"{kind}-{secrets.token_urlsafe(16)}{at}")
+
+
+def mint_request_id(process: str | None = None) -> str:
+    """A new id for a request to a client: random, so unique over all sessions.
+
+    Args:
+        process: Who waits for its answer, if that may come to another one.
+    """
+    at = f"@{process}" if process is not None else ""
+    return f"{secrets.token_urlsafe(16)}{at}"
 
 
 def mint_log_epoch() -> LogEpoch:

@@ -65,8 +65,16 @@ class DrainingServer(uvicorn.Server):
         drain: Callable[[float], Awaitable[None]],
         grace: float,
         on_started: Callable[[], None] | None,
+        before: Callable[[], Awaitable[None]],
     ) -> None:
+        """Take what it works with.
+
+        Args:
+            before: Done before anything is served. What it raises comes out of ``run``,
+                where uvicorn would log it, with its traceback, and only end.
+        """
         super().__init__(config)
+        self._before = before
         self._drain = drain
         self._grace = grace
         self._on_started = on_started
@@ -79,6 +87,10 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.interrupted = self.interrupted or sig == signal.SIGINT
         super().handle_exit(sig, frame)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._before()
+        await super().serve(sockets=sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)

@@ -482,8 +482,11 @@ async def a_newer_event_replaces_the_older_one_of_its_key(make: MakeStore) -> No
     """Pitfall A12: the survivor keeps its newer id, the replaced id stays a position."""
     async with _opened(make) as store:
         session = await _new(store)
-        for key in ("a", None, "b", "a", None, "b"):
-            await session.append(Draft(b"{}", key=key))
+        replaced = [
+            (await session.append(Draft(b"{}", key=key))).replaced
+            for key in ("a", None, "b", "a", None, "b")
+        ]
+        assert replaced == [False, False, False, True, False, True]
         for seen, missed in ((0, [2, 4, 5, 6]), (1, [2, 4, 5, 6]), (3, [4, 5, 6]), (4, [5, 6])):
             assert await session.missed(seen) == missed
         # Where several sessions share a connection's stream, each has keys of its own.

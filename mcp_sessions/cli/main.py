@@ -2,7 +2,8 @@
 
 Rules, owned by ``tests/cli/test_main.py``:
 
-1. What the user did wrong is one line on stderr, and exit status 2.
+1. What the user did wrong is one line on stderr, and exit status 2. A store that is away
+   is one line too, and exit status 1: the same command may work later.
 2. A command's file is imported when that command runs, and not before: the help must
    not wait for the MCP SDK.
 """
@@ -15,11 +16,14 @@ from collections.abc import Sequence
 
 from mcp_sessions import __version__
 from mcp_sessions.cli.arguments import USAGE_ERROR, OneLineParser, one_line
-from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+
+STORE_AWAY = 1
 
 COMMANDS = {
     "serve": "serve an MCP server with resumable sessions",
     "bridge": "give a stdio-only host a remote server that survives its connections",
+    "sessions": "list, show and end the sessions of a store",
     "keygen": "print a new random key",
 }
 
@@ -48,6 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from mcp_sessions.cli import bridge
 
                 return bridge.main(chosen.arguments)
+            case "sessions":
+                from mcp_sessions.cli import sessions
+
+                return sessions.main(chosen.arguments)
             case "keygen":
                 from mcp_sessions.cli import keygen
 
@@ -57,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         print(f"mcp-sessions {chosen.command}: {one_line(error)}", file=sys.stderr)
         return USAGE_ERROR
+    except StoreUnavailable as error:
+        print(f"mcp-sessions {chosen.command}: {one_line(error)}", file=sys.stderr)
+        return STORE_AWAY
 
 
 def _parser() -> argparse.ArgumentParser:

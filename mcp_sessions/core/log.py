@@ -124,6 +124,10 @@ class EventLog:
         """The oldest position from which everything after it is still here."""
         return Position(self.log_epoch, self._floor)
 
+    def would_replace(self, draft: Draft) -> bool:
+        """Whether an older event goes when ``draft`` is appended: one with its key."""
+        return draft.key is not None and (draft.origin, draft.key) in self._by_key
+
     def append(self, draft: Draft, *, now: float) -> LoggedEvent:
         """Store ``draft`` as the newest event and return it.
 

@@ -22,7 +22,7 @@ import orjson
 from mcp_sessions.errors import InvalidParams
 from mcp_sessions.ids import RequestKey
 
-_KEY_COST = 96
+KEY_COST = 96
 """Bytes accounted for a key beside its characters: digest, times, table entry."""
 
 
@@ -141,7 +141,7 @@ class RequestKeys:
             if not known.scopes <= scopes:
                 return Begun.FEWER_SCOPES, known
             return Begun(known.state.value), known
-        cost = len(key) + _KEY_COST
+        cost = len(key) + KEY_COST
         if not self._make_room(cost):
             return Begun.FULL, None
         entry = self._running[key] = KeyedRequest(digest, runner, now, scopes=scopes)
@@ -189,5 +189,5 @@ class RequestKeys:
             if oldest.at >= now - self._lifetime:
                 return
             del self._finished[key]
-            self._bytes -= len(key) + _KEY_COST + len(oldest.outcome)
+            self._bytes -= len(key) + KEY_COST + len(oldest.outcome)
             self._answers -= len(oldest.outcome)

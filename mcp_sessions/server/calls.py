@@ -42,8 +42,9 @@ class PendingCall:
         method: str,
         params: Mapping[str, Any] | None,
         on_progress: OnProgress | None,
+        process: str | None = None,
     ) -> None:
-        self.id = mint_request_id()
+        self.id = mint_request_id(process)
         self.principal = principal
         self.session_id = session_id
         self.method = method
@@ -62,8 +63,33 @@ class PendingCalls:
     first answer from any of the owner's connections counts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, process: str | None = None) -> None:
+        """Take what it works with.
+
+        Args:
+            process: Named in every id, where answers may come to other processes.
+        """
         self._open: dict[str, PendingCall] = {}
+        self._process = process
+
+    def new(
+        self,
+        principal: Principal,
+        session_id: SessionId | None,
+        method: str,
+        params: Mapping[str, Any] | None,
+        on_progress: OnProgress | None,
+    ) -> PendingCall:
+        """A request that is not sent yet.
+
+        Args:
+            session_id: The session whose standalone channel it goes on, if it does.
+        """
+        return PendingCall(principal, session_id, method, params, on_progress, self._process)
+
+    def get(self, call_id: str) -> PendingCall | None:
+        """An open request."""
+        return self._open.get(call_id)
 
     async def ask(
         self,

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import RequestId, encode
-from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionId
+from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.base import CurrentSession, Peer
+from mcp_sessions.stores.base import (
+    Attached,
+    Attachment,
+    CurrentSession,
+    Peer,
+    SessionRecord,
+)
 
 if TYPE_CHECKING:
     from mcp_sessions.server.running import RunningRequest
@@ -75,7 +82,9 @@ class TransportConnection(Protocol):
     the store and outlive this process."""
 
     attached: dict[SessionId, FencingEpoch]
-    """The protocol-mode sessions whose events go here."""
+    """The protocol-mode sessions whose events go here, of a connection that lives in this
+    process. Over HTTP they are in the store (:attr:`SessionRecord.carried`), and this stays
+    empty."""
 
     requests: dict[RequestId, RunningRequest]
     """What it asked and can still be answered; the newest by each id."""
@@ -88,16 +97,55 @@ class TransportConnection(Protocol):
     where there is none."""
 
     async def current(self) -> CurrentSession | None:
-        """Its current session (``protocol.md``, rule 2)."""
+        """Its current session (``protocol.md``, rule 2), as it is now. A request asks its
+        :class:`Inbound`, which knows it from the request's own admission.
+        """
         ...
 
     async def set_current(self, current: CurrentSession | None) -> None:
         """Change its current session."""
         ...
 
-    async def deliver(self, session_id: SessionId, event: LoggedEvent) -> None:
-        """Hand over one event of an attached session, in order. Never waits for the peer:
-        what it does not take now waits where it is kept.
+    async def begin(self, session_id: SessionId, attached: Attached, after: Position) -> bool:
+        """A session is attached here: hand over ``attached.replay``, then what follows. What
+        waits here of an older attachment is withdrawn first.
+
+        Args:
+            session_id: The session.
+            attached: What the store answered.
+            after: Where the replay starts: the client's position, or the head.
+
+        Returns:
+            False if it was attached anew meanwhile, or the connection is gone.
+        """
+        ...
+
+    async def deliver(
+        self, session_id: SessionId, event: LoggedEvent, fencing_epoch: FencingEpoch
+    ) -> bool:
+        """Hand over one event of a session, in order, if it is attached here with that
+        epoch. Never waits for the peer: what it does not take now waits where it is kept.
+
+        Returns:
+            False if what comes before it is gone from the session's window, so that nothing
+            more can be handed over without a hole.
+        """
+        ...
+
+    def appended(
+        self, session_id: SessionId, event: LoggedEvent, attachment: Attachment | None
+    ) -> None:
+        """What :meth:`deliver` is for an event that another process stored, of a stream that
+        is watched for this connection.
+        """
+        ...
+
+    def look(self, session_id: SessionId, head: Position | None) -> None:
+        """Something may have been missed: this is the head of a stream that is watched.
+
+        Args:
+            session_id: The session that the stream is of.
+            head: None: unknown; or look anyway.
         """
         ...
 
@@ -105,8 +153,15 @@ class TransportConnection(Protocol):
         """Hand over a message that is no session event. Never waits for the peer."""
         ...
 
-    async def withdraw(self, session_id: SessionId) -> None:
-        """Forget what waits here of a session that is not attached here any more."""
+    async def withdraw(
+        self, session_id: SessionId, fencing_epoch: FencingEpoch | None = None
+    ) -> None:
+        """Forget what waits here of a session that is not attached here any more.
+
+        Args:
+            session_id: The session.
+            fencing_epoch: Do nothing if it is attached here anew, with a higher one.
+        """
         ...
 
     async def room(self) -> None:
@@ -126,6 +181,12 @@ class TransportConnection(Protocol):
     def hold(self) -> Callable[[], None]:
         """Hand over nothing to the network until the returned function is called."""
         ...
+
+
+class NotChanged(Enum):
+    """Stands for "as it was"."""
+
+    HERE = "here"
 
 
 @dataclass(slots=True)
@@ -161,6 +222,39 @@ class Inbound:
 
     encode: Callable[[Any], bytes] = encode
     """Writes a message as this peer's entry does."""
+
+    record: SessionRecord | None = None
+    """Over HTTP: its connection's session, as this very message was admitted to it. Of what
+    a connection keeps in the store nothing older may be believed."""
+
+    kind: str = "http"
+    """Of a message without a connection: the transport it came on."""
+
+    is_answerable: bool = False
+    """Without a connection: its sender can be asked all the same, through another process."""
+
+    changed_current: CurrentSession | NotChanged | None = NotChanged.HERE
+    """What this message made of the connection's current session."""
+
+    @property
+    def asked(self) -> Peer | None:
+        """Who can be asked something on this message's way back; None: nobody."""
+        return self.peer if self.connection is not None or self.is_answerable else None
+
+    async def current(self) -> CurrentSession | None:
+        """The connection's current session (``protocol.md``, rule 2)."""
+        if not isinstance(self.changed_current, NotChanged):
+            return self.changed_current
+        if self.record is not None:
+            return self.record.current
+        return await self.connection.current() if self.connection is not None else None
+
+    async def set_current(self, current: CurrentSession | None) -> None:
+        """Change the connection's current session; there must be a connection."""
+        if self.connection is None:
+            raise AssertionError("only a connection has a current session")
+        await self.connection.set_current(current)
+        self.changed_current = current
 
     def result(self, request_id: RequestId, result: Mapping[str, Any]) -> bytes:
         """The successful answer to a request."""

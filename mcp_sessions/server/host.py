@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from mcp_sessions.core.log import Draft
@@ -64,7 +64,8 @@ class Host:
         """
         self.clock = clock
         self.process = process
-        self.calls = PendingCalls()
+        shared = store.exchange is not None
+        self.calls = PendingCalls(process if shared else None)
         self.draining = False
         """No request is begun any more."""
 
@@ -86,6 +87,11 @@ class Host:
     def held(self) -> Mapping[SessionId, Any]:
         """The sessions, of both modes, that a request is at work in."""
         return self._by_session
+
+    @property
+    def at_work(self) -> Collection[RunningRequest]:
+        """The requests that run."""
+        return self._running
 
     @property
     def running(self) -> int:
@@ -167,12 +173,17 @@ class Host:
             if may_ask(connection.peer, call.method):
                 await connection.send(Draft(call.message, None, None, session_id))
 
+    async def ask_elsewhere(self, session_id: SessionId) -> None:
+        """A session has a new connection in another process: what is open here goes there."""
+        for call in self.calls.of_session(session_id):
+            await self._hub.push(session_id, call.message, call)
+
     def _closed(self, running: RunningRequest, carrier: Carrier) -> None:
         if not carrier.inbound.cancels or running.key is not None:
             self.unheard(running)
         elif not running.done:
             # The modern era over HTTP: closing the response stream cancels the request.
-            self._spawn(self.abort(running, error_body(REQUEST_CANCELLED, "Request cancelled")))
+            self.spawn(self.abort(running, error_body(REQUEST_CANCELLED, "Request cancelled")))
 
     def unheard(self, running: RunningRequest) -> None:
         """A carrier of the request is gone; if it was the last, its time is bounded."""
@@ -223,9 +234,10 @@ class Host:
 
     def _give_up(self, running: RunningRequest) -> None:
         logger.warning("%s ran on unheard for too long; it is cancelled", running.request.method)
-        self._spawn(self.abort(running, wire_error(OutcomeUnknown())))
+        self.spawn(self.abort(running, wire_error(OutcomeUnknown())))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something for a request beside what else is done; a drain waits for it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

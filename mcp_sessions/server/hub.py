@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
+from mcp_sessions import metrics
 from mcp_sessions.core.coalescing import coalescing_key
+from mcp_sessions.core.log import Draft
 from mcp_sessions.core.messages import (
     EXTENSION,
     EventTemplate,
@@ -21,9 +23,21 @@ from mcp_sessions.core.messages import (
     plain_draft,
 )
 from mcp_sessions.errors import Detached, StoreUnavailable
-from mcp_sessions.ids import ConnectionId, SessionId, digest
+from mcp_sessions.ids import (
+    EVENTS,
+    GET_STREAM,
+    ConnectionId,
+    FencingEpoch,
+    SessionId,
+    digest,
+    parse_position,
+    process_of,
+)
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.calls import PendingCall, may_ask
 from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.server.relaying import Relay
+from mcp_sessions.server.replicas import Replicas
 from mcp_sessions.stores.base import Attached, Attachment, Mode, SessionRecord, SessionStore
 
 logger = logging.getLogger(__name__)
@@ -68,6 +82,9 @@ class Hub:
         self.on_attached: OnAttached = _nothing
         """Called when a session was attached: what waits for an answer is asked again."""
 
+        self.replicas: Replicas | None = None
+        """The other processes that share the store; None: there are none."""
+
     # --- connections ---------------------------------------------------------------------
 
     def add(self, connection: TransportConnection) -> None:
@@ -83,18 +100,45 @@ class Hub:
         return list(self._connections.values())
 
     async def find(self, connection_id: ConnectionId) -> TransportConnection | None:
-        """A connection, of this process or revived from the store."""
-        return self._connections.get(connection_id) or await self.revive(connection_id)
+        """A connection, of this process or revived from the store; None: it is gone, or
+        lives in another process.
+        """
+        connection = self._connections.get(connection_id)
+        if connection is not None or process_of(connection_id) is not None:
+            return connection
+        return await self.revive(connection_id)
+
+    async def is_there(self, connection_id: ConnectionId) -> bool:
+        """Whether a connection may still live, here or elsewhere.
+
+        Raises:
+            StoreUnavailable: Unknown.
+        """
+        if connection_id in self._connections:
+            return True
+        home = process_of(connection_id)
+        if home is None:
+            # It is in the store, until its session ends.
+            return await self._store.load(SessionId(connection_id), now=0) is not None
+        return self.replicas is not None and await self.replicas.is_alive(home)
 
     async def remove(self, connection: TransportConnection) -> None:
         """A connection is gone for good: its sessions wait, detached."""
+        await self.let_go(connection)
+        attached = list(connection.attached.items())
+        connection.attached.clear()
+        for session_id, fencing_epoch in attached:
+            await self._unwatch(session_id, connection)
+            await self._store.detach(session_id, fencing_epoch)
+
+    async def let_go(self, connection: TransportConnection) -> None:
+        """A connection is not served in this process any more; what the store knows of it
+        stays.
+        """
         if self._connections.get(connection.id) is connection:
             del self._connections[connection.id]
         for uri in [uri for uri, listening in self._bare.items() if connection in listening]:
             self.subscribe_bare(connection, uri, on=False)
-        for session_id, fencing_epoch in list(connection.attached.items()):
-            await self._store.detach(session_id, fencing_epoch)
-        connection.attached.clear()
         for session_id, upstream_peer in list(connection.upstream_peers.items()):
             await upstream_peer.close()
             if session_id is not None:
@@ -143,16 +187,36 @@ class Hub:
             )
             if appended is None:
                 return False
-            if appended.attachment is not None:
-                connection = await self.find(appended.attachment.connection_id)
+            if appended.replaced:
+                metrics.coalesced()
+            attachment = appended.attachment
+            if attachment is not None:
+                connection = self._connections.get(attachment.connection_id)
                 if connection is not None:
-                    await connection.deliver(session_id, appended.event)
+                    whole = await connection.deliver(
+                        session_id, appended.event, attachment.fencing_epoch
+                    )
+                elif process_of(attachment.connection_id) is None:
+                    relay = self.relay(attachment.connection_id, session_id, attachment)
+                    whole = await relay.one(appended.event)
+                else:
+                    # Where it lives, the session's log is watched.
+                    whole = True
+                if not whole:
+                    await self._displace_now(session_id, Detached.EVICTED)
         if wait and connection is not None:
             await connection.room()
         elif wait:
             # A handler that only emits must let others run.
             await asyncio.sleep(0)
         return True
+
+    def relay(
+        self, connection_id: ConnectionId, session_id: SessionId, attachment: Attachment
+    ) -> Relay:
+        """The way of a session's events to the GET stream of a transport-mode session."""
+        connection = SessionId(connection_id)
+        return Relay(self._store, self._clock, connection, session_id, attachment.fencing_epoch)
 
     def _turn(self, session_id: SessionId) -> asyncio.Lock:
         turn = self._turns.get(session_id)
@@ -173,6 +237,38 @@ class Hub:
         await connection.send(plain_draft(notification_message(method, params), key))
         if wait:
             await connection.room()
+
+    async def push(self, session_id: SessionId, message: bytes, call: PendingCall | None) -> None:
+        """Send a message that is no session event to a session's client, wherever it is
+        attached; nowhere, and it waits until it is asked for again.
+
+        Args:
+            session_id: The session.
+            message: Encoded.
+            call: The request of ours that it is; None: it is none.
+        """
+        # Its handler is at work, so it lives, whatever its idle deadline says.
+        record = await self._store.load(session_id, now=0)
+        attachment = record.attachment if record is not None else None
+        if attachment is None:
+            return
+        connection = await self.find(attachment.connection_id)
+        if connection is not None:
+            if call is None or may_ask(connection.peer, call.method):
+                await connection.send(Draft(message, None, None, session_id))
+            return
+        home = process_of(attachment.connection_id)
+        if home is not None and self.replicas is not None:
+            await self.replicas.tell(
+                "push",
+                to=home,
+                session=session_id,
+                connection=attachment.connection_id,
+                epoch=attachment.fencing_epoch,
+                text=message.decode(),
+                call=call.id if call is not None else None,
+                method=call.method if call is not None else None,
+            )
 
     # --- attachments -----------------------------------------------------------------------
 
@@ -205,15 +301,26 @@ class Hub:
         position: str | None,
         only_if_free: bool,
     ) -> Attached | None:
-        attached = await self._store.attach(
-            session_id,
-            connection.id if connection is not None else None,
-            now=self._clock(),
-            position=position,
-            only_if_free=only_if_free,
-        )
+        if connection is not None:
+            # Before it is attached: what is stored from then on is heard here.
+            await self._watch(session_id, connection)
+        attached = None
+        try:
+            attached = await self._store.attach(
+                session_id,
+                connection.id if connection is not None else None,
+                now=self._clock(),
+                position=position,
+                only_if_free=only_if_free,
+            )
+        finally:
+            if attached is None and connection is not None:
+                if session_id not in connection.attached:
+                    await self._unwatch(session_id, connection)
         if attached is None:
             return None
+        refusal = attached.refusal.value if attached.refusal is not None else None
+        metrics.attached(connection.kind if connection else "none", len(attached.replay), refusal)
         previous = attached.previous
         stays = (
             previous is not None
@@ -221,55 +328,95 @@ class Hub:
             and previous.connection_id == connection.id
         )
         if connection is not None:
-            if stays:
-                # What waits here and was not sent is in the replay, or the client gave up
-                # on it by naming no position.
-                await connection.withdraw(session_id)
-            connection.attached[session_id] = attached.fencing_epoch
-            for event in attached.replay:
-                await connection.deliver(session_id, event)
+            start = position if attached.refusal is None and position is not None else None
+            after = parse_position(start if start is not None else attached.head)
+            if after is None:
+                raise AssertionError("the store replayed from this position")
+            if not await connection.begin(session_id, attached, after):
+                # Over by now, or attached there anew by another process: then this changes
+                # nothing.
+                await self._store.detach(session_id, attached.fencing_epoch)
+                await self._unwatch(session_id, connection)
         if previous is not None and not stays:
-            await self._displace(session_id, previous, Detached.TAKEN_OVER, connection)
+            kind = connection.kind if connection is not None else None
+            await self._displace(session_id, previous, Detached.TAKEN_OVER, kind)
         if connection is not None:
             await self.on_attached(session_id, connection)
+        if self.replicas is not None:
+            # Whoever has a question open for this session's client asks it again.
+            await self.replicas.tell("attached", session=session_id)
         return attached
 
-    async def detach(self, session_id: SessionId, connection: TransportConnection) -> None:
-        """Let go of a session; its events wait in its window."""
+    async def detach(
+        self, session_id: SessionId, connection: TransportConnection, fencing_epoch: FencingEpoch
+    ) -> None:
+        """Let go of a session that is attached with that epoch; its events wait in its
+        window.
+        """
         async with self._turn(session_id):
-            fencing_epoch = connection.attached.pop(session_id, None)
-            if fencing_epoch is not None:
-                await self._store.detach(session_id, fencing_epoch)
-                await connection.withdraw(session_id)
+            connection.attached.pop(session_id, None)
+            await self._store.detach(session_id, fencing_epoch)
+            await connection.withdraw(session_id, fencing_epoch)
+            await self._unwatch(session_id, connection)
 
     async def displace(self, session_id: SessionId, reason: Detached) -> None:
         """Take a session from its connection without giving it to another: its client has
         to resume it.
         """
         async with self._turn(session_id):
-            attached = await self._store.attach(session_id, None, now=self._clock())
-            if attached is not None and attached.previous is not None:
-                await self._displace(session_id, attached.previous, reason)
+            await self._displace_now(session_id, reason)
+
+    async def _displace_now(self, session_id: SessionId, reason: Detached) -> None:
+        attached = await self._store.attach(session_id, None, now=self._clock())
+        if attached is not None and attached.previous is not None:
+            await self._displace(session_id, attached.previous, reason)
 
     async def forget(self, record: SessionRecord) -> None:
         """A session is over: nothing of it is handed over any more."""
         if record.mode is Mode.TRANSPORT:
-            gone = self.local(ConnectionId(record.session_id))
-            if gone is not None:
-                await self.remove(gone)
-                gone.close()
+            for session_id, fencing_epoch in record.carried.items():
+                await self._store.detach(session_id, fencing_epoch)
+            await self.forget_here(record.session_id, None)
             return
-        async with self._turn(record.session_id):
+        attachment = record.attachment
+        connection_id = attachment.connection_id if attachment is not None else None
+        await self.forget_here(record.session_id, connection_id)
+        if connection_id is not None and connection_id not in self._connections:
+            if process_of(connection_id) is None:
+                await self._store.drop_origin(SessionId(connection_id), record.session_id)
+
+    async def forget_here(self, session_id: SessionId, connection_id: ConnectionId | None) -> None:
+        """A session is over: what this process has of it ends.
+
+        Args:
+            session_id: Of either mode.
+            connection_id: Where it was attached.
+        """
+        gone = self.local(ConnectionId(session_id))
+        if gone is not None:
+            await self.remove(gone)
+            gone.close()
+        async with self._turn(session_id):
             # An event that was stored before the end is not handed over after it.
-            attachment = record.attachment
-            connection = self.local(attachment.connection_id) if attachment is not None else None
-            if connection is not None:
-                connection.attached.pop(record.session_id, None)
-                await connection.session_over(record.session_id)
-        for connection in self._used_on.pop(record.session_id, ()):
-            upstream_peer = connection.upstream_peers.pop(record.session_id, None)
+            for connection in self._hearing(session_id, connection_id):
+                connection.attached.pop(session_id, None)
+                await connection.session_over(session_id)
+                await self._unwatch(session_id, connection)
+        for connection in self._used_on.pop(session_id, ()):
+            upstream_peer = connection.upstream_peers.pop(session_id, None)
             if upstream_peer is not None:
                 await upstream_peer.close()
+
+    def _hearing(
+        self, session_id: SessionId, connection_id: ConnectionId | None
+    ) -> list[TransportConnection]:
+        connection = self.local(connection_id) if connection_id is not None else None
+        if connection is not None or self.replicas is None:
+            return [connection] if connection is not None else []
+        # Another process ended it, and does not know this one's connections.
+        return [
+            connection for connection in self.connections() if session_id in connection.attached
+        ]
 
     def used(self, session_id: SessionId, connection: TransportConnection) -> None:
         """A session is used on a connection: what is kept for it there ends with it."""
@@ -300,19 +447,123 @@ class Hub:
         session_id: SessionId,
         previous: Attachment,
         reason: Detached,
-        newer: TransportConnection | None = None,
+        newer: str | None = None,
     ) -> None:
+        """Part a session from the connection that had it.
+
+        Args:
+            newer: The kind of the connection that has it now; None: none has.
+        """
+        home = process_of(previous.connection_id)
+        members: dict[str, Any] = {
+            "session": session_id,
+            "connection": previous.connection_id,
+            "epoch": previous.fencing_epoch,
+            "reason": reason.value,
+            "newer": newer,
+        }
+        if home is not None and previous.connection_id not in self._connections:
+            if self.replicas is not None and home != self.replicas.process:
+                await self.replicas.tell("displaced", to=home, **members)
+            return
         connection = await self.find(previous.connection_id)
         if connection is None:
             return
+        await self.displaced_here(session_id, previous, reason, connection, newer)
+        if home is None and self.replicas is not None:
+            # Its stream may be open anywhere; what waits there unsent is taken back.
+            await self.replicas.tell(
+                "withdrawn", session=session_id, connection=previous.connection_id
+            )
+
+    async def displaced_here(
+        self,
+        session_id: SessionId,
+        previous: Attachment,
+        reason: Detached,
+        connection: TransportConnection,
+        newer: str | None,
+    ) -> None:
+        """A connection that this process serves lost a session, by ``previous``."""
         # Only if the old connection did not attach it anew meanwhile.
-        if connection.attached.get(session_id) == previous.fencing_epoch:
-            del connection.attached[session_id]
+        if connection.attached.get(session_id, previous.fencing_epoch) != previous.fencing_epoch:
+            return
+        connection.attached.pop(session_id, None)
         # A listen stream after a listen stream is the same client going on.
-        if newer is None or not newer.kind == connection.kind == "listen":
+        if not newer == connection.kind == "listen":
             await self.tell_detached(connection, session_id, reason)
-        await connection.withdraw(session_id)
+        await connection.withdraw(session_id, previous.fencing_epoch)
+        await self._unwatch(session_id, connection)
+        metrics.detached(reason.value)
         logger.info("session %s left its connection: %s", digest(session_id), reason.value)
+
+    async def check_attached(
+        self,
+        session_id: SessionId,
+        connection: TransportConnection,
+        *,
+        waits: bool = True,
+        reason: Detached = Detached.TAKEN_OVER,
+        newer: str | None = None,
+    ) -> bool:
+        """Whether a session is attached to a connection of this process still; if another
+        process displaced it, that is made good here.
+
+        Args:
+            session_id: The session.
+            connection: The connection.
+            waits: Until it is made good; False: the caller has the session's turn, or reads
+                its log.
+            reason: Why it was displaced, if it was.
+            newer: See :meth:`displaced_here`.
+        """
+        fencing_epoch = connection.attached.get(session_id)
+        if fencing_epoch is None:
+            return False
+        previous = Attachment(connection.id, fencing_epoch)
+        record = await self._store.load(session_id, now=0)
+        if record is None:
+            # Its end is told by another way.
+            return False
+        if record.attachment == previous:
+            return True
+        displacing = self._displaced_in_turn(session_id, previous, connection, reason, newer)
+        if waits:
+            await displacing
+        elif self.replicas is not None:
+            self.replicas.spawn(displacing)
+        return False
+
+    async def _displaced_in_turn(
+        self,
+        session_id: SessionId,
+        previous: Attachment,
+        connection: TransportConnection,
+        reason: Detached,
+        newer: str | None,
+    ) -> None:
+        async with self._turn(session_id):
+            if connection.attached.get(session_id) == previous.fencing_epoch:
+                await self.displaced_here(session_id, previous, reason, connection, newer)
+
+    def knows(self, session_id: SessionId) -> bool:
+        """Whether this process has anything of a session."""
+        return (
+            ConnectionId(session_id) in self._connections
+            or session_id in self._used_on
+            or any(session_id in connection.attached for connection in self._connections.values())
+        )
+
+    async def _watch(self, session_id: SessionId, connection: TransportConnection) -> None:
+        """Hear what other processes store for a session that is attached to a connection of
+        this one. One that is in the store hears by its own stream.
+        """
+        if self.replicas is not None and process_of(connection.id) is not None:
+            await self.replicas.watch(session_id, EVENTS, connection)
+
+    async def _unwatch(self, session_id: SessionId, connection: TransportConnection) -> None:
+        if self.replicas is not None and process_of(connection.id) is not None:
+            await self.replicas.unwatch(session_id, EVENTS, connection)
 
     # --- server-wide changes ---------------------------------------------------------------
 
@@ -359,14 +610,16 @@ class Hub:
     async def _tell(self, method: str, params: Mapping[str, Any] | None) -> None:
         key = coalescing_key(method, params, self._policy.coalescing)
         template = EventTemplate(method, params, key)
-        bare = notification_message(method, params)
+        bare = plain_draft(notification_message(method, params), key)
         is_update = method == RESOURCE_UPDATED
+        if self.replicas is not None:
+            # Once for all sessions, here; their bare connections are told by each of them.
+            await self.replicas.tell("change", method=method, params=params)
         if is_update:
             audience = await self._store.subscribers(str((params or {}).get("uri", "")))
         else:
             audience = [record.session_id for record in await self._store.all_sessions()]
-        for connection in self._bare_audience(method, params):
-            await connection.send(plain_draft(bare, key))
+        await self.tell_bare(method, params)
         for count, session_id in enumerate(audience, 1):
             # Past its deadline it may still be at work, and hears of changes: only who is
             # gone from the store is left out. (``now=0``: by no deadline.)
@@ -376,13 +629,25 @@ class Hub:
             if record.mode is Mode.PROTOCOL:
                 if is_update or record.lists is None or _list_of(method) in record.lists:
                     await self._publish(session_id, template)
-            else:
-                connection = await self.find(ConnectionId(session_id))
+            elif is_update or not record.carried:
                 # A list change is told once: by a session that is attached here, or bare.
-                if connection is not None and (is_update or not connection.attached):
-                    await connection.send(plain_draft(bare, key))
+                await self._send_to_stream(record, bare)
             if count % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
+
+    async def tell_bare(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """Tell the pipes and WebSockets of this process that hear a change for themselves."""
+        key = coalescing_key(method, params, self._policy.coalescing)
+        draft = plain_draft(notification_message(method, params), key)
+        for connection in self._bare_audience(method, params):
+            await connection.send(draft)
+
+    async def _send_to_stream(self, record: SessionRecord, draft: Draft) -> None:
+        connection = self._connections.get(ConnectionId(record.session_id))
+        if connection is not None:
+            await connection.send(draft)
+        else:
+            await self._store.append(record.session_id, draft, now=self._clock(), stream=GET_STREAM)
 
     def _bare_audience(
         self, method: str, params: Mapping[str, Any] | None

@@ -9,7 +9,7 @@ from typing import Any
 from mcp_sessions.core.log import Draft
 from mcp_sessions.errors import INVALID_REQUEST
 from mcp_sessions.ids import digest
-from mcp_sessions.server.calls import PendingCall, check_may_ask
+from mcp_sessions.server.calls import check_may_ask
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
@@ -48,22 +48,19 @@ class SessionOutbound:
         record = await self._store.load(session_id, now=0)
         if record is None:
             raise PeerError(INVALID_REQUEST, "the session is over")
-        connection = await self._attached(record)
-        peer = connection.peer if connection is not None else record.peer
-        check_may_ask(peer, method)
-        call = PendingCall(record.principal, session_id, method, params, on_progress)
-        return await self._host.calls.ask(call, self._send, timeout=timeout)
-
-    async def _send(self, message: bytes) -> None:
-        session_id = self._record.session_id
-        record = await self._store.load(session_id, now=0)
-        connection = await self._attached(record) if record is not None else None
-        if connection is not None:
-            await connection.send(Draft(message, None, None, session_id))
-
-    async def _attached(self, record: SessionRecord) -> TransportConnection | None:
         attachment = record.attachment
-        return await self._hub.find(attachment.connection_id) if attachment is not None else None
+        connection = await self._hub.find(attachment.connection_id) if attachment else None
+        if connection is not None:
+            check_may_ask(connection.peer, method)
+        elif attachment is None or not await self._hub.is_there(attachment.connection_id):
+            check_may_ask(record.peer, method)
+        # Else whoever has the connection says whether its client can be asked.
+        call = self._host.calls.new(record.principal, session_id, method, params, on_progress)
+
+        async def send(message: bytes) -> None:
+            await self._hub.push(session_id, message, call if message is call.message else None)
+
+        return await self._host.calls.ask(call, send, timeout=timeout)
 
 
 class ConnectionOutbound:
@@ -89,7 +86,7 @@ class ConnectionOutbound:
         """See :class:`Outbound`."""
         connection = self._connection
         check_may_ask(connection.peer, method)
-        call = PendingCall(connection.principal, None, method, params, on_progress)
+        call = self._host.calls.new(connection.principal, None, method, params, on_progress)
         return await self._host.calls.ask(call, self._send, timeout=timeout)
 
     async def _send(self, message: bytes) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from mcp_sessions import metrics
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import digest
 from mcp_sessions.policy import SessionPolicy
@@ -63,6 +64,7 @@ class Reaper:
             expired = await self._store.expire(now=now, held=held, limit=_BATCH)
             for record in expired:
                 await self._forget(record)
+                metrics.session_over(record.mode.value, "expired")
                 logger.info("session %s expired", digest(record.session_id))
             count += len(expired)
             if len(expired) < _BATCH:

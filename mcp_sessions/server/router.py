@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,9 @@ from mcp_sessions.server.gates import Gates
 from mcp_sessions.server.handle import Locks, SessionHandle
 from mcp_sessions.server.host import REQUEST_CANCELLED, Host
 from mcp_sessions.server.hub import Hub
+from mcp_sessions.server.joining import Joining
 from mcp_sessions.server.outbound import ConnectionOutbound, LateOutbound, SessionOutbound
+from mcp_sessions.server.replicas import Replicas
 from mcp_sessions.server.running import Carrier, RunningRequest
 from mcp_sessions.server.served_here import (
     DISCOVER,
@@ -54,6 +56,7 @@ from mcp_sessions.server.served_here import (
     Subscriptions,
 )
 from mcp_sessions.server.session_methods import SESSION_METHODS, SessionMethods
+from mcp_sessions.server.telling import Publish, Telling
 from mcp_sessions.server.upstream import Upstream, UpstreamError, UpstreamPeer
 from mcp_sessions.stores.base import (
     Admitted,
@@ -117,6 +120,33 @@ class Router:
             weakref.WeakValueDictionary()
         )
         host.standalone = self._standalone
+        self._telling: Telling | None = None
+        self._joining: Joining | None = None
+
+    def share(self, replicas: Replicas, publish: Publish) -> Telling:
+        """Serve together with other processes.
+
+        Args:
+            replicas: Those.
+            publish: See :class:`Telling`.
+        """
+        self._joining = Joining(
+            replicas,
+            self._host,
+            admit=self._admit_again,
+            answer=self._answer_kept,
+            begins=self._begin_of,
+        )
+        self._telling = Telling(
+            replicas,
+            self._store,
+            self._hub,
+            self._host,
+            self._joining,
+            forget=self._methods.forget_here,
+            publish=publish,
+        )
+        return self._telling
 
     # --- what bindings call ------------------------------------------------------------------
 
@@ -151,6 +181,8 @@ class Router:
             await upstream_peer.close()
             return result_message(request.id, result), None
         outbound.bind(ConnectionOutbound(self._hub, self._host, connection))
+        if connection.transport_session is not None:
+            upstream_peer.belongs_to(connection.transport_session)
         connection.upstream_peers[None] = upstream_peer
         self._hub.add(connection)
         return result_message(request.id, result), connection
@@ -188,30 +220,45 @@ class Router:
             if arriving is not None:
                 self._arriving.discard(arriving)
 
-    async def notification(self, notification: Notification, inbound: Inbound) -> None:
-        """Take a notification. What is wrong with it is logged: it is owed no answer."""
+    async def notification(
+        self, notification: Notification, inbound: Inbound
+    ) -> Coroutine[Any, Any, None] | None:
+        """Take a notification. What is wrong with it is logged: it is owed no answer.
+
+        Returns:
+            What the wrapped server does with it, which may wait for the client; None:
+            nothing. Everything else that it changes is changed by then.
+        """
         method, params = notification.method, notification.params
         if method == "notifications/cancelled":
             await self._cancel(params, inbound)
         elif method == "notifications/progress":
             await self._host.calls.progress(params, inbound.principal)
+            if self._telling is not None:
+                await self._telling.progressed(params, inbound.principal)
         try:
             association = await self._associate(params, inbound, None)
         except WireError as refused:
             logger.info("dropped %s: %s", method, refused)
-            return
+            return None
         record = association.admitted.record if association.admitted is not None else None
         peer = self._upstream_peer(inbound, record)
         carrier = Carrier(Request("", method, params), inbound, named=False)
         call = RunningRequest(carrier, record, None, self._host)
         call.request_id = None
-        await peer.notify(call, method, params)
-        if inbound.connection is None or inbound.modern:
-            await peer.close()
 
-    def answer(self, answer: Answer, inbound: Inbound) -> bool:
+        async def notify() -> None:
+            await peer.notify(call, method, params)
+            if inbound.connection is None or inbound.modern:
+                await peer.close()
+
+        return notify()
+
+    async def answer(self, answer: Answer, inbound: Inbound) -> bool:
         """Take the answer to a request of ours; False if it is to none that is open."""
-        return self._host.calls.resolve(answer, inbound.principal)
+        if self._host.calls.resolve(answer, inbound.principal):
+            return True
+        return self._telling is not None and await self._telling.answered(answer, inbound.principal)
 
     async def cancel_keyed(self, notification: Notification, inbound: Inbound) -> None:
         """Take a modern-era notification: a cancellation that names session and key, or
@@ -239,11 +286,14 @@ class Router:
             return
         # The same key again waits until the first runs or is refused: recorded in the store,
         # but at work nowhere yet, it would look lost.
+        async with self._begin_of(key):
+            await self._serve_now(request, inbound)
+
+    def _begin_of(self, key: RequestKey) -> asyncio.Lock:
         begins = self._begins.get(key)
         if begins is None:
             begins = self._begins[key] = asyncio.Lock()
-        async with begins:
-            await self._serve_now(request, inbound)
+        return begins
 
     async def _serve_now(self, request: Request, inbound: Inbound) -> None:
         self._check_id(request, inbound)
@@ -313,12 +363,12 @@ class Router:
             return Association(admitted, True, key)
         current = None
         if connection is not None and not inbound.modern:
-            current = await connection.current()
+            current = await inbound.current()
         if current is None or connection is None:
             return Association(None)
         if named is NotNamed.NULL:
             if not await self._is_alive(current, inbound):
-                await connection.set_current(None)
+                await inbound.set_current(None)
             return Association(None)
         exempt = request is None or request.method == "ping"
         if exempt and not await self._is_alive(current, inbound):
@@ -372,7 +422,7 @@ class Router:
 
     async def _again(self, carrier: Carrier, key: RequestKey | None, admitted: Admitted) -> None:
         """A request key that is known: whatever happens, the handler does not run again."""
-        record, request = admitted.record, carrier.request
+        record = admitted.record
         match admitted.key:
             case Begun.OTHER_CONTENT:
                 raise InvalidRequest(
@@ -381,16 +431,20 @@ class Router:
             case Begun.FULL:
                 raise LimitReached("request_key_bytes")
             case Begun.ANSWERED:
-                outcome = admitted.outcome or b""
-                message, code = self._methods.kept_answer(outcome, request.id, carrier, record)
-                await carrier.inbound.channel.answer(message, code=code)
+                await self._answer_kept(carrier, admitted)
                 return
-            case Begun.RUNNING:
-                running = self._host.by_key(record.session_id, key) if key is not None else None
+            case Begun.RUNNING if key is not None:
+                running, runner = self._host.by_key(record.session_id, key), admitted.runner
+                elsewhere = runner is not None and runner != self._host.process
                 if running is not None:
                     if carrier.named:
                         await self._attach_if_free(record, carrier.inbound)
                     await self._host.join(running, carrier)
+                    return
+                if self._joining is not None and runner is not None and elsewhere:
+                    if carrier.named:
+                        await self._attach_if_free(record, carrier.inbound)
+                    self._joining.begin(carrier, record.session_id, key, runner)
                     return
             case _:
                 # Dropped, or begun with scopes that this credential lacks: for its sender
@@ -398,8 +452,22 @@ class Router:
                 pass
         raise OutcomeUnknown
 
+    async def _answer_kept(self, carrier: Carrier, admitted: Admitted) -> None:
+        message, code = self._methods.kept_answer(
+            admitted.outcome or b"", carrier.request.id, carrier, admitted.record
+        )
+        await carrier.inbound.channel.answer(message, code=code)
+
+    async def _admit_again(
+        self, carrier: Carrier, session_id: SessionId, key: RequestKey
+    ) -> Admitted:
+        return await self._admit(session_id, carrier.inbound, carrier.request, key)
+
     def _check_id(self, request: Request, inbound: Inbound) -> None:
         connection = inbound.connection
+        if connection is not None and self._joining is not None:
+            if self._joining.of_request(connection.id, request.id) is not None:
+                raise _duplicate_id()
         running = connection.requests.get(request.id) if connection is not None else None
         if running is None or running.done:
             return
@@ -412,9 +480,14 @@ class Router:
         """Rule 1 only. A current session that was detached here waits for ``session/resume``:
         attached in passing, its client would go past what it missed and never get it.
         """
-        connection = inbound.connection
-        if connection is None or record.attachment is not None:
+        connection, attachment = inbound.connection, record.attachment
+        if connection is None:
             return
+        if attachment is not None:
+            if await self._hub.is_there(attachment.connection_id):
+                return
+            # Its process died with the connection, and could not say so (pitfall E8).
+            await self._store.detach(record.session_id, attachment.fencing_epoch)
         if not inbound.principal.scopes >= record.principal.scopes:
             # A weaker credential may use the session, but not hear what a stronger one may
             # have caused (pitfall F3).
@@ -422,32 +495,47 @@ class Router:
         attached = await self._hub.attach(record.session_id, connection, only_if_free=True)
         if attached is None:
             return
-        current = await connection.current()
+        current = await inbound.current()
         if current is not None and current.session_id == record.session_id:
-            await connection.set_current(CurrentSession(record.session_id, attached.fencing_epoch))
+            await inbound.set_current(CurrentSession(record.session_id, attached.fencing_epoch))
 
     async def _cancel(self, params: Mapping[str, Any] | None, inbound: Inbound) -> None:
-        running = await self._to_cancel(params, inbound)
-        if running is not None:
-            await self._host.abort(running, error_body(REQUEST_CANCELLED, "Request cancelled"))
-
-    async def _to_cancel(
-        self, params: Mapping[str, Any] | None, inbound: Inbound
-    ) -> RunningRequest | None:
+        running: RunningRequest | None = None
         try:
             named, key = named_session(params), request_key(params)
         except InvalidParams as malformed:
             logger.info("dropped a cancellation: %s", malformed)
-            return None
+            return
         if key is not None and not isinstance(named, NotNamed):
             running = self._host.by_key(named, key)
-            if running is None or running.record is None:
-                return None
-            return running if running.record.principal == inbound.principal else None
-        request_id = (params or {}).get("requestId")
-        if inbound.connection is None or not isinstance(request_id, (str, int)):
-            return None
-        return inbound.connection.requests.get(request_id)
+            if running is None:
+                await self._cancel_elsewhere(named, key, inbound)
+            elif running.record is None or running.record.principal != inbound.principal:
+                return
+        else:
+            request_id, connection = (params or {}).get("requestId"), inbound.connection
+            if connection is None or not isinstance(request_id, (str, int)):
+                return
+            running = connection.requests.get(request_id)
+            if running is None and self._joining is not None:
+                join = self._joining.of_request(connection.id, request_id)
+                if join is not None:
+                    await self._joining.cancel(join)
+                    return
+            if running is None and self._telling is not None and inbound.record is not None:
+                # Over HTTP the request may have come to any replica.
+                await self._telling.cancel(connection.id, request_id)
+        if running is not None:
+            await self._host.abort(running, error_body(REQUEST_CANCELLED, "Request cancelled"))
+
+    async def _cancel_elsewhere(
+        self, session_id: SessionId, key: RequestKey, inbound: Inbound
+    ) -> None:
+        if self._telling is None:
+            return
+        record = await self._store.load(session_id, now=self._clock())
+        if record is not None and record.principal == inbound.principal:
+            await self._telling.cancel_keyed(session_id, key)
 
     # --- how the wrapped server sees a client --------------------------------------------------
 

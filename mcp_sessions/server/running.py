@@ -56,8 +56,8 @@ class RunningRequest:
     @property
     def transport(self) -> str:
         """The kind of transport that carries it now."""
-        connection = self.carriers[-1].inbound.connection
-        return connection.kind if connection is not None else "http"
+        inbound = self.carriers[-1].inbound
+        return inbound.connection.kind if inbound.connection is not None else inbound.kind
 
     @property
     def close_stream(self) -> Callable[[], Awaitable[None]] | None:
@@ -74,7 +74,7 @@ class RunningRequest:
     def can_send_request(self) -> bool:
         """Whether the client can be asked something while this runs."""
         inbound = self.carriers[-1].inbound
-        return not self.done and inbound.connection is not None and not inbound.modern
+        return not self.done and inbound.asked is not None and not inbound.modern
 
     @property
     def is_heard(self) -> bool:
@@ -113,8 +113,8 @@ class RunningRequest:
     ) -> dict[str, Any]:
         """Ask the client on the request's own way back; see :class:`Outbound`."""
         inbound = self.carriers[-1].inbound
-        check_may_ask(inbound.peer if inbound.connection is not None else None, method)
-        call = PendingCall(inbound.principal, None, method, params, on_progress)
+        check_may_ask(inbound.asked, method)
+        call = self._host.calls.new(inbound.principal, None, method, params, on_progress)
         self._asked.append(call)
         try:
             return await self._host.calls.ask(call, self._emit, timeout=timeout)
@@ -127,10 +127,8 @@ class RunningRequest:
         """
         self.carriers.append(carrier)
         self._host.heard(self)
-        inbound = carrier.inbound
-        peer = inbound.peer if inbound.connection is not None else None
         for call in self._asked:
-            if not call.future.done() and may_ask(peer, call.method):
+            if not call.future.done() and may_ask(carrier.inbound.asked, call.method):
                 await self._emit(call.message)
 
     def fail_open_calls(self, code: int, message: str) -> None:

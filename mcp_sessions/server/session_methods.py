@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from mcp_sessions import metrics
 from mcp_sessions.core.messages import (
     EVENT_ID_META,
     SESSION_META,
@@ -34,13 +35,14 @@ from mcp_sessions.errors import (
     Refusal,
     SessionNotFound,
 )
-from mcp_sessions.ids import SessionEventId, SessionId, digest
+from mcp_sessions.ids import ConnectionId, SessionEventId, SessionId, digest
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.running import Carrier
+from mcp_sessions.server.telling import Telling
 from mcp_sessions.server.upstream import UpstreamError
 from mcp_sessions.stores.base import (
     Attached,
@@ -81,6 +83,9 @@ class SessionMethods:
         self.make_room: Callable[[], Awaitable[None]] = _no_room
         """Ends what has expired; called when a limit is reached, before it is refused."""
 
+        self.telling: Telling | None = None
+        """To the other processes that share the store; None: there are none."""
+
     async def serve(self, request: Request, inbound: Inbound) -> dict[str, Any]:
         """The result of a ``session/*`` request.
 
@@ -111,10 +116,12 @@ class SessionMethods:
             LimitReached: Too many are open, even after the expired ones were ended.
         """
         try:
-            return await self._store.create(mode, principal, peer=peer, now=self._clock())
+            record = await self._store.create(mode, principal, peer=peer, now=self._clock())
         except LimitReached:
             await self.make_room()
-            return await self._store.create(mode, principal, peer=peer, now=self._clock())
+            record = await self._store.create(mode, principal, peer=peer, now=self._clock())
+        metrics.session_made(mode.value)
+        return record
 
     async def finish(self, session_id: SessionId) -> bool:
         """End a session for ever; False if it was not there.
@@ -125,14 +132,25 @@ class SessionMethods:
         if record is None:
             return False
         await self.forget(record)
+        metrics.session_over(record.mode.value, "ended")
         logger.info("session %s ended", digest(session_id))
         return True
 
     async def forget(self, record: SessionRecord) -> None:
-        """A session is over in the store: end what is at work for it here."""
+        """A session is over in the store: end what is at work for it, everywhere."""
         self._tokens.pop(record.session_id, None)
         await self._hub.forget(record)
         await self._host.abort_session(record.session_id)
+        if self.telling is not None:
+            attachment = record.attachment
+            connection_id = attachment.connection_id if attachment is not None else None
+            await self.telling.ended(record.session_id, connection_id)
+
+    async def forget_here(self, session_id: SessionId, connection_id: ConnectionId | None) -> None:
+        """Another process ended a session: end what is at work for it here."""
+        self._tokens.pop(session_id, None)
+        await self._hub.forget_here(session_id, connection_id)
+        await self._host.abort_session(session_id)
 
     def stamp(self, result: dict[str, Any], record: SessionRecord) -> dict[str, Any]:
         """``result`` with the session's ``_meta`` (document 004: "Using Sessions")."""
@@ -326,13 +344,12 @@ class SessionMethods:
 
     async def _finish_owned(self, session_id: SessionId, inbound: Inbound) -> dict[str, Any]:
         await self._owned(session_id, inbound)
-        connection = inbound.connection
-        current = await connection.current() if connection is not None else None
+        current = await inbound.current()
         if not await self.finish(session_id) and self._store.remembers:
             raise SessionNotFound(session_id)
-        if connection is not None and current is not None and current.session_id == session_id:
+        if current is not None and current.session_id == session_id:
             # Ended by that same connection: later requests there belong to no session.
-            await connection.set_current(None)
+            await inbound.set_current(None)
         return {}
 
     async def _owned(self, session_id: SessionId, inbound: Inbound) -> SessionRecord:
@@ -357,7 +374,7 @@ async def _make_current(inbound: Inbound, session_id: SessionId, attached: Attac
     """Rule 2 begins to hold; in the modern era every request names its session."""
     if inbound.connection is not None and not inbound.modern:
         current = CurrentSession(session_id, attached.fencing_epoch)
-        await inbound.connection.set_current(current)
+        await inbound.set_current(current)
 
 
 def timestamp(seconds: float) -> str:

@@ -117,6 +117,14 @@ class UpstreamPeer(Protocol):
         ...
 
 
+class NewPeer(UpstreamPeer, Protocol):
+    """A client that shakes hands just now."""
+
+    def belongs_to(self, session_id: SessionId) -> None:
+        """It was accepted, and this is its transport-mode session."""
+        ...
+
+
 class Upstream(Protocol):
     """A wrapped MCP server."""
 
@@ -141,7 +149,7 @@ class Upstream(Protocol):
 
     async def initialize(
         self, call: Call, params: dict[str, Any] | None, outbound: Outbound
-    ) -> tuple[dict[str, Any], Peer, UpstreamPeer]:
+    ) -> tuple[dict[str, Any], Peer, NewPeer]:
         """Shake hands: the result (with what this layer serves for every server), what was
         agreed, and the client.
 
@@ -188,4 +196,10 @@ class Upstream(Protocol):
 
     async def publish(self, method: str, params: Mapping[str, Any] | None) -> bool:
         """Publish a change on the server's own bus; False if it has none."""
+        ...
+
+    async def echo(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """Put a change that another process announced on the server's own bus, for those who
+        listen there; :meth:`on_change` does not hear it.
+        """
         ...

@@ -376,6 +376,9 @@ class SessionStore(Protocol):
     ) -> Sequence[SessionRecord]:
         """End up to ``limit`` sessions whose deadline has passed, but none of ``held``
         whose absolute lifetime is not over; the records as they were.
+
+        A session that an operator ended beside this process is among them, once: so that
+        what is at work for it here is ended, too.
         """
         ...
 

@@ -219,10 +219,9 @@ class MemoryStore:
         session = self._sessions.get(session_id)
         if session is None or now >= session.record.ends_at:
             return None
-        if stream == EVENTS:
-            return Appended(session.events.append(draft, now=now), session.record.attachment)
-        log = self._stream(session, stream)
-        return Appended(log.append(draft, now=now), session.record.attachment)
+        log = session.events if stream == EVENTS else self._stream(session, stream)
+        replaced = log.would_replace(draft)
+        return Appended(log.append(draft, now=now), session.record.attachment, replaced)
 
     async def read(
         self,

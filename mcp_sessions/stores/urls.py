@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from pathlib import Path
+from typing import cast
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.stores.base import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 
 _REDIS = frozenset({"redis", "rediss", "valkey", "valkeys", "unix"})
+SQLITE_SHAPE = "sqlite:///relative.db or sqlite:////absolute.db"
 
 
 def open_store(url: str) -> SessionStore:
     """The store that ``url`` names; it is not connected yet.
 
     Args:
-        url: ``memory://``: this process's memory. ``redis://``, ``rediss://``, ``valkey://``,
-            ``valkeys://``, ``unix://``: Redis or Valkey; ``?namespace=…`` where several share it.
+        url: ``memory://``: this process's memory. ``sqlite:///relative.db`` or
+            ``sqlite:////absolute.db``: a file; ``?durability=full`` for one that survives a
+            power loss too. ``redis://``, ``rediss://``, ``valkey://``, ``valkeys://``,
+            ``unix://``: Redis or Valkey; ``?namespace=…`` where several share it.
 
     Raises:
         ConfigurationError: No store has such a URL, or what it needs is not installed. The
@@ -35,7 +40,33 @@ def open_store(url: str) -> SessionStore:
                 f"{scheme}:// needs redis-py: pip install 'mcp-sessions[redis]'"
             ) from missing
         return RedisStore(url)
-    known = "memory://, redis://, rediss://, valkey://, unix://"
+    if scheme == "sqlite":
+        # Whoever keeps sessions elsewhere need not wait for it.
+        from mcp_sessions.stores.sqlite import SQLiteStore
+        from mcp_sessions.stores.sqlite_schema import Durability
+
+        path, durability = sqlite_place(url)
+        return SQLiteStore(path, cast("Durability", durability))
+    known = "memory://, sqlite:///relative.db, redis://, rediss://, valkey://, unix://"
     raise ConfigurationError(
         f"unknown store {scheme or url.partition(':')[0]!r}: use one of {known}"
     )
+
+
+def sqlite_place(url: str) -> tuple[Path, str]:
+    """The file that a ``sqlite:`` URL names, and the durability.
+
+    Raises:
+        ConfigurationError: It names none, or asks for what there is not.
+    """
+    parts = urlsplit(url)
+    if parts.netloc or parts.fragment or len(parts.path) < 2 or parts.path.endswith("/"):
+        raise ConfigurationError(f"a sqlite URL names a file: {SQLITE_SHAPE}")
+    durability = "normal"
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name != "durability" or value not in ("normal", "full"):
+            raise ConfigurationError(
+                f"a sqlite URL takes ?durability=normal or ?durability=full, not {name}={value}"
+            )
+        durability = value
+    return Path(unquote(parts.path[1:])), durability

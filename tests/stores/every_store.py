@@ -1,16 +1,30 @@
 """The stores that every test of the contract runs on."""
 
+import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.stores.sqlite import SQLiteStore
 from mcp_sessions.testing import MakeStore, MakeTwoStores
 from tests.support.redis_server import redis_store, two_redis_stores
+
+
+def sqlite_store() -> SQLiteStore:
+    """In a file of its own, which is gone with the store."""
+    place = tempfile.TemporaryDirectory(prefix="mcp-sessions-")
+    store = SQLiteStore(Path(place.name) / "sessions.db")
+    weakref.finalize(store, place.cleanup)
+    return store
+
 
 STORES: Mapping[str, MakeStore] = {
     "memory": MemoryStore,
     "redis": redis_store,
+    "sqlite": sqlite_store,
 }
 """Name → how to make one that is empty and not open yet."""
 

@@ -224,6 +224,9 @@ class TcpProxy:
     def __init__(self, host: str, port: int, *, piece_bytes: int | None = None) -> None:
         self._target = (host, port)
         self._piece_bytes = piece_bytes
+        self.patience = 0.0
+        """Seconds for which a server that is not there is asked again, while its client waits:
+        as what hands connections to a service does, until that has started."""
         self._board = Board()
         self._connections: list[ProxiedConnection] = []
         self._is_refusing = False
@@ -380,13 +383,23 @@ class TcpProxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def _reached(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        with anyio.fail_after(5 + self.patience):
+            until = anyio.current_time() + self.patience
+            while True:
+                try:
+                    return await asyncio.open_connection(*self._target)
+                except ConnectionRefusedError:
+                    if anyio.current_time() > until:
+                        raise
+                await asyncio.sleep(0.02)
+
     async def _join(self, client: socket.socket) -> None:
         client.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=client)
         try:
             try:
-                with anyio.fail_after(5):
-                    target = await asyncio.open_connection(*self._target)
+                target = await self._reached()
             except (OSError, TimeoutError):
                 # The client sees what it would see without a proxy: no connection.
                 return

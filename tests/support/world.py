@@ -5,13 +5,18 @@
         assert await client.text("echo", text="hello") == "hello"
 
 All tools are async functions, so that this also runs where time is virtual.
+
+With ``MCP_SESSIONS_TEST_STORE=shared`` in the environment a world that names no store gets
+one of `tests.support.replicas`, which suspends at every call and hands out copies: whatever
+holds over a store in memory must hold over one elsewhere.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import mcp_types as types
 from mcp.server import Server
@@ -234,6 +239,11 @@ async def world(
         server: Instead of the box's.
         limits: Of the policy.
     """
+    if store == "memory://" and os.environ.get("MCP_SESSIONS_TEST_STORE") == "shared":
+        # Here: that module makes worlds, too.
+        from tests.support.replicas import Backplane
+
+        store = cast("SessionStore", Backplane().store())
     box = box or Toolbox()
     clock = clock or Clock()
     layer = SessionLayer(

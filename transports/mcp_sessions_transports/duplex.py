@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from mcp_sessions import metrics
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import (
     Answer,
@@ -40,7 +41,7 @@ from mcp_sessions.errors import (
     StoreUnavailable,
     WireError,
 )
-from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId, parse_position
+from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
 from mcp_sessions.server.connection import Inbound
@@ -49,7 +50,13 @@ from mcp_sessions.server.modern import ModernRules
 from mcp_sessions.server.running import RunningRequest
 from mcp_sessions.server.session_methods import SESSION_METHODS
 from mcp_sessions.server.upstream import UpstreamError, UpstreamPeer
-from mcp_sessions.stores.base import CurrentSession, Peer, SessionRecord
+from mcp_sessions.stores.base import (
+    Attached,
+    Attachment,
+    CurrentSession,
+    Peer,
+    SessionRecord,
+)
 from mcp_sessions_transports.http_handshake import DEFAULT_VERSION, Served
 from mcp_sessions_transports.listen import LISTEN, Filter, acknowledgement, completion, stamped
 from mcp_sessions_transports.outbox import Outbox
@@ -123,6 +130,7 @@ class _Lane:
     def cut(self) -> None:
         # The window moved on while the peer took nothing: it has to resume, and hears why.
         self._connection.outbox.was_slow = True
+        metrics.too_slow()
         self._connection.outbox.cut()
 
 
@@ -136,7 +144,7 @@ class DuplexConnection:
             kind: ``websocket`` or ``stdio``.
         """
         self.kind = kind
-        self.id: ConnectionId = mint_connection_id(kind)
+        self.id: ConnectionId = mint_connection_id(kind, served.host.process)
         self.principal = principal
         self.peer = Peer(DEFAULT_VERSION)
         self.transport_session: SessionId | None = None
@@ -172,29 +180,61 @@ class DuplexConnection:
         """See :class:`TransportConnection`."""
         self._current = current
 
-    async def deliver(self, session_id: SessionId, event: LoggedEvent) -> None:
+    async def begin(self, session_id: SessionId, attached: Attached, after: Position) -> bool:
+        """See :class:`TransportConnection`."""
+        await self.withdraw(session_id)
+        self.attached[session_id] = attached.fencing_epoch
+        is_shared = self._served.hub.replicas is not None
+        feed = LogFeed(
+            _Lane(self),
+            lambda position: self._read(session_id, position),
+            after.event_id(),
+            lambda logged: self._frame(session_id, logged),
+            is_behind=False,
+            is_looked_at=is_shared,
+        )
+        self._lanes[session_id] = feed
+        feed.take(attached.replay, attached.head)
+        if is_shared:
+            # What another process stored after the head, and was heard too early.
+            feed.look(None)
+        return True
+
+    async def deliver(
+        self, session_id: SessionId, event: LoggedEvent, fencing_epoch: FencingEpoch
+    ) -> bool:
+        """See :class:`TransportConnection`."""
+        feed = self._lanes.get(session_id)
+        if feed is not None and self.attached.get(session_id) == fencing_epoch:
+            feed.offer(event)
+        return True
+
+    def appended(
+        self, session_id: SessionId, event: LoggedEvent, attachment: Attachment | None
+    ) -> None:
         """See :class:`TransportConnection`."""
         feed = self._lanes.get(session_id)
         if feed is None:
-            position = parse_position(event.event_id)
-            if position is None:
-                raise AssertionError("the store mints positions")
-            before = Position(position.log_epoch, position.number - 1).event_id()
-            feed = LogFeed(
-                _Lane(self),
-                lambda after: self._read(session_id, after),
-                before,
-                lambda logged: self._frame(session_id, logged),
-                is_behind=False,
-            )
-            self._lanes[session_id] = feed
-        feed.offer(event)
+            return
+        if attachment == Attachment(self.id, self.attached.get(session_id, FencingEpoch(-1))):
+            feed.offer(event)
+        else:
+            # Whether it was displaced is asked by who reads the log.
+            feed.look(None)
+
+    def look(self, session_id: SessionId, head: Position | None) -> None:
+        """See :class:`TransportConnection`."""
+        feed = self._lanes.get(session_id)
+        if feed is not None:
+            feed.look(head)
 
     async def send(self, draft: Draft) -> None:
         """See :class:`TransportConnection`."""
         self.push_event(draft.before, draft.origin)
 
-    async def withdraw(self, session_id: SessionId) -> None:
+    async def withdraw(
+        self, session_id: SessionId, fencing_epoch: FencingEpoch | None = None
+    ) -> None:
         """See :class:`TransportConnection`."""
         feed = self._lanes.pop(session_id, None)
         if feed is not None:
@@ -292,10 +332,12 @@ class DuplexConnection:
     async def _take(self, message: Request | Notification | Answer, channel: DuplexChannel) -> None:
         router = self._served.router
         if isinstance(message, Answer):
-            router.answer(message, self._inbound(channel))
+            await router.answer(message, self._inbound(channel))
         elif isinstance(message, Notification):
             if not self._cancels_listen(message):
-                await router.notification(message, self._inbound(channel))
+                handled = await router.notification(message, self._inbound(channel))
+                if handled is not None:
+                    await handled
         elif message.method == "initialize" and not self.peer.modern:
             await self._initialize(message, channel)
         elif self._rules.is_modern(message.params) or self._lacks_envelope(message):
@@ -409,7 +451,13 @@ class DuplexConnection:
     async def _read(
         self, session_id: SessionId, after: str
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        return await self._served.store.read(session_id, after, now=self._served.clock())
+        served = self._served
+        events, refusal = await served.store.read(session_id, after, now=served.clock())
+        if served.hub.replicas is not None and events:
+            # Asked after they were read: what was read then is from before any takeover.
+            if not await served.hub.check_attached(session_id, self, waits=False):
+                return (), None
+        return events, refusal
 
     def _frame(self, session_id: SessionId, event: LoggedEvent) -> bytes | None:
         listening = self._listens.get(session_id)

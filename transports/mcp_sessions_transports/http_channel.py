@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from starlette.types import Receive, Send
 
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import RequestId, decode, encode, plain_draft
-from mcp_sessions.errors import Refusal
+from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName, parse_position
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import mint_connection_id
@@ -25,6 +26,8 @@ from mcp_sessions_transports.sse import SSE_HEADERS, LogFeed, SseStream, priming
 
 if TYPE_CHECKING:
     from mcp_sessions_transports.http_connection import HttpConnection
+
+logger = logging.getLogger(__name__)
 
 JSON_DEADLINE = 0.1
 """Seconds within which an answer without anything before it goes as plain JSON."""
@@ -49,6 +52,12 @@ def post_stream_of(last_event_id: str) -> tuple[StreamName, str, RequestId] | No
     return StreamName(stream), position_id, request_id
 
 
+def post_event_id(stream: StreamName, position: str, request_id: RequestId) -> str:
+    """The SSE id of a position in a POST stream; see :func:`post_stream_of`."""
+    encoded = base64.urlsafe_b64encode(encode(request_id)).rstrip(b"=")
+    return f"{stream}/{position}.{encoded.decode()}"
+
+
 class PostChannel:
     """A :class:`~mcp_sessions.server.connection.RequestChannel` over one POST."""
 
@@ -63,6 +72,7 @@ class PostChannel:
         *,
         primes: bool,
         prefers_stream: bool,
+        process: str | None = None,
     ) -> None:
         """Take what it works with.
 
@@ -70,8 +80,13 @@ class PostChannel:
             prefers_stream: Answer with a stream even if the answer comes soon.
             connection: None: a lone POST, whose stream cannot be resumed.
             primes: The client understands an event without data.
+            process: This one: its streams say who answers.
         """
-        self.is_open = True
+        self._process = process
+        self.readers: set[str] = set()
+        """The processes that serve its stream from the store."""
+
+        self._is_read = True
         self.on_closed: Callable[[], None] | None = None
         self.on_reopened: Callable[[], None] | None = None
         self.close_stream: Callable[[], Awaitable[None]] | None = None
@@ -95,6 +110,11 @@ class PostChannel:
         self._callbacks: list[Callable[[], None]] = []
 
     # --- the way back --------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """See :class:`RequestChannel`."""
+        return self._is_read or bool(self.readers)
 
     async def emit(self, message: bytes) -> None:
         """See :class:`RequestChannel`."""
@@ -132,12 +152,21 @@ class PostChannel:
                 if final:
                     self._stream.finish()
             return
-        appended = await self._store.append(
-            self._connection.session_id,
-            plain_draft(message),
-            now=self._clock(),
-            stream=self._name,
-        )
+        try:
+            appended = await self._store.append(
+                self._connection.session_id,
+                plain_draft(message),
+                now=self._clock(),
+                stream=self._name,
+            )
+        except StoreUnavailable:
+            # Who listens is told all the same, but by no id that could be come back to.
+            logger.warning("a message on a response stream is not kept: the store is away")
+            if self._stream is not None:
+                self._stream.push(sse_event(message))
+                if final:
+                    self._stream.finish()
+            return
         if appended is None:
             # The transport session is over: nobody can come back for this.
             if self._stream is not None:
@@ -161,7 +190,7 @@ class PostChannel:
                 await self._commit()
             session_id = self._connection.session_id if self._connection is not None else None
             if self._json is not None:
-                self.is_open = False
+                self._is_read = False
                 await send_json(send, self._json, session_id=session_id)
                 return
             stream = self._stream
@@ -183,10 +212,29 @@ class PostChannel:
         stream = self._open_stream(connection.session_id, name, position)
         if self._primes:
             stream.push(priming_event(self._sse_id(position)))
-        self.is_open = True
+        self._is_read = True
         if self.on_reopened is not None:
             self.on_reopened()
         await self._serve(stream, connection.session_id, receive, send)
+
+    def read_elsewhere(self, process: str) -> None:
+        """Another process serves the stream, from the store; what is open here is dead."""
+        self.readers.add(process)
+        if self._stream is not None:
+            self._stream.cut()
+        if self._connection is not None and self._name is not None:
+            self._connection.stream_reopened(self._name)
+        if self.on_reopened is not None:
+            self.on_reopened()
+
+    async def left_elsewhere(self, process: str) -> None:
+        """The other process serves it no more."""
+        self.readers.discard(process)
+        if self.is_open:
+            return
+        if self.on_closed is not None:
+            self.on_closed()
+        await self._retire()
 
     async def _serve(
         self, stream: SseStream, session_id: SessionId | None, receive: Receive, send: Send
@@ -199,10 +247,11 @@ class PostChannel:
         finally:
             stream.cut()
             if self._stream is stream:
-                self.is_open = False
-                if self.on_closed is not None:
-                    self.on_closed()
-                await self._retire()
+                self._is_read = False
+                if not self.is_open:
+                    if self.on_closed is not None:
+                        self.on_closed()
+                    await self._retire()
 
     async def _commit(self) -> None:
         """From now on the response is a stream."""
@@ -214,8 +263,13 @@ class PostChannel:
             self._stream = self._new_stream()
         else:
             # Not by the time of day: two calls of one instant must not share a stream.
-            self._name = StreamName(mint_connection_id("post"))
-            head = await self._store.open_stream(connection.session_id, self._name)
+            self._name = StreamName(mint_connection_id("post", self._process))
+            try:
+                head = await self._store.open_stream(connection.session_id, self._name)
+            except StoreUnavailable:
+                # It runs already, and is answered: on a stream that nobody can come back to.
+                logger.warning("a response stream is not kept: the store is away")
+                head = None
             if head is None:
                 self._name = None
                 self._stream = self._new_stream()
@@ -255,8 +309,7 @@ class PostChannel:
         return SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
 
     def _sse_id(self, position: str) -> str:
-        encoded = base64.urlsafe_b64encode(encode(self._request_id)).rstrip(b"=")
-        return f"{self._name}/{position}.{encoded.decode()}"
+        return post_event_id(self._name or StreamName(""), position, self._request_id)
 
     def cut(self) -> None:
         """End the stream now: its credential is good no more."""

@@ -1,13 +1,15 @@
 """A transport-mode session over HTTP, as a connection: its GET stream and its POST streams.
 
 Its session lives in the store; this object is only what is open in this process, and can be
-made anew at any time.
+made anew at any time. It keeps nothing of the session's record: another process may change
+that at any moment, and whoever decides something asks the record that came with its own
+request.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from starlette.types import Receive, Send
 
@@ -24,9 +26,19 @@ from mcp_sessions.ids import (
     parse_position,
 )
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.relaying import Relay
+from mcp_sessions.server.replicas import Replicas
 from mcp_sessions.server.running import RunningRequest
 from mcp_sessions.server.upstream import UpstreamPeer
-from mcp_sessions.stores.base import CurrentSession, Peer, SessionRecord, SessionStore
+from mcp_sessions.stores.base import (
+    Attached,
+    Attachment,
+    CurrentSession,
+    Peer,
+    SessionRecord,
+    SessionStore,
+)
+from mcp_sessions_transports.far_stream import FarStream
 from mcp_sessions_transports.http_channel import PostChannel
 from mcp_sessions_transports.sse import (
     SSE_HEADERS,
@@ -44,24 +56,32 @@ class HttpConnection:
     kind = "http"
 
     __slots__ = (
+        "_cleared",
         "_clock",
+        "_elsewhere",
         "_finished",
         "_get",
+        "_get_opened",
+        "_heads",
+        "_over",
         "_policy",
         "_primes",
+        "_replicas",
+        "_scopes",
         "_sent",
         "_store",
         "attached",
         "close_stream",
+        "far",
         "id",
         "peer",
         "posts",
         "principal",
-        "record",
         "requests",
         "session_id",
         "transport_session",
         "upstream_peers",
+        "used_at",
     )
 
     def __init__(
@@ -73,13 +93,14 @@ class HttpConnection:
         clock: Callable[[], float],
         *,
         primes: bool,
+        replicas: Replicas | None = None,
     ) -> None:
         """Take what it works with.
 
         Args:
             primes: The client understands an event without data.
+            replicas: The other processes that may serve it.
         """
-        self.record = record
         self.session_id = record.session_id
         self.id = ConnectionId(record.session_id)
         self.transport_session: SessionId | None = record.session_id
@@ -89,6 +110,9 @@ class HttpConnection:
         self.requests: dict[RequestId, RunningRequest] = {}
         self.upstream_peers: dict[SessionId | None, UpstreamPeer] = {}
         self.posts: dict[StreamName, PostChannel] = {}
+        self.far: dict[FarStream, None] = {}
+        """Response streams of requests that other processes run."""
+
         self.close_stream: Callable[[], Awaitable[None]] | None = None
         if primes:
             self.close_stream = self._close_stream
@@ -96,39 +120,121 @@ class HttpConnection:
         self._policy = policy
         self._clock = clock
         self._primes = primes
+        self._replicas = replicas
         self._get: LogFeed[SseStream] | None = None
+        self._get_opened = (0.0, 0.0)
+        self._scopes: frozenset[str] = frozenset()
+        self._cleared: set[SessionId] = set()
+        self._over: set[SessionId] = set()
+        self._heads: dict[SessionId, Position] = {}
         self._sent: str | None = None
+        self._elsewhere = False
+        self.used_at = clock()
+        """When it was named last; seconds since 1970."""
+
         self._finished: dict[StreamName, None] | None = None
 
     # --- the port ------------------------------------------------------------------------
 
     async def current(self) -> CurrentSession | None:
         """See :class:`TransportConnection`."""
-        return self.record.current
+        record = await self._store.load(self.session_id, now=0)
+        return record.current if record is not None else None
 
     async def set_current(self, current: CurrentSession | None) -> None:
         """See :class:`TransportConnection`."""
         await self._store.set_current(self.session_id, current)
-        self.record.current = current
 
-    async def deliver(self, session_id: SessionId, event: LoggedEvent) -> None:
+    async def begin(self, session_id: SessionId, attached: Attached, after: Position) -> bool:
         """See :class:`TransportConnection`."""
-        key = event.key[1] if event.key is not None else None
-        await self.send(Draft(event.payload, None, key, session_id))
+        epoch = attached.fencing_epoch
+        if self._get is not None:
+            self._get.stream.purge(session_id)
+            if self._scopes >= attached.scopes:
+                self._cleared.add(session_id)
+            else:
+                # Whoever has the stream open shall not hear what a stronger credential
+                # started (pitfall F3).
+                self._get.stream.cut()
+        if not await self._store.carry(self.session_id, session_id, epoch, after):
+            return False
+        relay = self._relay(session_id, epoch)
+        await relay.whole(attached.replay)
+        if self._replicas is not None:
+            # Stored by others, who found that it was not carried here yet.
+            newest = attached.replay[-1].event_id if attached.replay else after.event_id()
+            await relay.after(_position(newest))
+        self._offer_all(relay.entries)
+        return True
+
+    async def deliver(
+        self, session_id: SessionId, event: LoggedEvent, fencing_epoch: FencingEpoch
+    ) -> bool:
+        """See :class:`TransportConnection`."""
+        relay = self._relay(session_id, fencing_epoch)
+        whole = await relay.one(event)
+        self._offer_all(relay.entries)
+        return whole
+
+    def appended(
+        self, session_id: SessionId, event: LoggedEvent, attachment: Attachment | None
+    ) -> None:
+        """See :class:`TransportConnection`: it became an entry of the GET stream."""
+        self._offer(event)
+
+    def look(self, session_id: SessionId, head: Position | None) -> None:
+        """See :class:`TransportConnection`."""
+        if self._get is not None:
+            self._get.look(head)
 
     async def send(self, draft: Draft) -> None:
         """See :class:`TransportConnection`. It waits for the GET stream to open."""
         appended = await self._store.append(
             self.session_id, draft, now=self._clock(), stream=GET_STREAM
         )
-        if appended is not None and self._get is not None:
-            self._get.offer(appended.event)
+        if appended is not None:
+            self._offer(appended.event)
 
-    async def withdraw(self, session_id: SessionId) -> None:
+    async def withdraw(
+        self, session_id: SessionId, fencing_epoch: FencingEpoch | None = None
+    ) -> None:
         """See :class:`TransportConnection`."""
-        await self._store.drop_origin(self.session_id, session_id)
+        await self._store.drop_origin(self.session_id, session_id, fencing_epoch=fencing_epoch)
         if self._get is not None:
             self._get.stream.purge(session_id)
+
+    async def withdrawn_elsewhere(self, session_id: SessionId) -> None:
+        """Another process took a session off this connection: take back what is not handed
+        to the network yet.
+        """
+        if self._get is None or await self._carries(session_id):
+            return
+        self._get.stream.purge(session_id)
+        if await self._carries(session_id):
+            # Attached anew meanwhile: what was taken back may be of now. The client comes
+            # back with its position and gets what is right.
+            self.cut_get()
+
+    async def _carries(self, session_id: SessionId) -> bool:
+        record = await self._store.load(self.session_id, now=0)
+        return record is not None and session_id in record.carried
+
+    def _relay(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> Relay:
+        return Relay(self._store, self._clock, self.session_id, session_id, fencing_epoch)
+
+    def _offer_all(self, entries: Sequence[LoggedEvent]) -> None:
+        for entry in entries:
+            self._offer(entry)
+
+    def _offer(self, entry: LoggedEvent) -> None:
+        if self._get is None:
+            return
+        if entry.origin is None or entry.origin in self._cleared:
+            self._get.offer(entry)
+        else:
+            # Whether the one who has the stream open may hear that session has to be asked;
+            # reading the log asks it.
+            self._get.look(None)
 
     async def session_over(self, session_id: SessionId) -> None:
         """See :class:`TransportConnection`."""
@@ -137,6 +243,7 @@ class HttpConnection:
     async def room(self) -> None:
         """See :class:`TransportConnection`."""
         if self._get is not None:
+            await self._get.room()
             await self._get.stream.room()
         else:
             # A handler that only emits must let others run.
@@ -155,6 +262,7 @@ class HttpConnection:
             The position; why what came before it is lost, if it is; and whether the stream
             goes on where an earlier one ended (or is the first).
         """
+        self.used_at = self._clock()
         now = self._clock()
         first = await self._store.mark_stream_opened(self.session_id)
         head = await self._store.open_stream(self.session_id, GET_STREAM)
@@ -164,8 +272,12 @@ class HttpConnection:
             # What was never handed to any stream of this connection still goes out. One that
             # looks open may be dead: what it was handed is not told twice.
             sent = self._get.last if self._get is not None else self._sent
-            last_event_id = sent or head.event_id()
-            return await self._from(last_event_id, head, now), None, False
+            if sent is None:
+                # That stream was open in another process, or before this one: what it was
+                # handed is not known.
+                lost = Refusal.NO_POSITION if head.number > 0 else None
+                return head, lost, False
+            return await self._from(sent, head, now), None, False
         if last_event_id is None:
             last_event_id = Position(head.log_epoch, 0).event_id()
         _, refusal = await self._store.read(
@@ -179,19 +291,17 @@ class HttpConnection:
         _, refusal = await self._store.read(self.session_id, event_id, now=now, stream=GET_STREAM)
         return head if refusal is not None else _position(event_id)
 
-    def refetch(self, lists: frozenset[str]) -> list[bytes]:
+    def refetch(self, subscriptions: Collection[str], lists: frozenset[str]) -> list[bytes]:
         """What tells a client that lost its place to read everything again: one update per
         subscribed resource, one change per list.
 
         Args:
+            subscriptions: URIs.
             lists: Of ``tools``, ``prompts`` and ``resources``, those that the server has.
         """
         updated = "notifications/resources/updated"
         return [
-            *(
-                notification_message(updated, {"uri": uri})
-                for uri in sorted(self.record.subscriptions)
-            ),
+            *(notification_message(updated, {"uri": uri}) for uri in sorted(subscriptions)),
             *(
                 notification_message(f"notifications/{name}/list_changed", None)
                 for name in sorted(lists)
@@ -199,33 +309,120 @@ class HttpConnection:
         ]
 
     async def serve_get(
-        self, after: Position, first: Sequence[bytes], receive: Receive, send: Send
+        self,
+        after: Position,
+        first: Sequence[bytes],
+        receive: Receive,
+        send: Send,
+        *,
+        scopes: frozenset[str],
+        cleared: Collection[SessionId],
     ) -> None:
-        """Serve the GET stream until it ends; the one before it ends now.
+        """Serve the GET stream until it ends; the one before it ends now, wherever it is.
 
         Args:
+            after: What the client has.
             first: Messages that it opens with. They are in no log, which may be too small
                 for them; only the last has an id, so that a client that is cut before it
                 comes back with its old position and is told all of them again.
+            receive: ASGI's.
+            send: ASGI's.
+            scopes: Those of the credential that opened it.
+            cleared: The sessions that were found to need no others.
+
+        Raises:
+            StoreUnavailable: Nothing was sent.
         """
         if self._get is not None:
             self._get.stream.cut()
         policy = self._policy
         stream = SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
-        feed = LogFeed(stream, self._read, after.event_id(), plain_frame)
+        feed = LogFeed(
+            stream,
+            self._read,
+            after.event_id(),
+            self._frame,
+            is_looked_at=self._replicas is not None,
+        )
         self._get = feed
+        self._get_opened = (asyncio.get_running_loop().time(), self._clock())
+        self._scopes, self._cleared = scopes, set(cleared)
+        self._elsewhere = False
+        self._heads.clear()
         for number, message in enumerate(first, 1):
             stream.push(sse_event(message, after.event_id() if number == len(first) else None))
         if self._primes:
             stream.push(priming_event(after.event_id()))
         headers = [*SSE_HEADERS, (b"mcp-session-id", self.session_id.encode("ascii"))]
         try:
+            if self._replicas is not None:
+                await self._replicas.watch(self.session_id, GET_STREAM, self)
+                await self._tell_opened(self._replicas)
             await stream.serve(receive, send, headers)
         finally:
             stream.cut()
+            self.used_at = self._clock()
             if self._get is feed:
                 self._get = None
-                self._sent = feed.last
+                self._sent = None if self._elsewhere else feed.last
+                if self._replicas is not None:
+                    await self._replicas.unwatch(self.session_id, GET_STREAM, self)
+
+    def opened_elsewhere(self, opened: tuple[float, str], own: str) -> bool:
+        """Another process serves a GET stream of this connection: the older one ends.
+
+        Args:
+            opened: When, by its clock, and its name.
+            own: This process's.
+
+        Returns:
+            False if this one is the newer of two that were opened at the same moment: the
+            other process has to be told.
+        """
+        if self._get is not None:
+            age = asyncio.get_running_loop().time() - self._get_opened[0]
+            # In one moment the clocks decide, in both processes alike. After that, theirs is
+            # the newer one, whatever the clocks say.
+            if age <= _SAME_MOMENT and opened < (self._get_opened[1], own):
+                return False
+        # What was handed out there is not told twice; where that ended is not known here.
+        self._elsewhere, self._sent = True, None
+        self.cut_get()
+        return True
+
+    async def _tell_opened(self, replicas: Replicas, *, to: str | None = None) -> None:
+        at = self._get_opened[1]
+        await replicas.tell("get_opened", to=to, session=self.session_id, at=at)
+
+    async def insist(self, process: str) -> None:
+        """Tell a process whose GET stream is the older one."""
+        if self._replicas is not None:
+            await self._tell_opened(self._replicas, to=process)
+
+    async def catch_up(self) -> list[SessionId]:
+        """Relay what a process stored for this connection's sessions and had no time to
+        relay: it died.
+
+        Returns:
+            Sessions that cannot go on here: what is missing is gone from their window.
+
+        Raises:
+            StoreUnavailable: Not all of it was relayed.
+        """
+        record = await self._store.load(self.session_id, now=0)
+        lost: list[SessionId] = []
+        if record is None:
+            return lost
+        for session_id, fencing_epoch in record.carried.items():
+            head = await self._store.head(session_id)
+            if head is None or head == self._heads.get(session_id):
+                continue
+            relay = self._relay(session_id, fencing_epoch)
+            if not await relay.catch_up(head):
+                lost.append(session_id)
+            self._offer_all(relay.entries)
+            self._heads[session_id] = head
+        return lost
 
     def cut_get(self) -> None:
         """End the GET stream now: its credential is good no more."""
@@ -238,9 +435,23 @@ class HttpConnection:
         return self._get is not None
 
     async def _read(self, position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        return await self._store.read(
+        events, refusal = await self._store.read(
             self.session_id, position, now=self._clock(), stream=GET_STREAM
         )
+        origins = {event.origin for event in events if event.origin is not None}
+        for origin in origins - self._cleared:
+            record = await self._store.load(origin, now=0)
+            if record is None:
+                # It is over, and nothing of it is handed over any more.
+                self._over.add(origin)
+            elif not self._scopes >= record.principal.scopes:
+                self.cut_get()
+                return (), refusal
+            self._cleared.add(origin)
+        return events, refusal
+
+    def _frame(self, event: LoggedEvent) -> bytes | None:
+        return None if event.origin in self._over else plain_frame(event)
 
     async def _close_stream(self) -> None:
         if self._get is not None:
@@ -272,6 +483,12 @@ class HttpConnection:
             self._get.stream.finish()
         for channel in list(self.posts.values()):
             channel.close()
+        for far in list(self.far):
+            far.stream.finish()
+
+
+_SAME_MOMENT = 1.0
+"""Seconds; longer than a message between two processes takes."""
 
 
 def _position(event_id: str) -> Position:

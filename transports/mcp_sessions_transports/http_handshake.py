@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from mcp_sessions.core.messages import (
     Notification,
     NotNamed,
     Request,
+    RequestId,
     decode,
     error_message,
     named_session,
@@ -39,19 +40,29 @@ from mcp_sessions.errors import (
     OutcomeUnknown,
     SessionNotFound,
     Status,
+    StoreUnavailable,
 )
-from mcp_sessions.ids import ConnectionId, SessionId, digest, parse_session_id
+from mcp_sessions.ids import (
+    ConnectionId,
+    SessionId,
+    StreamName,
+    digest,
+    parse_session_id,
+    process_of,
+)
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
+from mcp_sessions.server.replicas import Replicas
 from mcp_sessions.server.router import Router
 from mcp_sessions.server.session_methods import SESSION_METHODS, SessionMethods
 from mcp_sessions.server.upstream import Upstream
 from mcp_sessions.stores.base import Mode, Peer, SessionRecord, SessionStore
 from mcp_sessions_transports.credentials import CredentialWatch
-from mcp_sessions_transports.http_channel import PostChannel, post_stream_of
+from mcp_sessions_transports.far_stream import FarStream
+from mcp_sessions_transports.http_channel import PostChannel, post_event_id, post_stream_of
 from mcp_sessions_transports.http_connection import HttpConnection
 from mcp_sessions_transports.http_io import (
     BodyTooLarge,
@@ -100,6 +111,8 @@ class Served:
     """Bytes."""
 
     credentials: CredentialWatch
+    replicas: Replicas | None = None
+    """The other processes that share the store; None: there are none."""
 
 
 class HandshakeHttp:
@@ -109,6 +122,11 @@ class HandshakeHttp:
         self._served = served
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop_or_none: asyncio.AbstractEventLoop | None = None
+        if served.replicas is not None:
+            served.replicas.on("get_opened", self._opened_elsewhere)
+            served.replicas.on("stream_read", self._read_elsewhere)
+            served.replicas.on("withdrawn", self._withdrawn_elsewhere)
+            served.replicas.each_round.append(self._round)
 
     @property
     def _loop(self) -> asyncio.AbstractEventLoop:
@@ -195,9 +213,11 @@ class HandshakeHttp:
             raise Draining
         session_header = _session_header(headers)
         connection: HttpConnection | None = None
+        record: SessionRecord | None = None
         if session_header is not None and self._served.store.remembers:
             try:
-                connection = await self._of_header(session_header, principal, message)
+                record = await self._of_header(session_header, principal, message)
+                connection = self._connection(record) if record is not None else None
             except (SessionNotFound, InvalidRequest) as refused:
                 await _refuse(send, message, refused)
                 return
@@ -214,6 +234,7 @@ class HandshakeHttp:
             has_stream=connection is not None,
             resumes_stream=b"last-event-id" in headers,
             session_header=session_header,
+            record=record,
         )
         if isinstance(message, Request):
             if message.method == "initialize":
@@ -227,11 +248,13 @@ class HandshakeHttp:
             if connection is None and not self._may_be_alone(message):
                 await send_json(send, refusal(_MISSING), status=400)
                 return
-            # In a task: a handler may wait for the client, and the client for this 202.
-            self._start(self._served.router.notification(message, inbound))
+            handled = await self._served.router.notification(message, inbound)
+            if handled is not None:
+                # In a task: a handler may wait for the client, and the client for this 202.
+                self._start(handled)
             session_id = connection.session_id if connection is not None else None
             await send_empty(send, 202, session_id=session_id)
-        elif self._served.router.answer(message, inbound) or connection is not None:
+        elif await self._served.router.answer(message, inbound) or connection is not None:
             session_id = connection.session_id if connection is not None else None
             await send_empty(send, 202, session_id=session_id)
         else:
@@ -262,46 +285,93 @@ class HandshakeHttp:
             text = "Not Acceptable: Client must accept text/event-stream"
             await send_json(send, refusal(text), status=406)
             return
-        connection = await self._of_required_header(headers, principal, send)
-        if connection is None:
+        record = await self._of_required_header(headers, principal, send)
+        if record is None:
             return
-        if not await self._may_hear(connection, principal):
+        connection = self._connection(record)
+        if not await self._may_hear(record, principal):
             # A weaker credential does not hear what a stronger one may (pitfall F3).
             await send_json(send, refusal(_NOT_FOUND), status=Status.NOT_FOUND)
             return
         last_event_id = headers.get(b"last-event-id", b"").decode("latin-1") or None
         post_stream = post_stream_of(last_event_id) if last_event_id is not None else None
         if post_stream is not None:
-            name, position, request_id = post_stream
-            channel = connection.posts.get(name)
-            refused = await self._is_gone(connection, name, position)
-            if channel is None or refused:
-                await _answer_unknown(send, connection.session_id, request_id)
-                return
-            async with self._served.credentials.over(scope, principal, channel.cut):
-                await channel.resume(position, receive, send)
+            await self._resume_post(scope, receive, send, connection, principal, post_stream)
             return
+        served = self._served
+        if served.store.survives_process or served.replicas is not None:
+            await self._catch_up(connection)
         after, lost, continues = await connection.position(last_event_id)
         first: Sequence[bytes] = ()
-        if lost is not None:
-            first = await self._lost_its_place(connection)
+        if lost is not None and last_event_id is not None:
+            first = await self._lost_its_place(connection, record)
         elif not continues:
             # A later GET without a position: its sessions wait for session/resume.
-            for session_id in list(connection.attached):
-                await self._served.hub.detach(session_id, connection)
-        async with self._served.credentials.over(scope, principal, connection.cut_get):
-            await connection.serve_get(after, first, receive, send)
+            for session_id, fencing_epoch in record.carried.items():
+                await served.hub.detach(session_id, connection, fencing_epoch)
+            if lost is not None:
+                first = connection.refetch(record.subscriptions, served.upstream.listed())
+        async with served.credentials.over(scope, principal, connection.cut_get):
+            await connection.serve_get(
+                after,
+                first,
+                receive,
+                send,
+                scopes=principal.scopes,
+                cleared=record.carried,
+            )
 
-    async def _may_hear(self, connection: HttpConnection, principal: Principal) -> bool:
+    async def _resume_post(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        connection: HttpConnection,
+        principal: Principal,
+        post_stream: tuple[StreamName, str, RequestId],
+    ) -> None:
+        served = self._served
+        name, position, request_id = post_stream
+        channel = connection.posts.get(name)
+        here = process_of(name) == served.host.process
+        if (channel is None and here) or await self._is_gone(connection, name, position):
+            await _answer_unknown(send, connection.session_id, request_id)
+            return
+        if channel is not None:
+            async with served.credentials.over(scope, principal, channel.cut):
+                await channel.resume(position, receive, send)
+            return
+        far = FarStream(
+            connection.session_id,
+            name,
+            request_id,
+            lambda at: post_event_id(name, at, request_id),
+            store=served.store,
+            policy=served.policy,
+            clock=served.clock,
+            replicas=served.replicas,
+            primes=served.primes(connection.peer.protocol_version),
+        )
+        for older in connection.far:
+            if older.name == name:
+                older.supersede()
+        connection.far[far] = None
+        try:
+            async with served.credentials.over(scope, principal, far.stream.cut):
+                await far.serve(position, receive, send)
+        finally:
+            del connection.far[far]
+
+    async def _may_hear(self, record: SessionRecord, principal: Principal) -> bool:
         """Whether it has the scopes of the transport session and of what is attached there,
         which a credential with more scopes may have started since.
         """
-        if not principal.scopes >= connection.principal.scopes:
+        if not principal.scopes >= record.principal.scopes:
             return False
         served = self._served
-        for session_id in list(connection.attached):
-            record = await served.store.load(session_id, now=served.clock())
-            if record is not None and not principal.scopes >= record.principal.scopes:
+        for session_id in record.carried:
+            carried = await served.store.load(session_id, now=served.clock())
+            if carried is not None and not principal.scopes >= carried.principal.scopes:
                 return False
         return True
 
@@ -312,29 +382,86 @@ class HandshakeHttp:
         )
         return refused is not None
 
-    async def _lost_its_place(self, connection: HttpConnection) -> Sequence[bytes]:
+    async def _lost_its_place(
+        self, connection: HttpConnection, record: SessionRecord
+    ) -> Sequence[bytes]:
         """What the client missed is gone from the window: it is not left in silent doubt."""
         served = self._served
-        for session_id in list(connection.attached):
+        for session_id in record.carried:
             # Its position in the session's own log may still be good: it has to resume.
             await served.hub.displace(session_id, Detached.EVICTED)
-        return connection.refetch(served.upstream.listed())
+        return connection.refetch(record.subscriptions, served.upstream.listed())
+
+    async def _catch_up(self, connection: HttpConnection) -> None:
+        for session_id in await connection.catch_up():
+            await self._served.hub.displace(session_id, Detached.EVICTED)
+
+    # --- what other processes do -----------------------------------------------------------------
+
+    def _opened_elsewhere(self, message: dict[str, Any]) -> Coroutine[Any, Any, None] | None:
+        connection = self._local(message["session"])
+        if connection is None:
+            return None
+        opened = (message["at"], message["from"])
+        if connection.opened_elsewhere(opened, self._served.host.process):
+            return None
+        return connection.insist(message["from"])
+
+    def _read_elsewhere(self, message: dict[str, Any]) -> Coroutine[Any, Any, None] | None:
+        connection = self._local(message["session"])
+        channel = connection.posts.get(message["stream"]) if connection is not None else None
+        if channel is None:
+            return None
+        if message["is_read"]:
+            channel.read_elsewhere(message["from"])
+            return None
+        return channel.left_elsewhere(message["from"])
+
+    def _withdrawn_elsewhere(self, message: dict[str, Any]) -> Coroutine[Any, Any, None] | None:
+        connection = self._local(message["connection"])
+        if connection is None:
+            return None
+        return connection.withdrawn_elsewhere(SessionId(message["session"]))
+
+    async def _round(self) -> None:
+        """Make good what a process that died left undone, and forget what is not in use."""
+        served = self._served
+        unused = served.clock() - served.policy.idle_timeout
+        for connection in served.hub.connections():
+            if not isinstance(connection, HttpConnection):
+                continue
+            if connection.is_streaming:
+                await self._catch_up(connection)
+            elif connection.used_at < unused and not (connection.posts or connection.requests):
+                await served.hub.let_go(connection)
+            for channel in list(connection.posts.values()):
+                await self._check_readers(channel)
+
+    async def _check_readers(self, channel: PostChannel) -> None:
+        replicas = self._served.replicas
+        for process in channel.readers:
+            if replicas is not None and not await replicas.is_alive(process):
+                await channel.left_elsewhere(process)
+
+    def _local(self, session_id: str) -> HttpConnection | None:
+        connection = self._served.hub.local(ConnectionId(session_id))
+        return connection if isinstance(connection, HttpConnection) else None
 
     # --- DELETE --------------------------------------------------------------------------------
 
     async def _delete(self, send: Send, headers: Headers, principal: Principal) -> None:
-        connection = await self._of_required_header(headers, principal, send)
-        if connection is None:
+        record = await self._of_required_header(headers, principal, send)
+        if record is None:
             return
-        await self._served.methods.finish(connection.session_id)
-        await send_empty(send, Status.OK, session_id=connection.session_id)
+        await self._served.methods.finish(record.session_id)
+        await send_empty(send, Status.OK, session_id=record.session_id)
 
     # --- sessions ------------------------------------------------------------------------------
 
     async def _of_required_header(
         self, headers: Headers, principal: Principal, send: Send
-    ) -> HttpConnection | None:
-        """The connection that a GET or DELETE names; None if it was refused here."""
+    ) -> SessionRecord | None:
+        """The transport session that a GET or DELETE names; None if it was refused here."""
         session_header = _session_header(headers)
         if session_header is None:
             await send_json(send, refusal(_MISSING), status=400)
@@ -347,9 +474,9 @@ class HandshakeHttp:
 
     async def _of_header(
         self, session_header: str, principal: Principal, message: Message | None
-    ) -> HttpConnection | None:
-        """The connection that ``Mcp-Session-Id`` names; None if it names no transport
-        session but mirrors the session of the message's ``_meta``.
+    ) -> SessionRecord | None:
+        """The transport session that ``Mcp-Session-Id`` names, as it is now; None if it names
+        none but mirrors the session of the message's ``_meta``.
 
         Raises:
             SessionNotFound: Unknown, ended, expired or somebody else's: 404.
@@ -377,13 +504,13 @@ class HandshakeHttp:
                 "Mcp-Session-Id names a session of session/start",
                 status=Status.BAD_REQUEST,
             )
-        connection = self._connection(record)
-        connection.record = record
-        return connection
+        return record
 
     def _connection(self, record: SessionRecord) -> HttpConnection:
+        """The connection of a transport session in this process, made if it is new here."""
         known = self._served.hub.local(ConnectionId(record.session_id))
         if isinstance(known, HttpConnection):
+            known.used_at = self._served.clock()
             return known
         connection = self._make(record, record.peer or Peer(DEFAULT_VERSION))
         self._served.hub.add(connection)
@@ -393,7 +520,13 @@ class HandshakeHttp:
         served = self._served
         primes = served.primes(peer.protocol_version)
         return HttpConnection(
-            record, peer, served.store, served.policy, served.clock, primes=primes
+            record,
+            peer,
+            served.store,
+            served.policy,
+            served.clock,
+            primes=primes,
+            replicas=served.replicas,
         )
 
     def _channel(
@@ -413,14 +546,15 @@ class HandshakeHttp:
             self._loop,
             primes=served.primes(version),
             prefers_stream=prefers_sse(headers),
+            process=served.host.process,
         )
 
     def _may_be_alone(self, message: Request | Notification) -> bool:
         """Whether a message is served without ``initialize`` and ``Mcp-Session-Id``."""
         return not self._served.store.remembers or _may_be_alone(message)
 
-    def _start(self, work: Any) -> None:
-        task = asyncio.create_task(work)
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(_logged(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -429,6 +563,14 @@ class HandshakeHttp:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _logged(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except StoreUnavailable:
+        # It was accepted, and is owed no answer.
+        logger.exception("a notification was not served: the session store is away")
 
 
 async def _parse(body: bytes, send: Send) -> Message | None:

@@ -168,20 +168,19 @@ class ModernHttp:
             store=served.store,
             policy=served.policy,
             clock=served.clock,
+            hub=served.hub,
+            process=served.host.process,
             result=result,
             encode_answer=inbound.encode,
         )
-        waits_from = record.waits_from
         served.hub.add(stream)
         try:
-            attached = await served.hub.attach(session_id, stream)
-            if attached is None:
+            if await served.hub.attach(session_id, stream) is None:
                 raise SessionNotFound(session_id)
-            await served.store.set_waits_from(session_id, None)
         except BaseException:
+            # Nobody serves it: it must not stay behind as a connection.
             await served.hub.remove(stream)
             raise
-        stream.start(waits_from if waits_from is not None else attached.head)
         return stream, record
 
     def _inbound(self, principal: Principal, peer: Peer, http_request: HttpRequest) -> Inbound:

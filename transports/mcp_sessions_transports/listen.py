@@ -14,13 +14,14 @@ from starlette.types import Receive, Send
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import SESSION_META, RequestId, decode, encode, wire_error
 from mcp_sessions.errors import Refusal, SessionNotFound
-from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionEventId, SessionId
+from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
+from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.running import RunningRequest
 from mcp_sessions.server.upstream import UpstreamPeer
-from mcp_sessions.stores.base import CurrentSession, Peer, SessionStore
+from mcp_sessions.stores.base import Attached, Attachment, CurrentSession, Peer, SessionStore
 from mcp_sessions_transports.modern_channel import MODERN_SSE_HEADERS, PING, modern_event
 from mcp_sessions_transports.sse import LogFeed, SseStream
 
@@ -119,16 +120,20 @@ class ListenStream:
         store: SessionStore,
         policy: SessionPolicy,
         clock: Callable[[], float],
+        hub: Hub,
+        process: str,
         result: Callable[[dict[str, Any]], dict[str, Any]],
         encode_answer: Callable[[Any], bytes],
     ) -> None:
         """Take what it works with.
 
         Args:
+            hub: Where its session is attached.
+            process: This one.
             result: Adds what the stream's last message carries beside its subscription id.
             encode_answer: Writes that message.
         """
-        self.id: ConnectionId = mint_connection_id("listen")
+        self.id: ConnectionId = mint_connection_id("listen", process)
         self.principal = principal
         self.peer = peer
         self.transport_session: SessionId | None = None
@@ -141,6 +146,7 @@ class ListenStream:
         self._wanted = wanted
         self._store = store
         self._clock = clock
+        self._hub = hub
         self._result = result
         self._encode = encode_answer
         self._stream = SseStream(
@@ -159,16 +165,52 @@ class ListenStream:
         """See :class:`TransportConnection`."""
         raise AssertionError("a listen stream carries one session and no requests")
 
-    async def deliver(self, session_id: SessionId, event: LoggedEvent) -> None:
+    async def begin(self, session_id: SessionId, attached: Attached, after: Position) -> bool:
+        """See :class:`TransportConnection`: it starts where its session waits for it."""
+        self.attached[session_id] = attached.fencing_epoch
+        start = attached.waits_from if attached.waits_from is not None else attached.head
+        self._feed = LogFeed(
+            self._stream,
+            self._read,
+            start,
+            self._frame,
+            is_looked_at=self._hub.replicas is not None,
+        )
+        self._stream.wake()
+        return True
+
+    async def deliver(
+        self, session_id: SessionId, event: LoggedEvent, fencing_epoch: FencingEpoch
+    ) -> bool:
+        """See :class:`TransportConnection`."""
+        if self._feed is not None and self.attached.get(session_id) == fencing_epoch:
+            self._feed.offer(event)
+        return True
+
+    def appended(
+        self, session_id: SessionId, event: LoggedEvent, attachment: Attachment | None
+    ) -> None:
+        """See :class:`TransportConnection`."""
+        if self._feed is None:
+            return
+        if attachment == Attachment(self.id, self.attached.get(session_id, FencingEpoch(-1))):
+            self._feed.offer(event)
+        else:
+            # Whether it was displaced is asked by who reads the log.
+            self._feed.look(None)
+
+    def look(self, session_id: SessionId, head: Position | None) -> None:
         """See :class:`TransportConnection`."""
         if self._feed is not None:
-            self._feed.offer(event)
+            self._feed.look(head)
 
     async def send(self, draft: Draft) -> None:
         """See :class:`TransportConnection`."""
         self._stream.push(modern_event(stamped(draft.before, self._request_id)), draft.origin)
 
-    async def withdraw(self, session_id: SessionId) -> None:
+    async def withdraw(
+        self, session_id: SessionId, fencing_epoch: FencingEpoch | None = None
+    ) -> None:
         """See :class:`TransportConnection`: the session went elsewhere, its log with it."""
         self._finish(None)
 
@@ -190,11 +232,6 @@ class ListenStream:
 
     # --- the stream ------------------------------------------------------------------------
 
-    def start(self, after: SessionEventId) -> None:
-        """Send what was stored after ``after``, then what comes."""
-        self._feed = LogFeed(self._stream, self._read, after, self._frame)
-        self._stream.wake()
-
     async def serve(self, receive: Receive, send: Send) -> None:
         """Send until the stream ends or its peer is gone."""
         await self._stream.serve(receive, send, MODERN_SSE_HEADERS)
@@ -204,7 +241,12 @@ class ListenStream:
         self._stream.cut()
 
     async def _read(self, position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        return await self._store.read(self._session_id, position, now=self._clock())
+        events, refusal = await self._store.read(self._session_id, position, now=self._clock())
+        if self._hub.replicas is not None and events:
+            # Asked after they were read: what was read then is from before any takeover.
+            if not await self._hub.check_attached(self._session_id, self, waits=False):
+                return (), None
+        return events, refusal
 
     def _frame(self, event: LoggedEvent) -> bytes | None:
         if not self._wanted.admits(event):

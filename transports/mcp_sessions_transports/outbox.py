@@ -16,6 +16,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from mcp_sessions import metrics
 from mcp_sessions.ids import SessionId
 
 Write = Callable[[list[bytes]], Awaitable[None]]
@@ -138,6 +139,7 @@ class Outbox:
 
     def _too_slow(self) -> None:
         self.was_slow = True
+        metrics.too_slow()
         self.cut()
 
     async def empty_into(

@@ -17,7 +17,7 @@ from starlette.types import Receive, Send
 
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import Refusal, StoreUnavailable
-from mcp_sessions.ids import SessionEventId, SessionId, parse_position
+from mcp_sessions.ids import Position, SessionEventId, SessionId, parse_position
 from mcp_sessions_transports.outbox import Outbox
 
 KEEP_ALIVE = 15.0
@@ -154,6 +154,7 @@ class LogFeed(Generic[LaneT]):
         frame: Frame,
         *,
         is_behind: bool = True,
+        is_looked_at: bool = False,
     ) -> None:
         """Take what it works with.
 
@@ -163,13 +164,17 @@ class LogFeed(Generic[LaneT]):
             after: The last event that the client has.
             frame: Makes what is sent of an event; None: the event is not for this stream.
             is_behind: There may be events after ``after`` in the log already.
+            is_looked_at: Somebody calls :meth:`look` every few seconds, so that a store that
+                is away for a while is no reason to end the stream.
         """
         self.stream = stream
         self.last = after
         self._read = read
         self._frame = frame
         self._behind = is_behind
+        self._is_looked_at = is_looked_at
         self._grew = False
+        self._reading = False
         position = parse_position(after)
         self._number = position.number if position is not None else -1
         self._log_epoch = position.log_epoch if position is not None else ""
@@ -201,6 +206,26 @@ class LogFeed(Generic[LaneT]):
         else:
             self._push(event)
 
+    def take(self, events: Sequence[LoggedEvent], head: SessionEventId) -> None:
+        """Send what was read from the log as a whole, up to its head then; called first."""
+        for event in events:
+            if self.stream.full:
+                self._behind = True
+                self.stream.wake()
+                return
+            self._push(event)
+        position = parse_position(head)
+        if position is not None:
+            # What stood between the last event and the head was replaced.
+            self.last, self._number = head, position.number
+
+    def look(self, head: Position | None) -> None:
+        """Read the log again if it goes on after what was sent, or if nobody knows (None)."""
+        if head is not None and head.event_id() == self.last:
+            return
+        self._behind = self._grew = True
+        self.stream.wake()
+
     def end_at(self, event_id: SessionEventId) -> None:
         """The stream ends after that event, which is in the log already."""
         self._final = event_id
@@ -216,15 +241,31 @@ class LogFeed(Generic[LaneT]):
         if self._final is not None and self.last >= self._final:
             self.stream.finish()
 
+    async def room(self) -> None:
+        """For who stored an event: read what the stream is behind with, so that a peer that
+        takes nothing is seen by its full buffer.
+        """
+        if self._behind and not (self.stream.full or self.stream.closed):
+            await self._refill()
+
     async def _refill(self) -> bool:
-        if not self._behind:
+        if not self._behind or self._reading:
+            # Whoever reads just now wakes the stream.
             return False
+        self._reading = True
+        try:
+            return await self._read_on()
+        finally:
+            self._reading = False
+
+    async def _read_on(self) -> bool:
         self._grew = False
         try:
             events, refusal = await self._read(self.last)
         except StoreUnavailable:
             # The client comes back with its position and gets everything then.
-            self.stream.cut()
+            if not self._is_looked_at:
+                self.stream.cut()
             return False
         if refusal is not None:
             # The window moved on while the peer took nothing. Going on would leave a hole
@@ -239,4 +280,7 @@ class LogFeed(Generic[LaneT]):
                 break
             self._push(event)
         self._end_if_final()
+        if self._behind:
+            # Not for one who could not read at all: that would be asked again without end.
+            self.stream.wake()
         return bool(events)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any, cast
 
 import anyio
@@ -17,7 +18,11 @@ from mcp.server import MCPServer
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
 from mcp.server.runner import ServerRunner, aclose_shielded, modern_error_data
-from mcp.server.subscriptions import ListenHandler, SubscriptionBus
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    SubscriptionBus,
+)
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.shared.inbound import InboundModernRoute
@@ -32,6 +37,7 @@ from pydantic_core import to_jsonable_python
 
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId
+from mcp_sessions.server.sdk.spans import is_tracing, traced
 from mcp_sessions.server.upstream import Call, Outbound, PeerError, UpstreamError
 from mcp_sessions.stores.base import Peer
 
@@ -40,6 +46,9 @@ logger = logging.getLogger(__name__)
 HANDSHAKE_VERSIONS = frozenset(HANDSHAKE_PROTOCOL_VERSIONS)
 
 _LISTS = ("tools", "prompts", "resources")
+
+_ECHOES: ContextVar[bool] = ContextVar("mcp_sessions_echoes", default=False)
+"""What is published just now was announced by another process already."""
 
 
 def is_server(candidate: object) -> bool:
@@ -90,6 +99,7 @@ class SdkUpstream:
 
         self._bus = _bus_of(cast(object, server), self.lowlevel)
         self._lifespan_state: Any = None
+        self._is_tracing = False
         self.adds_subscriptions = True
         """Whether the layer serves subscriptions and list changes in the handshake era."""
 
@@ -98,6 +108,8 @@ class SdkUpstream:
         """The wrapped server's own lifespan."""
         async with self.lowlevel.lifespan(self.lowlevel) as state:
             self._lifespan_state = state
+            # Now: an application may set up its tracing in there.
+            self._is_tracing = is_tracing()
             yield
 
     def peer(
@@ -184,6 +196,8 @@ class SdkUpstream:
             return lambda: None
 
         def heard(event: ServerEvent) -> None:
+            if _ECHOES.get():
+                return
             notification = event_to_notification(event, {})
             dumped = notification.model_dump(by_alias=True, mode="json", exclude_none=True)
             params: dict[str, Any] = dumped.get("params") or {}
@@ -200,6 +214,20 @@ class SdkUpstream:
         await self._bus.publish(event)
         return True
 
+    async def echo(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """See :class:`Upstream`. A bus that is not the SDK's own may reach other processes by
+        itself: what came from there is not put on it again.
+        """
+        event = event_from_wire(method, params)
+        bus = self._bus
+        if event is None or not isinstance(bus, InMemorySubscriptionBus):
+            return
+        token = _ECHOES.set(True)
+        try:
+            await bus.publish(event)
+        finally:
+            _ECHOES.reset(token)
+
     @property
     def name(self) -> str:
         """The server's name."""
@@ -211,7 +239,8 @@ class SdkUpstream:
         return self._lifespan_state
 
     def _runner(self, connection: Connection) -> ServerRunner[Any]:
-        return ServerRunner(self.lowlevel, connection, self._lifespan_state)
+        server = traced(self.lowlevel, connection) if self._is_tracing else self.lowlevel
+        return ServerRunner(server, connection, self._lifespan_state)
 
 
 class SdkPeer:
@@ -241,6 +270,10 @@ class SdkPeer:
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
         """See :class:`UpstreamPeer`."""
         await self._runner.on_notify(_CallContext(call), method, params)
+
+    def belongs_to(self, session_id: SessionId) -> None:
+        """See :class:`NewPeer`."""
+        self._runner.connection.session_id = session_id
 
     async def close(self) -> None:
         """See :class:`UpstreamPeer`."""

@@ -1,0 +1,295 @@
+"""``mcp-sessions sessions list|show|end``: what is in a store, beside whoever serves from it.
+
+A session's id is a credential where there is no other: whoever reads it can resume it. So
+what is printed is its digest, the twelve digits under which it stands in the logs too, and a
+few digits of that are enough to name it. ``--ids`` prints whole ids.
+
+What the application keeps (``state``, ``data``) and what was said is printed by nothing here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import re
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from mcp_sessions.cli import arguments as types
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.ids import SessionId, digest
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.stores.base import Mode, SessionRecord
+from mcp_sessions.stores.beside import open_beside
+
+_DIGITS = re.compile(r"[0-9a-f]{4,12}")
+"""What names a session: so much of its digest."""
+
+_KINDS = ("websocket", "stdio", "listen")
+NOWHERE = "none"
+"""Instead of a transport: nobody hears the session's events."""
+
+TRANSPORTS = ("http", *_KINDS, NOWHERE)
+
+Known = frozenset[str]
+"""The ids of all live sessions."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what was asked for, and return the exit status.
+
+    Raises:
+        ConfigurationError: An option, the store or a session's name is wrong.
+        StoreUnavailable: The store is away, or the process that serves does not answer.
+    """
+    options = _parser().parse_args(arguments)
+    return asyncio.run(_run(options))
+
+
+async def _run(options: argparse.Namespace) -> int:
+    beside = await open_beside(options.store)
+    try:
+        now = time.time()
+        live = [each for each in await beside.all_sessions() if each.expires_at > now]
+        known = frozenset(each.session_id for each in live)
+        match options.what:
+            case "list":
+                chosen = [each for each in live if _is_wanted(each, options, known, now)]
+                _print_list(chosen, known, options, now)
+            case "show":
+                print(_json(_details(_named(options.session, live), known, options, now)))
+            case "end":
+                for record in [_named(name, live) for name in options.sessions]:
+                    was_there = await beside.end(record.session_id)
+                    name = digest(record.session_id)
+                    print(f"{name} ended" if was_there else f"{name} was over already")
+            case _:
+                raise AssertionError("argparse accepts these three only")
+    finally:
+        await beside.close()
+    return 0
+
+
+def _named(name: str, live: Sequence[SessionRecord]) -> SessionRecord:
+    """The session that a whole id, or the first digits of a digest, name.
+
+    Raises:
+        ConfigurationError: None does, or more than one.
+    """
+    for record in live:
+        if record.session_id == name:
+            return record
+    if not _DIGITS.fullmatch(name):
+        # Not repeated: it may be the id of a session that is over.
+        raise ConfigurationError(
+            "no such session: name it by 4 to 12 digits of its digest, or by its whole id"
+        )
+    found = [record for record in live if digest(record.session_id).startswith(name)]
+    if not found:
+        raise ConfigurationError(f"no session {name}")
+    if len(found) > 1:
+        raise ConfigurationError(f"{len(found)} sessions begin with {name}: give more digits")
+    return found[0]
+
+
+def _is_wanted(
+    record: SessionRecord,
+    options: argparse.Namespace,
+    known: Known,
+    now: float,
+) -> bool:
+    principal = record.principal
+    of_it = (principal.subject, principal.client_id, principal.issuer)
+    return (
+        (options.principal is None or options.principal in (*of_it, _who(principal)))
+        and (options.age is None or now - record.created_at >= options.age)
+        and (options.idle is None or _idle(record, options, now) >= options.idle)
+        and (options.transport is None or _transport(record, known) == options.transport)
+        and (options.mode is None or record.mode.value == options.mode)
+    )
+
+
+def _idle(record: SessionRecord, options: argparse.Namespace, now: float) -> float:
+    """Seconds since its last request; NaN: a conversation has no idle deadline."""
+    if not math.isfinite(record.expires_at):
+        return math.nan
+    return max(0.0, now - (record.expires_at - options.idle_timeout))
+
+
+def _transport(record: SessionRecord, known: Known) -> str:
+    if record.mode is Mode.TRANSPORT:
+        return "http"
+    if record.attachment is None:
+        return NOWHERE
+    connection_id = record.attachment.connection_id
+    if connection_id in known:
+        # A connection over HTTP has the name of its own session.
+        return "http"
+    return next((kind for kind in _KINDS if connection_id.startswith(f"{kind}-")), NOWHERE)
+
+
+def _who(principal: Principal) -> str:
+    if principal == ANONYMOUS:
+        return "anonymous"
+    return principal.subject or principal.client_id or principal.issuer or "anonymous"
+
+
+def _row(
+    record: SessionRecord,
+    known: Known,
+    options: argparse.Namespace,
+    now: float,
+) -> dict[str, Any]:
+    named = {"id": record.session_id} if options.ids else {}
+    idle = _idle(record, options, now)
+    return {
+        "digest": digest(record.session_id),
+        **named,
+        "mode": record.mode.value,
+        "transport": _transport(record, known),
+        "principal": {
+            "clientId": record.principal.client_id,
+            "issuer": record.principal.issuer,
+            "subject": record.principal.subject,
+        },
+        "age": round(now - record.created_at),
+        "idle": None if math.isnan(idle) else round(idle),
+        "expiresAt": _moment(record.expires_at),
+        "subscriptions": len(record.subscriptions),
+    }
+
+
+def _details(
+    record: SessionRecord,
+    known: Known,
+    options: argparse.Namespace,
+    now: float,
+) -> dict[str, Any]:
+    peer = record.peer
+    client: Any = (peer.initialize_params or {}).get("clientInfo") if peer is not None else None
+    current = record.current
+    return {
+        **_row(record, known, options, now),
+        "scopes": sorted(record.principal.scopes),
+        "createdAt": _moment(record.created_at),
+        "endsAt": _moment(record.ends_at),
+        "protocolVersion": peer.protocol_version if peer is not None else None,
+        "client": client,
+        "attachments": record.fencing_epoch,
+        "current": _name(current.session_id, options) if current is not None else None,
+        "carries": sorted(_name(each, options) for each in record.carried),
+        "subscriptions": sorted(record.subscriptions),
+        "stateVersion": record.state_version,
+    }
+
+
+def _name(session_id: SessionId, options: argparse.Namespace) -> str:
+    return session_id if options.ids else digest(session_id)
+
+
+def _moment(seconds: float) -> str | None:
+    """ISO 8601, UTC; None: never."""
+    if not math.isfinite(seconds):
+        return None
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _print_list(
+    chosen: Sequence[SessionRecord],
+    known: Known,
+    options: argparse.Namespace,
+    now: float,
+) -> None:
+    rows = [_row(record, known, options, now) for record in chosen]
+    if options.format == "json":
+        print(_json(rows))
+        return
+    heads = ["SESSION", "MODE", "TRANSPORT", "PRINCIPAL", "AGE", "IDLE", "EXPIRES"]
+    lines = [
+        [
+            str(row.get("id") or row["digest"]),
+            row["mode"],
+            row["transport"],
+            # Names come from elsewhere: no control character of theirs reaches a terminal.
+            ascii(_who(record.principal))[1:-1],
+            _duration(row["age"]),
+            "-" if row["idle"] is None else _duration(row["idle"]),
+            row["expiresAt"] or "never",
+        ]
+        for row, record in zip(rows, chosen, strict=True)
+    ]
+    widths = [max(len(line[column]) for line in [heads, *lines]) for column in range(len(heads))]
+    for line in [heads, *lines]:
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        print("  ".join(cells).rstrip())
+    print(f"{len(rows)} of {len(known)} sessions", file=sys.stderr)
+
+
+def _duration(seconds: int) -> str:
+    """``3d4h``, ``2h5m``, ``1m30s`` or ``9s``."""
+    parts: list[str] = []
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        if seconds >= length or (unit == "s" and not parts):
+            parts.append(f"{seconds // length}{unit}")
+            seconds %= length
+    return "".join(parts[:2])
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    limits = SessionPolicy()
+    parser = types.OneLineParser(
+        prog="mcp-sessions sessions",
+        description="List, show and end the sessions of a store, beside the server that uses it.",
+        epilog="A session is named by the first digits (4 or more) of its digest, which is in "
+        "the logs too. A whole id is a credential where there is no other, and what is on a "
+        "command line is seen by others: use it where you must.",
+    )
+    common = types.OneLineParser(add_help=False)
+    common.add_argument(
+        "--store", metavar="URL", required=True, help="the server's, such as sqlite:///notes.db"
+    )
+    common.add_argument("--ids", action="store_true", help="print whole ids, which are credentials")
+    common.add_argument(
+        "--idle-timeout",
+        type=types.seconds,
+        metavar="S",
+        default=limits.idle_timeout,
+        help="the server's, from which idle times are reckoned; default: %(default)g",
+    )
+    commands = parser.add_subparsers(dest="what", required=True, metavar="list|show|end")
+    listing = commands.add_parser("list", parents=[common], help="the live sessions")
+    listing.add_argument(
+        "--principal", metavar="NAME", help="of this subject, client or issuer; or 'anonymous'"
+    )
+    listing.add_argument(
+        "--age", type=types.seconds, metavar="S", help="made S seconds ago or more"
+    )
+    listing.add_argument(
+        "--idle", type=types.seconds, metavar="S", help="without a request for S seconds or more"
+    )
+    listing.add_argument(
+        "--transport",
+        choices=TRANSPORTS,
+        help="where its events go now; listen: a stream of the modern era",
+    )
+    listing.add_argument("--mode", choices=[mode.value for mode in Mode])
+    listing.add_argument("--format", choices=("table", "json"), default="table")
+    showing = commands.add_parser("show", parents=[common], help="one session, as JSON")
+    showing.add_argument("session", metavar="SESSION")
+    ending = commands.add_parser(
+        "end",
+        parents=[common],
+        help="end sessions for ever; returns when the server that has them knows",
+    )
+    ending.add_argument("sessions", metavar="SESSION", nargs="+")
+    return parser

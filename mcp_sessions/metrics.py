@@ -1,0 +1,99 @@
+"""What is counted, for OpenTelemetry: nothing here exports, or costs, before somebody asks.
+
+The instruments are those of ``opentelemetry-api``, which the SDK brings along. Until the
+application sets a meter provider they do nothing. They are made with the first thing that is
+counted, so that a command that serves nothing does not wait for the import.
+
+========================== ========================================== ====================
+counter                    counts                                     attributes
+========================== ========================================== ====================
+mcp_sessions.sessions      sessions made                              mode
+mcp_sessions.ended         sessions over                              mode, reason
+mcp_sessions.attaches      connections that joined a session          transport
+mcp_sessions.replays       events sent again                          transport
+mcp_sessions.refusals      positions from which nothing is replayed   reason
+mcp_sessions.coalesced     events that replaced an older one
+mcp_sessions.detached      sessions taken from their connection       reason
+mcp_sessions.slow          connections cut since they took nothing
+mcp_sessions.store_errors  calls that the store failed                store
+========================== ========================================== ====================
+
+No attribute names a session, a principal or a resource: there is one time series for each
+combination of them, for ever.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Counter
+
+SCOPE = "mcp_sessions"
+"""The name of the instrumentation scope."""
+
+
+def session_made(mode: str) -> None:
+    """A session was made."""
+    _counter("sessions").add(1, {"mode": mode})
+
+
+def session_over(mode: str, reason: str) -> None:
+    """A session is over: ``ended`` or ``expired``."""
+    _counter("ended").add(1, {"mode": mode, "reason": reason})
+
+
+def attached(transport: str, replayed: int, refusal: str | None) -> None:
+    """A connection joined a session.
+
+    Args:
+        replayed: Events that it is sent again.
+        refusal: Why there are none; None: all that it missed are.
+    """
+    _counter("attaches").add(1, {"transport": transport})
+    if replayed:
+        _counter("replays").add(replayed, {"transport": transport})
+    # Who named no position was refused none.
+    if refusal not in (None, "no_position"):
+        _counter("refusals").add(1, {"reason": refusal})
+
+
+def coalesced() -> None:
+    """An event replaced an older one in its session's log."""
+    _counter("coalesced").add(1)
+
+
+def detached(reason: str) -> None:
+    """A session was taken from its connection."""
+    _counter("detached").add(1, {"reason": reason})
+
+
+def too_slow() -> None:
+    """A connection was cut: its peer took nothing while its buffer was full."""
+    _counter("slow").add(1)
+
+
+def store_failed(store: str, calls: int = 1) -> None:
+    """The store answered so many calls with an error. Any thread may say so."""
+    _counter("store_errors").add(calls, {"store": store})
+
+
+_DESCRIPTIONS = {
+    "sessions": "Sessions made",
+    "ended": "Sessions over",
+    "attaches": "Connections that joined a session",
+    "replays": "Events sent again",
+    "refusals": "Positions from which nothing is replayed",
+    "coalesced": "Events that replaced an older one",
+    "detached": "Sessions taken from their connection",
+    "slow": "Connections cut since they took nothing",
+    "store_errors": "Calls that the store failed",
+}
+
+
+@cache
+def _counter(name: str) -> Counter:
+    from opentelemetry.metrics import get_meter
+
+    return get_meter(SCOPE).create_counter(f"{SCOPE}.{name}", description=_DESCRIPTIONS[name])

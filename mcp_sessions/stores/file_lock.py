@@ -1,0 +1,75 @@
+"""One process at a time: a lock on a file, which the system releases when its holder dies.
+
+The lock is a POSIX record lock on a file of its own, beside the one that it stands for: it
+belongs to the process, so neither a forked child nor ``kill -9`` leaves it behind. Its text
+is the holder's process id, for people. Such a lock does not keep out its own process, and
+closing any descriptor of the file releases it; a table of what this process holds answers
+for both.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mcp_sessions.errors import ConfigurationError
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover
+    fcntl = None
+
+_held: set[str] = set()
+
+
+class Locked(Exception):
+    """Somebody else has the lock."""
+
+    def __init__(self, holder: int | None) -> None:
+        super().__init__(holder)
+        self.holder = holder
+        """Its process id; None: it did not write it down yet."""
+
+
+class FileLock:
+    """A lock that is held from :meth:`acquire` to :meth:`release`, or to the process's end."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the place of the lock's file; it is made when needed, and never removed."""
+        # Two names of one file are one lock.
+        self._path = os.path.realpath(path)
+        self._file: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock, or fail at once.
+
+        Raises:
+            Locked: This or another process has it.
+            ConfigurationError: This system has no such locks.
+            OSError: The file cannot be made.
+        """
+        if fcntl is None:
+            raise ConfigurationError("this system has no POSIX file locks, which sqlite:// needs")
+        if self._path in _held:
+            raise Locked(os.getpid())
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            holder = os.read(file, 32).strip()
+            os.close(file)
+            raise Locked(int(holder) if holder.isdigit() else None) from None
+        except OSError:
+            os.close(file)
+            raise
+        os.ftruncate(file, 0)
+        os.pwrite(file, b"%d\n" % os.getpid(), 0)
+        self._file = file
+        _held.add(self._path)
+
+    def release(self) -> None:
+        """Let go of it; nothing happens if it is not held."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+            _held.discard(self._path)

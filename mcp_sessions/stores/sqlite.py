@@ -1,0 +1,886 @@
+"""Sessions in a file: they survive the process, and the machine if you ask for it.
+
+One process serves from one file; an operating system's lock says which, and is gone when
+that process is. Inside it one thread has the file open (``sqlite_writer``), and everything
+that is stored is SQL in a transaction of that thread: an event is in the file before anybody
+hears of it, and a call returns when its transaction is committed. Calls that come at the
+same time share one commit.
+
+What ``committed`` means is ``durability``:
+
+========== ============================================ ==============================
+           what is on disk when a call returns          lost
+========== ============================================ ==============================
+``normal`` handed to the operating system: written to   by ``kill -9`` or a crash of
+           the write-ahead log, synced at checkpoints   the process: nothing. By a
+                                                        power loss: the last moments,
+                                                        and that is noticed (below)
+``full``   on the medium: the log is synced (fsync)     nothing
+           before each commit returns
+========== ============================================ ==============================
+
+In memory is a bounded number of records, those of the sessions used last: never newer than
+the file, and never older than an answer that somebody has. From them ``load``, and ``admit``
+without a request key, answer at once. Logs, keys and data are read from the file each time.
+
+The one thing that may be in memory only is how far a session's idle deadline was moved: it is
+written when it moved by a hundredth of the idle timeout, and when the store closes. So a
+crash can make a session expire up to 1 % early, which ``SessionPolicy.idle_timeout`` allows.
+
+After a start:
+
+* Connections of the process before are gone, and their sessions wait, but for those of
+  transport-mode sessions: such a connection is in the file, and its client comes back to it.
+* What had a request key and was running has no outcome that anybody could know. Its key is
+  kept, and answers so.
+* After a power loss in ``normal`` mode events may be missing that clients have seen, and
+  their ids would be given out again. So every log is made anew: its positions are refused
+  (``log_replaced``), and clients read again what they follow. (Where the operating system
+  does not name its runs this cannot be noticed: use ``full``.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from mcp_sessions.core.log import UNBOUNDED, Draft, LoggedEvent, Window
+from mcp_sessions.core.messages import encode
+from mcp_sessions.errors import ConfigurationError, LimitReached, Refusal, StoreUnavailable
+from mcp_sessions.ids import (
+    EVENTS,
+    GET_STREAM,
+    ConnectionId,
+    FencingEpoch,
+    LogEpoch,
+    Position,
+    RequestKey,
+    SessionEventId,
+    SessionId,
+    StreamName,
+)
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import Principal
+from mcp_sessions.security import mint_session_id
+from mcp_sessions.stores import sqlite_logs as logs
+from mcp_sessions.stores import sqlite_sessions as sessions
+from mcp_sessions.stores.base import (
+    Admitted,
+    Appended,
+    Attached,
+    Attachment,
+    CurrentSession,
+    Data,
+    Exchange,
+    KeyUse,
+    Mode,
+    Peer,
+    Relayed,
+    SessionRecord,
+)
+from mcp_sessions.stores.file_lock import FileLock, Locked
+from mcp_sessions.stores.sqlite_schema import Durability, open_file
+from mcp_sessions.stores.sqlite_start import shut_down, start_up
+from mcp_sessions.stores.sqlite_writer import Changes, Transaction, Writer
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_HOT = 10_000
+"""Records kept in memory."""
+
+_COALESCED = 0.01
+"""Of the idle timeout: how far a deadline moves in memory before the file is told."""
+
+_PATIENCE = 15
+"""How often the lock is tried before somebody else is taken to serve from the file."""
+
+
+class _Hot:
+    """A record in memory, and the deadline that the file has."""
+
+    __slots__ = ("record", "written")
+
+    def __init__(self, record: SessionRecord) -> None:
+        self.record = record
+        self.written = record.expires_at
+
+
+class SQLiteStore:
+    """A :class:`~mcp_sessions.stores.base.SessionStore` in one SQLite file."""
+
+    name = "sqlite"
+    survives_process = True
+    remembers = True
+    exchange: Exchange | None = None
+
+    def __init__(self, path: str | Path, durability: Durability = "normal") -> None:
+        """Take what it works with.
+
+        Args:
+            path: The file, on a local disk; made when the store opens, if it is not there.
+                Beside it are ``-wal``, ``-shm`` (SQLite's) and ``-lock``.
+            durability: ``normal`` survives a killed process, ``full`` a power loss too.
+
+        Raises:
+            ConfigurationError: ``durability`` is neither.
+        """
+        if durability not in get_args(Durability):
+            raise ConfigurationError(f"durability is 'normal' or 'full', not {durability!r}")
+        self.path = Path(path)
+        # Two names of one file are one file, and have one lock.
+        self._place = Path(os.path.realpath(path))
+        self.durability: Durability = durability
+        self._policy = SessionPolicy()
+        self._window = _window(self._policy)
+        self._lock = FileLock(self._place.with_name(self._place.name + "-lock"))
+        self._writer = Writer(
+            self.path,
+            self._open_file,
+            closing=shut_down,
+            on_commit=self._on_commit,
+            chore=sessions.end_requested,
+            on_chore=self._on_ended_beside,
+        )
+        self._ended_beside: list[SessionRecord] = []
+        # The one used last is at the end.
+        self._hot: OrderedDict[SessionId, _Hot] = OrderedDict()
+
+    # --- opening and closing ---------------------------------------------------------------
+
+    async def open(self, policy: SessionPolicy) -> None:
+        """See :meth:`SessionStore.open`.
+
+        Raises:
+            ConfigurationError: The file is no session store, or damaged, or newer than this
+                version, or another process serves from it, whose id the text names.
+            StoreUnavailable: The disk is full, or another program has the file locked.
+        """
+        self._policy = policy
+        self._window = _window(policy)
+        try:
+            await self._acquire()
+        except Locked as held:
+            holder = f"process {held.holder}" if held.holder is not None else "another process"
+            raise ConfigurationError(
+                f"{self.path} is in use by {holder}: one process serves from a file at a time"
+            ) from None
+        except OSError as failed:
+            reason = failed.strerror or str(failed)
+            raise ConfigurationError(f"{self.path} cannot be opened: {reason}") from failed
+        try:
+            await self._writer.start()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    async def _acquire(self) -> None:
+        # An operator's command holds it for a moment.
+        for _ in range(_PATIENCE):
+            try:
+                self._lock.acquire()
+                return
+            except Locked:
+                await asyncio.sleep(0.02)
+        self._lock.acquire()
+
+    async def close(self) -> None:
+        """See :meth:`SessionStore.close`."""
+        moved = self._moved(lambda _: True)
+        try:
+            if moved:
+                await self._writer.call(lambda tx: sessions.move_deadlines(tx, moved))
+        except StoreUnavailable as failed:
+            logger.warning("idle deadlines are up to 1%% early: %s", failed)
+        finally:
+            await self._writer.stop()
+            self._hot.clear()
+            self._lock.release()
+
+    def _open_file(self) -> sqlite3.Connection:
+        connection = open_file(self._place, self.durability)
+        try:
+            start_up(connection, self.path, self.durability)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    # --- what is in memory -----------------------------------------------------------------
+
+    def _on_commit(self, changes: Changes) -> None:
+        for session_id, change in changes:
+            hot = self._hot.get(session_id)
+            if change is None:
+                self._hot.pop(session_id, None)
+            elif isinstance(change, SessionRecord):
+                # One that is there already has been told of every change since.
+                if hot is None:
+                    self._keep(session_id, change)
+            elif hot is not None:
+                before = hot.record.expires_at
+                change(hot.record)
+                if hot.record.expires_at != before:
+                    hot.written = hot.record.expires_at
+
+    def _on_ended_beside(self, records: Sequence[SessionRecord]) -> None:
+        self._ended_beside += records
+
+    def _keep(self, session_id: SessionId, record: SessionRecord) -> None:
+        self._hot[session_id] = _Hot(record)
+        while len(self._hot) > MAX_HOT:
+            oldest, hot = self._hot.popitem(last=False)
+            if hot.record.expires_at != hot.written:
+                # In the queue before whatever reads that session next.
+                self._write_deadlines({oldest: hot.record.expires_at})
+
+    async def _record(self, session_id: SessionId) -> SessionRecord | None:
+        hot = self._hot.get(session_id)
+        if hot is None:
+            found = await self._writer.call(lambda tx: sessions.load(tx, session_id))
+            hot = self._hot.get(session_id)
+            # Not there any more: ended in that same commit, or pushed out by newer ones.
+            return hot.record if hot is not None else found
+        self._hot.move_to_end(session_id)
+        return hot.record
+
+    def _deadline(self, now: float, ends_at: float) -> float:
+        return ends_at if ends_at == math.inf else min(now + self._policy.idle_timeout, ends_at)
+
+    def _move_deadline(self, session_id: SessionId, record: SessionRecord, now: float) -> None:
+        record.expires_at = self._deadline(now, record.ends_at)
+        hot = self._hot.get(session_id)
+        if hot is None or hot.record is not record:
+            self._write_deadlines({session_id: record.expires_at})
+        elif abs(record.expires_at - hot.written) >= _COALESCED * self._policy.idle_timeout:
+            hot.written = record.expires_at
+            self._write_deadlines({session_id: record.expires_at})
+
+    def _write_deadlines(self, deadlines: Mapping[SessionId, float]) -> None:
+        """Nobody waits for it: a deadline on its way to the file is in memory all the same."""
+        written = self._writer.call(lambda tx: sessions.move_deadlines(tx, deadlines))
+        written.add_done_callback(lambda done: self._deadlines_written(deadlines, done))
+
+    def _deadlines_written(
+        self, deadlines: Mapping[SessionId, float], done: asyncio.Future[None]
+    ) -> None:
+        if done.cancelled() or done.exception() is None:
+            return
+        logger.warning("an idle deadline could not be stored: %s", done.exception())
+        for session_id in deadlines:
+            hot = self._hot.get(session_id)
+            if hot is not None:
+                # Whoever comes next tries again.
+                hot.written = -math.inf
+
+    def _moved(self, which: Callable[[_Hot], bool]) -> dict[SessionId, float]:
+        return {
+            session_id: hot.record.expires_at
+            for session_id, hot in self._hot.items()
+            if hot.record.expires_at != hot.written and which(hot)
+        }
+
+    # --- a session's life ------------------------------------------------------------------
+
+    async def create(
+        self, mode: Mode, principal: Principal, *, peer: Peer | None, now: float
+    ) -> SessionRecord:
+        """See :meth:`SessionStore.create`."""
+        ends_at = math.inf if mode is Mode.CONVERSATION else now + self._policy.max_lifetime
+        record = SessionRecord(
+            mint_session_id(),
+            mode,
+            principal,
+            created_at=now,
+            expires_at=self._deadline(now, ends_at),
+            ends_at=ends_at,
+            peer=peer,
+        )
+        await self._writer.call(lambda tx: sessions.create(tx, record, self._policy))
+        return record
+
+    async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
+        """See :meth:`SessionStore.load`."""
+        record = await self._record(session_id)
+        return record if record is not None and now < record.expires_at else None
+
+    async def admit(
+        self,
+        session_id: SessionId,
+        principal: Principal,
+        *,
+        mode: Mode,
+        now: float,
+        held: bool = False,
+        fencing_epoch: FencingEpoch | None = None,
+        key: KeyUse | None = None,
+    ) -> Admitted | None:
+        """See :meth:`SessionStore.admit`."""
+        record = await self._record(session_id)
+        # From here to the last line nothing suspends, but to record the key.
+        if record is None or record.principal != principal:
+            return None
+        if now >= (record.ends_at if held else record.expires_at):
+            return None
+        if record.mode is not mode:
+            return None if Mode.CONVERSATION in (mode, record.mode) else Admitted(record)
+        if fencing_epoch is not None and fencing_epoch != record.fencing_epoch:
+            return Admitted(record, displaced=True)
+        if key is None:
+            self._move_deadline(session_id, record, now)
+            return Admitted(record)
+        return await self._admit_keyed(record, key, fencing_epoch, now)
+
+    async def _admit_keyed(
+        self, record: SessionRecord, use: KeyUse, fencing_epoch: FencingEpoch | None, now: float
+    ) -> Admitted | None:
+        session_id, deadline = record.session_id, self._deadline(now, record.ends_at)
+
+        def work(tx: Transaction) -> Admitted | None:
+            # What was in memory may be behind the file by now.
+            row = tx.execute(
+                "SELECT sid, fencing_epoch FROM sessions WHERE session_id = ?", (session_id,)
+            ).fetchone()
+            if row is None:
+                return None
+            if fencing_epoch is not None and row[1] != fencing_epoch:
+                return Admitted(record, displaced=True)
+            keys = sessions.keys_of(tx, row[0], self._policy)
+            begun, outcome, runner = keys.begin(tx, use, now=now)
+            return Admitted(record, begun, outcome, runner)
+
+        admitted = await self._writer.call(work)
+        if admitted is not None and not admitted.displaced:
+            hot = self._hot.get(session_id)
+            if hot is not None or record.expires_at < deadline:
+                self._move_deadline(session_id, hot.record if hot else record, now)
+        return admitted
+
+    async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
+        """See :meth:`SessionStore.touch`."""
+        for session_id in session_ids:
+            record = await self._record(session_id)
+            # Whoever touches a session was at work on it until now, so its idle deadline
+            # cannot have passed; the absolute one can.
+            if record is not None and now < record.ends_at:
+                self._move_deadline(session_id, record, now)
+
+    async def end(self, session_id: SessionId) -> SessionRecord | None:
+        """See :meth:`SessionStore.end`."""
+        return await self._writer.call(lambda tx: sessions.end(tx, session_id))
+
+    async def expire(
+        self, *, now: float, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        """See :meth:`SessionStore.expire`."""
+        if self._ended_beside:
+            # Whoever looks after what expired ends what is at work for these, too.
+            ended, self._ended_beside = self._ended_beside[:limit], self._ended_beside[limit:]
+            return ended
+        # The file may have passed deadlines that were moved since.
+        moved = self._moved(lambda hot: hot.written <= now)
+        gone = await self._writer.call(
+            lambda tx: sessions.expire(
+                tx,
+                now=now,
+                held=frozenset(held),
+                deadlines=moved,
+                idle_timeout=self._policy.idle_timeout,
+                limit=limit,
+            )
+        )
+        for session_id, deadline in moved.items():
+            hot = self._hot.get(session_id)
+            if hot is not None:
+                hot.written = deadline
+        return gone
+
+    # --- the log ---------------------------------------------------------------------------
+
+    async def append(
+        self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
+    ) -> Appended | None:
+        """See :meth:`SessionStore.append`."""
+
+        def work(tx: Transaction) -> Appended | None:
+            session = sessions.brief(tx, session_id)
+            if session is None or now >= session.ends_at:
+                return None
+            log = logs.opened(tx, session.sid, stream)
+            window = self._window_of(session, stream)
+            event, replaced = logs.append(tx, log, draft, window, now=now)
+            return Appended(event, session.attachment, replaced)
+
+        return await self._writer.call(work)
+
+    async def read(
+        self,
+        session_id: SessionId,
+        after: str | None,
+        *,
+        now: float,
+        stream: StreamName = EVENTS,
+        limit: int | None = None,
+    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+        """See :meth:`SessionStore.read`."""
+
+        def work(tx: Transaction) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+            session = sessions.brief(tx, session_id)
+            log = logs.find(tx, session.sid, stream) if session is not None else None
+            if session is None or log is None:
+                return (), Refusal.UNKNOWN_POSITION
+            window = self._window_of(session, stream)
+            return logs.since_id(tx, log, after, window, now=now, limit=limit)
+
+        return await self._writer.call(work)
+
+    async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
+        """See :meth:`SessionStore.head`."""
+
+        def work(tx: Transaction) -> Position | None:
+            session = sessions.brief(tx, session_id)
+            log = logs.find(tx, session.sid, stream) if session is not None else None
+            return log.position if log is not None else None
+
+        return await self._writer.call(work)
+
+    async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
+        """See :meth:`SessionStore.open_stream`."""
+
+        def work(tx: Transaction) -> Position | None:
+            session = sessions.brief(tx, session_id)
+            return logs.opened(tx, session.sid, stream).position if session is not None else None
+
+        return await self._writer.call(work)
+
+    async def drop_stream(self, session_id: SessionId, stream: StreamName) -> None:
+        """See :meth:`SessionStore.drop_stream`."""
+
+        def work(tx: Transaction) -> None:
+            session = sessions.brief(tx, session_id)
+            if session is not None:
+                logs.drop(tx, session.sid, stream)
+
+        await self._writer.call(work)
+
+    async def drop_origin(
+        self,
+        session_id: SessionId,
+        origin: SessionId,
+        *,
+        stream: StreamName = GET_STREAM,
+        fencing_epoch: FencingEpoch | None = None,
+    ) -> None:
+        """See :meth:`SessionStore.drop_origin`."""
+
+        def work(tx: Transaction) -> None:
+            session = sessions.brief(tx, session_id)
+            if session is None:
+                return
+            known = _carried(tx, session.sid, origin)
+            if fencing_epoch is not None and known is not None and known[0] > fencing_epoch:
+                return
+            log = logs.find(tx, session.sid, stream)
+            if log is not None:
+                logs.drop_origin(tx, log, origin)
+            if stream == GET_STREAM and known is not None:
+                values = (session.sid, origin)
+                tx.execute("DELETE FROM carried WHERE sid = ? AND origin = ?", values)
+                tx.changes.append((session_id, lambda record: _carry(record, origin, None)))
+
+        await self._writer.call(work)
+
+    async def carry(
+        self,
+        connection: SessionId,
+        origin: SessionId,
+        fencing_epoch: FencingEpoch,
+        after: Position,
+    ) -> bool:
+        """See :meth:`SessionStore.carry`."""
+
+        def work(tx: Transaction) -> bool:
+            session = sessions.brief(tx, connection)
+            if session is None:
+                return False
+            known = _carried(tx, session.sid, origin)
+            if known is not None and known[0] > fencing_epoch:
+                return False
+            log = logs.find(tx, session.sid, GET_STREAM)
+            if log is not None and (known is None or known[0] != fencing_epoch):
+                logs.drop_origin(tx, log, origin)
+            tx.execute(
+                "INSERT OR REPLACE INTO carried (sid, origin, fencing_epoch, log_epoch, number)"
+                " VALUES (?, ?, ?, ?, ?)",
+                (session.sid, origin, fencing_epoch, after.log_epoch, after.number),
+            )
+            tx.changes.append((connection, lambda record: _carry(record, origin, fencing_epoch)))
+            return True
+
+        return await self._writer.call(work)
+
+    async def relay(
+        self,
+        connection: SessionId,
+        origin: SessionId,
+        fencing_epoch: FencingEpoch,
+        event: LoggedEvent,
+        *,
+        now: float,
+        skips: bool = False,
+    ) -> Relayed:
+        """See :meth:`SessionStore.relay`."""
+
+        def work(tx: Transaction) -> Relayed:
+            session = sessions.brief(tx, connection)
+            known = _carried(tx, session.sid, origin) if session is not None else None
+            if session is None or now >= session.ends_at:
+                return Relayed()
+            if known is None or known[0] != fencing_epoch or event.number <= known[1].number:
+                return Relayed()
+            last = known[1]
+            if event.number > last.number + 1 and not skips:
+                return Relayed(missing_after=last)
+            tx.execute(
+                "UPDATE carried SET number = ? WHERE sid = ? AND origin = ?",
+                (event.number, session.sid, origin),
+            )
+            log = logs.opened(tx, session.sid, GET_STREAM)
+            key = event.key[1] if event.key is not None else None
+            draft = Draft(event.payload, None, key, origin)
+            return Relayed(logs.append(tx, log, draft, self._window, now=now)[0])
+
+        return await self._writer.call(work)
+
+    # --- attachment ------------------------------------------------------------------------
+
+    async def attach(
+        self,
+        session_id: SessionId,
+        connection_id: ConnectionId | None,
+        *,
+        now: float,
+        position: str | None = None,
+        only_if_free: bool = False,
+    ) -> Attached | None:
+        """See :meth:`SessionStore.attach`."""
+
+        def work(tx: Transaction) -> Attached | None:
+            session = sessions.brief(tx, session_id)
+            if session is None or now >= session.ends_at:
+                return None
+            if only_if_free and session.attachment is not None:
+                return None
+            log = logs.opened(tx, session.sid, EVENTS)
+            window = self._window_of(session, EVENTS)
+            replay, refusal = logs.since_id(tx, log, position, window, now=now)
+            scopes, waits_from = tx.execute(
+                "SELECT scopes, waits_from FROM sessions WHERE sid = ?", (session.sid,)
+            ).fetchone()
+            if connection_id is None:
+                kept, waits_from = waits_from, None
+            else:
+                kept = None
+            (epoch,) = tx.execute(
+                "UPDATE sessions SET fencing_epoch = fencing_epoch + 1, connection_id = ?,"
+                " waits_from = ? WHERE sid = ? RETURNING fencing_epoch",
+                (connection_id, kept, session.sid),
+            ).fetchone()
+            fencing_epoch = FencingEpoch(epoch)
+
+            def apply(record: SessionRecord) -> None:
+                _attach(record, connection_id, fencing_epoch)
+                record.waits_from = kept
+
+            tx.changes.append((session_id, apply))
+            return Attached(
+                fencing_epoch,
+                log.position.event_id(),
+                session.attachment,
+                replay,
+                refusal,
+                frozenset(sessions.load_json(scopes)),
+                waits_from,
+            )
+
+        return await self._writer.call(work)
+
+    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
+        """See :meth:`SessionStore.detach`."""
+
+        def work(tx: Transaction) -> bool:
+            cursor = tx.execute(
+                "UPDATE sessions SET connection_id = NULL WHERE session_id = ?"
+                " AND fencing_epoch = ? AND connection_id IS NOT NULL",
+                (session_id, fencing_epoch),
+            )
+            if not cursor.rowcount:
+                return False
+            tx.changes.append((session_id, lambda record: _attach(record, None, fencing_epoch)))
+            return True
+
+        return await self._writer.call(work)
+
+    async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
+        """See :meth:`SessionStore.set_current`."""
+        values = (current.session_id, current.fencing_epoch) if current else (None, None)
+
+        def apply(record: SessionRecord) -> None:
+            record.current = current
+
+        await self._set(session_id, "current_id = ?, current_epoch = ?", values, apply)
+
+    async def mark_stream_opened(self, session_id: SessionId) -> bool:
+        """See :meth:`SessionStore.mark_stream_opened`."""
+        hot = self._hot.get(session_id)
+        if hot is not None and hot.record.stream_opened:
+            return False
+
+        def apply(record: SessionRecord) -> None:
+            record.stream_opened = True
+
+        def work(tx: Transaction) -> bool:
+            cursor = tx.execute(
+                "UPDATE sessions SET stream_opened = 1 WHERE session_id = ? AND NOT stream_opened",
+                (session_id,),
+            )
+            tx.changes.append((session_id, apply))
+            return bool(cursor.rowcount)
+
+        return await self._writer.call(work)
+
+    # --- what else a session has -----------------------------------------------------------
+
+    async def subscribe(self, session_id: SessionId, uri: str) -> bool:
+        """See :meth:`SessionStore.subscribe`."""
+
+        def apply(record: SessionRecord) -> None:
+            record.subscriptions |= {uri}
+
+        def work(tx: Transaction) -> bool:
+            session = sessions.brief(tx, session_id)
+            if session is None:
+                return False
+            sessions.subscribe(tx, session.sid, uri, self._policy)
+            tx.changes.append((session_id, apply))
+            return True
+
+        return await self._writer.call(work)
+
+    async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
+        """See :meth:`SessionStore.unsubscribe`."""
+
+        def apply(record: SessionRecord) -> None:
+            record.subscriptions -= {uri}
+
+        def work(tx: Transaction) -> bool:
+            session = sessions.brief(tx, session_id)
+            if session is None:
+                return False
+            sessions.unsubscribe(tx, session.sid, uri)
+            tx.changes.append((session_id, apply))
+            return True
+
+        return await self._writer.call(work)
+
+    async def subscribers(self, uri: str) -> Sequence[SessionId]:
+        """See :meth:`SessionStore.subscribers`."""
+
+        def work(tx: Transaction) -> list[SessionId]:
+            rows = tx.execute(
+                "SELECT session_id FROM subscriptions JOIN sessions USING (sid) WHERE uri = ?",
+                (logs.text_bytes(uri),),
+            )
+            return [SessionId(session_id) for (session_id,) in rows]
+
+        return await self._writer.call(work)
+
+    async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
+        """See :meth:`SessionStore.all_sessions`."""
+        found = await self._writer.call(lambda tx: sessions.records(tx, principal))
+        hot = self._hot
+        return [
+            hot[record.session_id].record if record.session_id in hot else record
+            for record in found
+        ]
+
+    async def set_filter(
+        self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]
+    ) -> bool:
+        """See :meth:`SessionStore.set_filter`."""
+
+        def apply(record: SessionRecord) -> None:
+            record.subscriptions, record.lists = uris, lists
+
+        def work(tx: Transaction) -> bool:
+            session = sessions.brief(tx, session_id)
+            if session is None:
+                return False
+            if len(uris) > self._policy.max_subscriptions:
+                raise LimitReached("max_subscriptions")
+            sessions.replace_subscriptions(tx, session.sid, uris)
+            tx.execute(
+                "UPDATE sessions SET lists = ? WHERE sid = ?", (encode(sorted(lists)), session.sid)
+            )
+            tx.changes.append((session_id, apply))
+            return True
+
+        return await self._writer.call(work)
+
+    async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
+        """See :meth:`SessionStore.set_waits_from`."""
+
+        def apply(record: SessionRecord) -> None:
+            record.waits_from = event_id
+
+        await self._set(session_id, "waits_from = ?", (event_id,), apply)
+
+    async def change_state(
+        self, session_id: SessionId, changed: Mapping[str, Any], removed: Collection[str]
+    ) -> SessionRecord | None:
+        """See :meth:`SessionStore.change_state`.
+
+        Raises:
+            TypeError: A value cannot be JSON. Nothing was stored.
+        """
+        values, gone = encode(dict(changed)), frozenset(removed)
+
+        def work(tx: Transaction) -> SessionRecord | None:
+            row = tx.execute(
+                "SELECT state FROM sessions WHERE session_id = ?", (session_id,)
+            ).fetchone()
+            if row is None:
+                return None
+            before = sessions.load_json(row[0])
+            newest = {name: value for name, value in before.items() if name not in gone}
+            newest.update(sessions.load_json(values))
+            tx.execute(
+                "UPDATE sessions SET state = ?, state_version = state_version + 1"
+                " WHERE session_id = ?",
+                (encode(newest), session_id),
+            )
+            found = sessions.record_of(tx, session_id)
+            if found is None:
+                raise AssertionError("it was there, in this transaction")
+            record, state, version = found[1], newest, found[1].state_version
+
+            def apply(hot: SessionRecord) -> None:
+                hot.state, hot.state_version = state, version
+
+            tx.changes.append((session_id, apply))
+            return record
+
+        return await self._writer.call(work)
+
+    async def finish_request(
+        self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
+    ) -> bool:
+        """See :meth:`SessionStore.finish_request`."""
+
+        def work(tx: Transaction) -> bool:
+            session = sessions.brief(tx, session_id)
+            if session is None:
+                return False
+            keys = sessions.keys_of(tx, session.sid, self._policy)
+            return keys.finish(tx, key, outcome, now=now)
+
+        return await self._writer.call(work)
+
+    async def load_data(self, session_id: SessionId) -> Data | None:
+        """See :meth:`SessionStore.load_data`."""
+
+        def work(tx: Transaction) -> tuple[bytes | None, int] | None:
+            return tx.execute(
+                "SELECT value, ifnull(version, 0) FROM sessions LEFT JOIN data USING (sid)"
+                " WHERE session_id = ?",
+                (session_id,),
+            ).fetchone()
+
+        row = await self._writer.call(work)
+        if row is None:
+            return None
+        value, version = row
+        return Data(sessions.load_json(value) if value is not None else {}, version)
+
+    async def replace_data(
+        self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
+    ) -> bool:
+        """See :meth:`SessionStore.replace_data`.
+
+        Raises:
+            TypeError: A value cannot be JSON. Nothing was stored.
+        """
+        encoded = encode(dict(value))
+
+        def work(tx: Transaction) -> bool:
+            row = tx.execute(
+                "SELECT sid, ifnull(version, 0) FROM sessions LEFT JOIN data USING (sid)"
+                " WHERE session_id = ?",
+                (session_id,),
+            ).fetchone()
+            if row is None or row[1] != expected_version:
+                return False
+            tx.execute(
+                "INSERT OR REPLACE INTO data (sid, value, version) VALUES (?, ?, ?)",
+                (row[0], encoded, expected_version + 1),
+            )
+            return True
+
+        return await self._writer.call(work)
+
+    # --- inside ----------------------------------------------------------------------------
+
+    async def _set(
+        self,
+        session_id: SessionId,
+        assignment: str,
+        values: tuple[Any, ...],
+        apply: Callable[[SessionRecord], None],
+    ) -> None:
+        def work(tx: Transaction) -> None:
+            statement = f"UPDATE sessions SET {assignment} WHERE session_id = ?"
+            tx.execute(statement, (*values, session_id))
+            tx.changes.append((session_id, apply))
+
+        await self._writer.call(work)
+
+    def _window_of(self, session: sessions.Brief, stream: StreamName) -> Window:
+        unbounded = session.mode is Mode.CONVERSATION and stream == EVENTS
+        return UNBOUNDED if unbounded else self._window
+
+
+def _window(policy: SessionPolicy) -> Window:
+    return Window(policy.max_events, policy.max_bytes, policy.max_age)
+
+
+def _attach(
+    record: SessionRecord, connection_id: ConnectionId | None, fencing_epoch: FencingEpoch
+) -> None:
+    record.fencing_epoch = fencing_epoch
+    record.attachment = None if connection_id is None else Attachment(connection_id, fencing_epoch)
+
+
+def _carry(record: SessionRecord, origin: SessionId, fencing_epoch: FencingEpoch | None) -> None:
+    carried = {each: epoch for each, epoch in record.carried.items() if each != origin}
+    if fencing_epoch is not None:
+        carried[origin] = fencing_epoch
+    record.carried = carried
+
+
+def _carried(tx: Transaction, sid: int, origin: SessionId) -> tuple[int, Position] | None:
+    """The fencing epoch with which a GET stream takes a session's events, and the last one
+    that it took.
+    """
+    row = tx.execute(
+        "SELECT fencing_epoch, log_epoch, number FROM carried WHERE sid = ? AND origin = ?",
+        (sid, origin),
+    ).fetchone()
+    return (row[0], Position(LogEpoch(row[1]), row[2])) if row is not None else None

@@ -1,0 +1,259 @@
+"""``mcp-sessions sessions``: what an operator sees of a store, and ends in it."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_sessions.cli.main import main
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionId, digest
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.stores import sqlite_beside
+from mcp_sessions.stores.base import CurrentSession, Mode, Peer, SessionRecord
+from mcp_sessions.stores.sqlite import SQLiteStore
+from tests.support.raw import in_session
+from tests.support.world import world
+
+pytestmark = pytest.mark.anyio
+
+ALICE = Principal("app", "https://issuer.example", "alice", frozenset({"read"}))
+BOB = Principal("app", "https://issuer.example", "bob\x1b[31m")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "sessions.db"
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncGenerator[SQLiteStore]:
+    store = SQLiteStore(path)
+    await store.open(SessionPolicy())
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def run(path: Path, *arguments: str) -> int:
+    """The command, as another process would be: it has an event loop of its own."""
+    command, *more = arguments
+    store = f"sqlite:///{path}"
+    return await asyncio.to_thread(main, ["sessions", command, "--store", store, *more])
+
+
+async def filled(path: Path) -> dict[str, SessionRecord]:
+    """Four sessions, of two principals and nobody, made at different times."""
+    now = time.time()
+    peer = Peer("2025-11-25", {"clientInfo": {"name": "stock", "version": "1"}})
+    async with opened(path) as store:
+        made = {
+            "http": await store.create(Mode.TRANSPORT, ALICE, peer=peer, now=now - 600),
+            "on http": await store.create(Mode.PROTOCOL, ALICE, peer=peer, now=now - 300),
+            "waiting": await store.create(Mode.PROTOCOL, BOB, peer=None, now=now - 60),
+            "nobody's": await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=now),
+            "expired": await store.create(Mode.PROTOCOL, ALICE, peer=None, now=now - 99_999),
+        }
+        http, on_http = made["http"].session_id, made["on http"].session_id
+        await store.attach(on_http, ConnectionId(http), now=now)
+        await store.set_current(http, CurrentSession(on_http, FencingEpoch(1)))
+        await store.subscribe(on_http, "note://1")
+        await store.change_state(on_http, {"secret": "of the application"}, ())
+        await store.touch([http], now=now)
+    return made
+
+
+async def test_sessions_are_listed_by_digest_and_told_apart(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """F8: "the loggable id is not the credential"; what others named cannot steer a terminal."""
+    made = await filled(path)
+
+    assert await run(path, "list") == 0
+    table, counted = capsys.readouterr()
+    lines = [line.split() for line in table.splitlines()]
+    assert lines[0] == ["SESSION", "MODE", "TRANSPORT", "PRINCIPAL", "AGE", "IDLE", "EXPIRES"]
+    rows = {line[0]: line[1:6] for line in lines[1:]}
+    names = {name: digest(record.session_id) for name, record in made.items()}
+    assert list(rows) == [names[each] for each in ("http", "on http", "waiting", "nobody's")]
+    assert rows[names["http"]][:3] == ["transport", "http", "alice"]
+    assert rows[names["http"]][3].startswith("10m") and rows[names["http"]][4].endswith("s")
+    assert rows[names["on http"]][1:3] == ["http", "alice"]
+    assert rows[names["on http"]][4].startswith("5m")
+    assert rows[names["waiting"]][1:3] == ["none", r"bob\x1b[31m"]
+    assert rows[names["nobody's"]][2] == "anonymous"
+    assert counted == "4 of 4 sessions\n"
+    for record in made.values():
+        assert record.session_id not in table
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--principal", "alice"], {"http", "on http"}),
+        (["--principal", "app"], {"http", "on http", "waiting"}),
+        (["--principal", "anonymous"], {"nobody's"}),
+        (["--age", "200"], {"http", "on http"}),
+        (["--idle", "200"], {"on http"}),
+        (["--idle", "200", "--principal", "bob"], set[str]()),
+        (["--transport", "http"], {"http", "on http"}),
+        (["--transport", "none"], {"waiting", "nobody's"}),
+        (["--mode", "transport"], {"http"}),
+    ],
+)
+async def test_a_list_is_of_what_was_asked_for(
+    path: Path, capsys: pytest.CaptureFixture[str], options: list[str], expected: set[str]
+) -> None:
+    made = await filled(path)
+    names = {digest(record.session_id): name for name, record in made.items()}
+
+    await run(path, "list", "--format", "json", *options)
+
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    assert {names[row["digest"]] for row in rows} == expected
+    assert all("id" not in row for row in rows)
+
+
+async def test_one_session_is_shown_without_what_the_application_keeps(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = await filled(path)
+    on_http, http = made["on http"].session_id, made["http"].session_id
+
+    await run(path, "show", digest(on_http)[:8])
+    said = capsys.readouterr().out
+    shown = json.loads(said)
+    assert shown["subscriptions"] == ["note://1"]
+    assert shown["client"] == {"name": "stock", "version": "1"}
+    assert (shown["stateVersion"], shown["scopes"]) == (1, ["read"])
+    assert "of the application" not in said and on_http not in said
+
+    await run(path, "show", http, "--ids")
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["id"], shown["current"]) == (http, on_http)
+
+
+async def test_a_name_that_names_none_or_several_is_refused(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(path)
+    for name, said in (
+        ("beef0000beef", "no session beef0000beef"),
+        ("abc", "4 to 12 digits"),
+        ("an-id-of-a-session-that-is-over", "4 to 12 digits"),
+    ):
+        assert await run(path, "end", name) == 2
+        err = capsys.readouterr().err
+        assert said in err and "over" not in err
+
+    def same(_: str) -> str:
+        return "abcdef012345"
+
+    monkeypatch.setattr("mcp_sessions.cli.sessions.digest", same)
+    assert await run(path, "show", "abcd") == 2
+    assert "4 sessions begin with abcd" in capsys.readouterr().err
+
+
+async def test_a_session_is_ended_in_a_file_that_nobody_serves_from(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = await filled(path)
+    names = [digest(made[each].session_id)[:6] for each in ("waiting", "http")]
+
+    assert await run(path, "end", *names) == 0
+
+    assert capsys.readouterr().out.count("ended") == 2
+    async with opened(path) as store:
+        for each in ("waiting", "http"):
+            assert await store.load(made[each].session_id, now=time.time()) is None
+        assert await store.load(made["on http"].session_id, now=time.time()) is not None
+
+
+async def test_a_running_server_notices_before_the_command_returns(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its next use answers -32043, or 404; what runs in it is answered when the reaper comes."""
+    async with world(store=f"sqlite:///{path}") as w:
+        client, other = await w.connected(), await w.connected()
+        session_id = (await client.start())["sessionId"]
+        running = client.call("wait", gate="g")
+        await w.box.gate("g").started.wait()
+        # Now it is surely in memory.
+        assert await client.text("session_id", meta=in_session(session_id)) == session_id
+        assert other.session_id is not None
+        names = [digest(session_id), digest(other.session_id)]
+
+        w.clock.now = time.time()
+        assert await run(path, "end", *names) == 0
+
+        assert capsys.readouterr().out == "".join(f"{name} ended\n" for name in names)
+        named = in_session(session_id)
+        assert (await client.error("tools/list", {"_meta": named}))["code"] == -32043
+        ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+        assert (await other.post(ping).done()).status == 404
+        await w.expire()
+        error = await running.error()
+        assert (error["code"], error["data"]["started"]) == (-32043, True)
+        assert w.box.gate("g").cancelled.is_set()
+
+
+async def test_who_serves_and_does_not_answer_is_named(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked all the same, and ends the session when it comes to itself."""
+    made = await filled(path)
+    session_id = SessionId(made["waiting"].session_id)
+    monkeypatch.setattr(sqlite_beside, "END_WITHIN", 0.05)
+    # It looks when it starts, and again in a minute.
+    monkeypatch.setattr("mcp_sessions.stores.sqlite_writer.IDLE", 60.0)
+    async with opened(path) as store:
+        assert await store.load(session_id, now=time.time()) is not None
+        assert await run(path, "end", digest(session_id)) == 1
+        said = capsys.readouterr().err
+        assert "did not end the session within 0.05 s" in said
+    async with opened(path) as store:
+        assert await store.load(session_id, now=time.time()) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("memory://", "nobody else sees it"),
+        ("sqlite:////nowhere/sessions.db", "no such file"),
+        ("floppy://a:secret@b", "unknown store 'floppy'"),
+    ],
+)
+async def test_a_store_with_nothing_to_see_is_refused(
+    url: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await asyncio.to_thread(main, ["sessions", "list", "--store", url]) == 2
+    err = capsys.readouterr().err
+    assert said in err and "secret" not in err and err.count("\n") == 1
+
+
+async def test_a_file_of_an_older_version_is_left_to_its_server(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with opened(path) as store:
+        writer = store._writer  # pyright: ignore[reportPrivateUsage]
+        await writer.call(lambda tx: tx.execute("PRAGMA user_version = 1"))
+    assert await run(path, "list") == 2
+    assert "schema version 1" in capsys.readouterr().err
+
+
+async def test_a_store_that_is_away_is_one_line_and_status_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: object) -> int:
+        raise StoreUnavailable("the store is\naway")
+
+    monkeypatch.setattr("mcp_sessions.cli.sessions.main", away)
+    assert main(["sessions", "list", "--store", "x"]) == 1
+    assert capsys.readouterr().err == "mcp-sessions sessions: the store is away\n"

@@ -1,0 +1,300 @@
+"""``kill -9`` and restart, over a SQLite file: clients go on, and miss nothing.
+
+The server is ``mcp-sessions serve --store sqlite:///…`` in a process of its own, always on
+the same port. Clients reach it through a proxy, which keeps a new connection waiting while
+nobody listens: as systemd's sockets and most load balancers do.
+"""
+
+import asyncio
+import os
+import socket
+import sqlite3
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client, MCPError
+
+from mcp_sessions.client.sdk import is_outcome_unknown
+from mcp_sessions.client_transport import resumable
+from mcp_sessions.security import mint_key
+from tests.support import apps
+from tests.support.process_peer import ProcessPeer
+from tests.support.proxy import Side, TcpProxy
+from tests.support.raw import at_most, in_session, uris
+from tests.support.resuming import MODES, QUICK, Heard, text_of
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.filterwarnings(apps.DEPRECATED),
+]
+
+ROOT = Path(__file__).parents[2]
+WITHIN = 40.0
+"""Seconds that one test may take; each start of the server takes one or two."""
+
+
+class Served:
+    """A server over one file, in one process after the other."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.file = place / "sessions.db"
+        self.said = ""
+        """What the newest process has on its standard error."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = int(free.getsockname()[1])
+        self._process: Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._env = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}:{ROOT}/transports",
+            "RUNS": str(place / "runs"),
+            "MCP_SESSIONS_KEYS": mint_key(),
+        }
+
+    @property
+    def store(self) -> str:
+        """The URL of the file."""
+        return f"sqlite:///{self.file}"
+
+    def command(self, *arguments: str) -> list[str]:
+        """What starts it."""
+        app = str(ROOT / "tests/support/restart_app.py") + ":mcp"
+        serve = [sys.executable, "-m", "mcp_sessions.cli", "serve", app, "--store", self.store]
+        return [*serve, *arguments]
+
+    async def start(self) -> None:
+        """Start it and wait until it serves."""
+        process = self._process = await asyncio.create_subprocess_exec(
+            *self.command("--port", str(self.port)),
+            stdin=DEVNULL,
+            stdout=DEVNULL,
+            stderr=PIPE,
+            env=self._env,
+            cwd=self.place,
+        )
+        self.said = ""
+        up = asyncio.Event()
+
+        async def read() -> None:
+            assert process.stderr is not None
+            while line := await process.stderr.readline():
+                self.said += line.decode()
+                if "  store " in self.said:
+                    up.set()
+            up.set()
+
+        self._reading = asyncio.create_task(read())
+        await at_most(20, up.wait())
+        assert "  store " in self.said, self.said
+
+    async def kill(self) -> None:
+        """``kill -9``."""
+        if self._process is not None:
+            if self._process.returncode is None:
+                self._process.kill()
+            await at_most(10, self._process.wait())
+        if self._reading is not None:
+            await at_most(10, self._reading)
+        self._process = None
+
+    async def restart(self, proxy: TcpProxy) -> None:
+        """``kill -9``, and another process on the same port and file."""
+        await self.kill()
+        # Also those that were stalled, through which the end does not pass.
+        proxy.cut_all()
+        await self.start()
+
+    @asynccontextmanager
+    async def pipe(self) -> AsyncGenerator[ProcessPeer]:
+        """A client of a process that serves standard input and output, killed at the end."""
+        running = await asyncio.create_subprocess_exec(
+            *self.command("--stdio"), stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=self._env
+        )
+        assert running.stdout is not None and running.stdin is not None
+        peer = ProcessPeer(running, running.stdout, running.stdin)
+        try:
+            yield peer
+        finally:
+            running.kill()
+            await peer.exit()
+
+    @property
+    def runs(self) -> list[str]:
+        """What tools did, in order."""
+        runs = self.place / "runs"
+        return runs.read_text().splitlines() if runs.exists() else []
+
+    async def until(self, look: Callable[[], bool]) -> None:
+        """Wait for what another process does."""
+        async with asyncio.timeout(10):
+            while not look():  # noqa: ASYNC110  (no event of this process)
+                await asyncio.sleep(0.01)
+
+    def answers(self) -> int:
+        """How many answers the file keeps."""
+        connection = sqlite3.connect(self.file)
+        try:
+            kept = "SELECT count(*) FROM keys WHERE outcome IS NOT NULL"
+            return int(connection.execute(kept).fetchone()[0])
+        finally:
+            connection.close()
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path) -> AsyncGenerator[tuple[Served, TcpProxy]]:
+    served = Served(tmp_path)
+    try:
+        with anyio.fail_after(WITHIN):
+            await served.start()
+            async with TcpProxy("127.0.0.1", served.port) as proxy:
+                proxy.patience = 20
+                yield served, proxy
+    finally:
+        await served.kill()
+
+
+async def call(client: Client, tool: str, **arguments: Any) -> str:
+    return text_of(await client.call_tool(tool, arguments))
+
+
+async def test_a_stock_client_goes_on_with_last_event_id(tmp_path: Path) -> None:
+    """A8, E6: it knows nothing of us. The event that was stored, and acknowledged to the
+    caller that caused it, but never reached the client, comes from the file.
+    """
+    async with serving(tmp_path) as (served, proxy):
+        heard = Heard()
+        async with Client(proxy.url(), mode="legacy", message_handler=heard.on_message) as client:
+            stream = await proxy.carrying(b"GET /mcp")
+            await call(client, "touch", uri="a:1")
+            await heard.has(lambda: heard.updates == ["a:1"], "the first event")
+            stream.stall(Side.SERVER)
+            await call(client, "touch", uri="a:2")
+            assert heard.updates == ["a:1"]
+            await served.restart(proxy)
+            # The same Mcp-Session-Id, which is no 404.
+            assert await call(client, "touch", uri="a:3") == "touched a:3"
+            await heard.has(lambda: len(heard.updates) >= 3, "what was missed, and what is new")
+            assert heard.updates == ["a:1", "a:2", "a:3"]
+        assert served.runs == ["touch a:1", "touch a:2", "touch a:3"]
+
+
+@pytest.mark.parametrize("scheme", ["http", pytest.param("ws", marks=pytest.mark.full)])
+@pytest.mark.parametrize("mode", MODES)
+async def test_our_client_resumes_with_state_data_and_events(
+    tmp_path: Path, mode: str, scheme: str
+) -> None:
+    """Two deaths in a row: one session, nothing lost, nothing twice."""
+    async with serving(tmp_path) as (served, proxy):
+        heard = Heard()
+        url = proxy.url(scheme=scheme)
+        transport = resumable(url, on_resume=heard.on_resume, policy=QUICK)
+        async with Client(transport, mode=mode, message_handler=heard.on_message) as client:
+            expected = list[str]()
+            for number in range(2):
+                expected.append(f"word-{number}")
+                assert await call(client, "remember", word=expected[-1]) == " ".join(expected)
+                await served.restart(proxy)
+                assert await call(client, "last") == expected[-1]
+                if mode == "legacy":
+                    await call(client, "touch", uri=f"a:{number}")
+            if mode == "legacy":
+                await heard.has(lambda: len(heard.updates) >= 2, "an event of each life")
+                assert heard.updates == ["a:0", "a:1"]
+            assert all(outcome.recovered for outcome in heard.outcomes), heard.outcomes
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_answer_that_was_kept_but_never_arrived_comes_after_the_restart(
+    tmp_path: Path, mode: str
+) -> None:
+    """C2: the client sends the same key again, and nothing runs for it."""
+    answers = list[str]()
+    async with serving(tmp_path) as (served, proxy):
+        async with Client(resumable(proxy.url(), policy=QUICK), mode=mode) as client:
+            await call(client, "remember", word="warm")
+            before = served.answers()
+
+            async def wait() -> None:
+                answers.append(await call(client, "wait", gate="open"))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait)
+                await served.until(lambda: "wait open" in served.runs)
+                proxy.stall_all(Side.SERVER)
+                (tmp_path / "open").touch()
+                await served.until(lambda: served.answers() > before)
+                await served.restart(proxy)
+        assert answers == ["through open"]
+        assert served.runs.count("wait open") == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_call_that_died_with_its_server_is_answered_and_does_not_run_again(
+    tmp_path: Path, mode: str
+) -> None:
+    """C2, C8: nobody can know how it ended, and its caller is told just that."""
+    failures = list[MCPError]()
+    async with serving(tmp_path) as (served, proxy):
+        async with Client(resumable(proxy.url(), policy=QUICK), mode=mode) as client:
+            await call(client, "remember", word="warm")
+
+            async def wait() -> None:
+                with pytest.raises(MCPError) as failed:
+                    await call(client, "wait", gate="never")
+                failures.append(failed.value)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait)
+                await served.until(lambda: "wait never" in served.runs)
+                await served.restart(proxy)
+            assert await call(client, "remember", word="cold") == "warm cold"
+        assert [is_outcome_unknown(failure) for failure in failures] == [True]
+        assert served.runs.count("wait never") == 1
+
+
+async def test_over_stdio_a_session_survives_the_whole_process(tmp_path: Path) -> None:
+    """Architecture, "Stores": "over stdio of the whole process"; by ``session/resume``."""
+    served = Served(tmp_path)
+    with anyio.fail_after(WITHIN):
+        async with served.pipe() as peer:
+            await peer.initialize()
+            session_id = (await peer.start())["sessionId"]
+            assert await peer.text("remember", word="first") == "first"
+            await peer.text("touch", uri="a:1")
+            await peer.text("touch", uri="a:2")
+            position = (await peer.has_events(2))[0]["params"]["sessionEventId"]
+        async with served.pipe() as peer:
+            await peer.initialize()
+            resumed = await peer.resume(session_id, position)
+            assert (resumed["catchup"], resumed["replayed"]) == (True, 1)
+            assert uris(await peer.has_events(1)) == ["a:2"]
+            assert await peer.text("remember", word="second") == "first second"
+        # By name as well, with nothing resumed (document 004).
+        async with served.pipe() as peer:
+            await peer.initialize()
+            named = in_session(session_id)
+            assert await peer.text("remember", word="third", meta=named) == "first second third"
+            assert await peer.text("last", meta=named) == "third"
+
+
+async def test_a_second_server_on_the_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    """One process serves from a file; the other says which, and ends."""
+    async with serving(tmp_path) as (served, _):
+        second = await asyncio.create_subprocess_exec(
+            *served.command("--port", "0"), stdin=DEVNULL, stdout=PIPE, stderr=PIPE, cwd=ROOT
+        )
+        out, said = await at_most(20, second.communicate())
+        process = served._process  # pyright: ignore[reportPrivateUsage]
+        assert process is not None and out == b""
+        assert said.decode() == (
+            f"mcp-sessions serve: {served.file} is in use by process {process.pid}: "
+            "one process serves from a file at a time\n"
+        )
+        assert second.returncode == 2

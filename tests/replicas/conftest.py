@@ -1,0 +1,55 @@
+"""The tests of this folder run over a store in this process, where time jumps and everything
+can be done to a replica, and over a real Redis; see `tests.support.replicas`.
+
+What needs the first is marked ``in_process``.
+"""
+
+import gc
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from tests.support.replicas import share_redis
+from tests.support.virtual_time import VIRTUAL, Backend
+
+_SEEDS_ON_REDIS = 1
+"""A seed decides nothing there."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "anyio_backend" not in metafunc.fixturenames:
+        return
+    kinds = [pytest.param("memory")]
+    if metafunc.definition.get_closest_marker("in_process") is None:
+        kinds.append(pytest.param("redis", marks=pytest.mark.redis))
+    metafunc.parametrize("anyio_backend", kinds, indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = [item for item in items if not _is_repeated(item)]
+
+
+def _is_repeated(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    params: dict[str, Any] = callspec.params if callspec is not None else {}
+    return params.get("anyio_backend") == "redis" and params.get("seed", 0) >= _SEEDS_ON_REDIS
+
+
+@pytest.fixture
+def anyio_backend(request: pytest.FixtureRequest) -> Generator[Backend | str]:
+    if request.param == "memory":
+        # WebSockets and pipes need the network, which virtual time would not wait for.
+        on_network = request.node.get_closest_marker("on_network") is not None
+        yield "asyncio" if on_network else VIRTUAL
+        return
+    with share_redis():
+        yield "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def heap_is_frozen() -> None:
+    """Each layer that starts collects garbage once. It need not look through the whole test
+    run's heap each time: that would be nine tenths of the time that these tests take.
+    """
+    gc.freeze()

@@ -1,0 +1,245 @@
+"""The modern era across replicas: listen streams, the server's own bus, keyed requests."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from mcp.server import MCPServer
+
+from mcp_sessions.ids import SessionId
+from tests.support.modern import Heard, ModernClient
+from tests.support.raw import UPDATED, at_most, in_session, text_of
+from tests.support.replicas import Cluster, cluster, events_are_lost, lost, numbers
+from tests.support.virtual_time import cycles
+from tests.support.world import Toolbox
+
+pytestmark = pytest.mark.anyio
+
+SOON = 1.0
+SEEDS = range(6)
+
+
+def modern(c: Cluster, number: int) -> ModernClient:
+    return ModernClient(c[number].carrier)
+
+
+async def listening(client: ModernClient, session: str | None) -> Heard:
+    return await client.listening(session, "a:1", lists=("tools",))
+
+
+async def created(c: Cluster) -> SessionId:
+    return SessionId((await modern(c, 0).create())["sessionId"])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_listen_stream_hears_what_other_replicas_store(seed: int) -> None:
+    """A5, A10: what waits, then live, once and in order, by whichever replica."""
+    async with cluster(3, seed=seed) as c:
+        session = await created(c)
+
+        async def produce(number: int) -> None:
+            hub = c[number].layer._hub  # pyright: ignore[reportPrivateUsage]
+            for n in range(20):
+                await hub.publish(session, "notifications/x", {"n": n, "by": number})
+
+        producing = [asyncio.create_task(produce(number)) for number in range(2)]
+        await cycles(seed * 3)
+        heard = await listening(modern(c, 2), session)
+        await asyncio.gather(*producing)
+        events = await at_most(SOON, heard.has_events(40))
+        await cycles(50)
+
+        ids = [m["params"]["sessionEventId"] for m in heard.events]
+        assert ids == sorted(set(ids)) and len(ids) == 40
+        for number in range(2):
+            mine = [m for m in events if m["params"]["by"] == number]
+            assert numbers(mine) == [*range(20)]
+
+
+async def test_a_newer_listen_stream_elsewhere_ends_the_older_one() -> None:
+    """protocol.md: "a newer listen of that session ends the older with its completion result"."""
+    async with cluster(2) as c:
+        session = await created(c)
+        old = await listening(modern(c, 0), session)
+        new = await listening(modern(c, 1), session)
+
+        assert "error" not in await at_most(SOON, old.answer())
+        await modern(c, 0).text("update", {"uri": "a:9"}, session=session)
+        assert len(await at_most(SOON, new.has_events(1))) == 1
+        assert not old.events
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.in_process
+async def test_a_displaced_listen_stream_hears_nothing_more(seed: int, told: bool) -> None:
+    """B1: not one event that was stored after the takeover, whether it was told of it or not."""
+    async with cluster(3, seed=seed) as c:
+        session = await created(c)
+        old = await listening(modern(c, 0), session)
+        if not told:
+            c.backplane.loses = lost("displaced")
+        hub = c[2].layer._hub  # pyright: ignore[reportPrivateUsage]
+
+        async def produce() -> None:
+            for n in range(40):
+                await hub.publish(session, "notifications/x", {"n": n})
+
+        producing = asyncio.create_task(produce())
+        await cycles(seed * 5)
+        rival = await c[1].connected()
+        stream = await rival.get().started()
+        resumed = await rival.resume(session)
+        await producing
+        await asyncio.sleep(6 if told else 20)
+
+        assert all(m["params"]["sessionEventId"] <= resumed["sessionEventId"] for m in old.events)
+        theirs = [m for m in stream.messages if "sessionEventId" in m["params"]]
+        assert numbers(old.events) + numbers(theirs) == [*range(40)]
+        assert old.reply.ended
+
+
+@pytest.mark.in_process
+async def test_a_replay_that_waits_is_given_to_one_of_two_streams() -> None:
+    """Both listen at once, on two replicas: the replay waits for one of them."""
+    for seed in range(12):
+        async with cluster(2, seed=seed) as c:
+            session = await created(c)
+            for n in range(3):
+                await c[0].client().text("update", uri=f"a:{n}", meta=in_session(session))
+            heard = [modern(c, number).listen(session) for number in range(2)]
+            await asyncio.gather(*(one.has(1) for one in heard))
+            await asyncio.sleep(6)
+
+            assert sum(len(one.events) for one in heard) in (0, 3)
+            assert sorted(one.reply.ended for one in heard) == [False, True]
+            replayed = next(one for one in heard if not one.reply.ended or one.events)
+            assert len(replayed.events) in (0, 3)
+
+
+@pytest.mark.in_process
+async def test_a_lost_event_of_a_listen_stream_is_read() -> None:
+    """E3."""
+    async with cluster(2) as c:
+        session = await created(c)
+        heard = await listening(modern(c, 1), session)
+        c.backplane.loses = events_are_lost
+        await modern(c, 0).text("update", {"uri": "a:9"}, session=session)
+        await cycles(50)
+        assert not heard.events
+        await at_most(6, heard.has_events(1))
+
+
+@pytest.mark.in_process
+async def test_a_session_ended_elsewhere_ends_its_listen_stream() -> None:
+    """With -32043; also when the word of it is lost."""
+    async with cluster(2) as c:
+        for loses in (lost(), lost("ended")):
+            session = await created(c)
+            heard = await listening(modern(c, 1), session)
+            c.backplane.loses = loses
+            await c[0].client().end(session)
+            answer = await at_most(6, heard.answer())
+            assert answer["error"]["code"] == -32043
+
+
+@pytest.mark.in_process
+async def test_a_listen_stream_whose_attach_failed_leaves_nothing_behind() -> None:
+    """It is no connection: nobody serves it."""
+    async with cluster(1) as c:
+        session = await created(c)
+        store: Any = c.stores[0]
+        attach = store.attach
+
+        async def ended_just_before(*args: Any, **options: Any) -> None:
+            del args, options
+
+        store.attach = ended_just_before
+        error = await modern(c, 0).listen(session).error()
+        store.attach = attach
+
+        assert error["code"] == -32043
+        hub = c[0].layer._hub  # pyright: ignore[reportPrivateUsage]
+        assert not hub.connections()
+        assert not c.stores[0].exchange.watched
+        await listening(modern(c, 0), session)
+
+
+# --- the server's own bus --------------------------------------------------------------------
+
+
+def with_bus() -> tuple[Toolbox, object]:
+    return Toolbox(), MCPServer("bus")
+
+
+@pytest.mark.in_process
+async def test_the_servers_bus_reaches_the_listeners_of_every_replica() -> None:
+    """The SDK's bus is local to a process; over the store its listeners elsewhere hear it, once."""
+    async with cluster(3, server=with_bus) as c:
+        bare = [await listening(modern(c, number), None) for number in range(3)]
+        session = await created(c)
+        own = await listening(modern(c, 1), session)
+
+        await c[0].layer.notify_resource_updated("a:1")
+        await c[2].layer.notify_tools_changed()
+        for heard in (*bare, own):
+            await at_most(SOON, heard.has_events(2))
+        await asyncio.sleep(10)
+
+        for heard in (*bare, own):
+            methods = sorted(m["method"] for m in heard.events)
+            assert methods == [
+                "notifications/resources/updated",
+                "notifications/tools/list_changed",
+            ]
+        assert c.told("change") == 2
+
+
+@pytest.mark.in_process
+async def test_a_change_is_stored_once_for_each_session() -> None:
+    """By the replica where it was announced, whoever hears of it."""
+    async with cluster(3, server=with_bus) as c:
+        session = await created(c)
+        await c[0].layer.notify_tools_changed()
+        await asyncio.sleep(10)
+
+        head = await c.backplane.memory.head(session)
+        assert head is not None and head.number == 1
+
+
+@pytest.mark.in_process
+async def test_a_server_without_a_bus_tells_the_bare_connections_of_every_replica() -> None:
+    """Transport-mode clients hear it from the store, once."""
+    async with cluster(3) as c:
+        clients = [await c[number].connected() for number in range(3)]
+        streams = [
+            await c.at((number + 1) % 3, client).get().started()
+            for number, client in enumerate(clients)
+        ]
+        await c[0].layer.notify_tools_changed()
+        await clients[0].result("resources/subscribe", {"uri": "a:1"})
+        await c[2].layer.notify_resource_updated("a:1")
+
+        await at_most(SOON, streams[0].has(2))
+        for stream in streams[1:]:
+            await at_most(SOON, stream.has(1))
+        await asyncio.sleep(10)
+        assert [len(stream.messages) for stream in streams] == [2, 1, 1]
+        assert streams[0].messages[1]["method"] == UPDATED
+
+
+async def test_a_keyed_request_of_the_modern_era_is_joined_elsewhere() -> None:
+    """C2, C5: its stream breaks, it runs on; sent again to B it gets the one answer."""
+    async with cluster(2) as c:
+        session = await created(c)
+        first = modern(c, 0).call("wait", {"gate": "g"}, session=session, key="k")
+        await c[0].box.gate("g").started.wait()
+        first.leave()
+        again = modern(c, 1).call("wait", {"gate": "g"}, session=session, key="k")
+        await asyncio.sleep(0.5)
+        c[0].box.gate("g").go.set()
+
+        result = await at_most(SOON, again.result())
+        assert text_of(result) == "through g"
+        assert result["resultType"] == "complete"
+        assert c[1].box.calls == []

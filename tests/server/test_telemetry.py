@@ -1,0 +1,66 @@
+"""OpenTelemetry: the SDK's spans say whose session, and what happens to sessions is counted."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+@cache
+def told(*arguments: str) -> Any:
+    """What the program in ``tests.support.telemetry_program`` printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.telemetry_program", *arguments],
+        cwd=ROOT,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT}/transports"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_a_span_of_a_session_names_its_digest_and_no_span_names_an_id() -> None:
+    """F8, and OpenTelemetry's ``gen_ai.conversation.id``."""
+    seen = told()
+    by_session = {seen["session"]: list[str](), seen["transport"]: list[str]()}
+    for name, attributes in seen["spans"]:
+        known = attributes.get("mcp_sessions.session")
+        assert attributes.get("gen_ai.conversation.id") == known
+        if known in by_session:
+            by_session[known].append(name)
+    assert by_session[seen["session"]] == [*["tools/call tell"] * 5, "tools/call echo"]
+    # A request without a session of ours belongs to its transport's.
+    assert by_session[seen["transport"]] == ["notifications/initialized", "tools/call echo"]
+    for session_id in seen["ids"]:
+        assert session_id not in json.dumps([seen["spans"], seen["points"]])
+
+
+def test_what_happens_to_sessions_is_counted() -> None:
+    points = {
+        (name.removeprefix("mcp_sessions."), *sorted(attributes.values())): value
+        for name, attributes, value in told()["points"]
+    }
+    assert points == {
+        ("sessions", "transport"): 2,
+        ("sessions", "protocol"): 3,
+        ("attaches", "http"): 4,
+        ("refusals", "unknown_position"): 1,
+        ("coalesced",): 1,
+        ("detached", "taken_over"): 1,
+        ("ended", "ended", "protocol"): 1,
+        ("ended", "expired", "protocol"): 2,
+        ("ended", "expired", "transport"): 2,
+    }
+
+
+def test_without_a_provider_nothing_is_told() -> None:
+    """No exporter, no cost: the server is not wrapped, and the counters are the API's own."""
+    seen = told("bare")
+    assert (seen["spans"], seen["points"]) == ([], [])

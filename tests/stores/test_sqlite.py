@@ -1,0 +1,523 @@
+"""What only the store in a file promises: it comes back, is bounded, and says what is wrong."""
+
+import asyncio
+import os
+import sqlite3
+import stat
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_sessions.core.log import Draft
+from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.errors import ConfigurationError, Refusal, StoreUnavailable
+from mcp_sessions.ids import (
+    GET_STREAM,
+    ConnectionId,
+    FencingEpoch,
+    RequestKey,
+    SessionId,
+    StreamName,
+)
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.stores import sqlite as sqlite_store
+from mcp_sessions.stores import sqlite_schema, sqlite_start
+from mcp_sessions.stores.base import CurrentSession, KeyUse, Mode, Peer
+from mcp_sessions.stores.sqlite import SQLiteStore
+from mcp_sessions.stores.sqlite_schema import MIGRATIONS, VERSION, Durability, statements
+from mcp_sessions.stores.urls import open_store
+from mcp_sessions.testing import STORE_CHECKS, Check
+from tests.stores import every_store
+
+pytestmark = pytest.mark.anyio
+
+NOW = 1_800_000_000.0
+POLICY = SessionPolicy(idle_timeout=100, max_lifetime=1_000)
+HERE = ConnectionId("here")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "sessions.db"
+
+
+@asynccontextmanager
+async def opened(
+    path: Path, durability: Durability = "normal", policy: SessionPolicy = POLICY
+) -> AsyncGenerator[SQLiteStore]:
+    """The store in a file, open."""
+    store = SQLiteStore(path, durability)
+    await store.open(policy)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def new(
+    store: SQLiteStore, mode: Mode = Mode.PROTOCOL, principal: Principal = ANONYMOUS
+) -> SessionId:
+    return (await store.create(mode, principal, peer=None, now=NOW)).session_id
+
+
+async def sql(store: SQLiteStore, statement: str) -> Any:
+    """The first row that a statement gives, inside the store's own transaction."""
+    writer = store._writer  # pyright: ignore[reportPrivateUsage]
+    return await writer.call(lambda tx: tx.execute(statement).fetchone())
+
+
+# --- coming back ---------------------------------------------------------------------------
+
+
+async def test_everything_of_a_session_comes_back(path: Path) -> None:
+    """Also what JSON can say and SQLite's text or orjson cannot."""
+    principal = Principal("client", "https://issuer", "älice\ud800", frozenset({"b", "a"}), 5.5)
+    peer = Peer("2025-11-25", {"capabilities": {"x": 2**70}}, modern=False)
+    async with opened(path) as store:
+        made = await store.create(Mode.TRANSPORT, principal, peer=peer, now=NOW)
+        of = made.session_id
+        await store.attach(of, ConnectionId(of), now=NOW)
+        await store.set_current(of, CurrentSession(SessionId("other"), FencingEpoch(7)))
+        await store.mark_stream_opened(of)
+        await store.subscribe(of, "note://\ud800")
+        await store.change_state(of, {"big": 2**80, "lone": "\ud800", "list": [1, None]}, ())
+        assert await store.replace_data(of, {"deep": {"n": 2**64}}, expected_version=0)
+        head = await store.open_stream(of, GET_STREAM)
+        assert head is not None
+        await store.carry(of, SessionId("other"), FencingEpoch(7), head)
+        await store.set_waits_from(of, head.event_id())
+        await store.set_filter(of, frozenset({"note://\ud800", "b:1"}), frozenset({"tools"}))
+        for key in ("a", None, "a\ud800"):
+            await store.append(of, Draft(b"{}", key=key, origin=of), now=NOW, stream=GET_STREAM)
+        before = await store.load(of, now=NOW)
+        events = await store.read(of, head.event_id(), now=NOW, stream=GET_STREAM)
+        data = await store.load_data(of)
+    async with opened(path) as store:
+        assert await store.load(of, now=NOW) == before
+        assert await store.all_sessions(principal) == [before]
+        assert await store.read(of, head.event_id(), now=NOW, stream=GET_STREAM) == events
+        assert await store.load_data(of) == data
+        assert await store.subscribers("note://\ud800") == [of]
+        assert await store.relay(
+            of, SessionId("other"), FencingEpoch(7), events[0][0], now=NOW
+        ) == await_relayed(4)
+
+
+def await_relayed(number: int) -> Any:
+    """Equal to a ``Relayed`` whose event has that number."""
+
+    class Same:
+        def __eq__(self, other: object) -> bool:
+            event = getattr(other, "event", None)
+            return event is not None and event.number == number
+
+    return Same()
+
+
+async def test_only_connections_that_can_come_back_are_attached_after_a_start(path: Path) -> None:
+    """A transport-mode session is in the file, its client comes back to it; a WebSocket, a
+    pipe or a listen stream of the process before is gone, and must not keep others away.
+    """
+    async with opened(path) as store:
+        connection = await new(store, Mode.TRANSPORT)
+        on_http, on_pipe = await new(store), await new(store)
+        await store.attach(on_http, ConnectionId(connection), now=NOW)
+        await store.attach(on_pipe, ConnectionId("stdio-x"), now=NOW)
+    async with opened(path) as store:
+        kept, freed = [await store.load(each, now=NOW) for each in (on_http, on_pipe)]
+        assert kept is not None and kept.attachment is not None
+        assert kept.attachment.connection_id == connection
+        assert freed is not None and (freed.attachment, freed.fencing_epoch) == (None, 1)
+        assert await store.attach(on_pipe, HERE, now=NOW, only_if_free=True) is not None
+
+
+async def test_what_ran_at_the_end_is_never_run_again_and_its_key_is_not_kept_for_ever(
+    path: Path,
+) -> None:
+    """C2: its runner is gone, so nobody can know how it ended."""
+    policy = SessionPolicy(request_key_lifetime=50, request_key_bytes=200)
+    use = KeyUse(RequestKey("key"), b"digest", "process-1")
+    async with opened(path, policy=policy) as store:
+        of = await new(store)
+        admitted = await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=use)
+        assert admitted is not None and admitted.key is Begun.FIRST
+    async with opened(path, policy=policy) as store:
+        for now, begun in ((NOW + 50, Begun.DROPPED), (NOW + 51, Begun.FIRST)):
+            admitted = await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=now, key=use)
+            assert admitted is not None and admitted.key is begun
+        assert not await store.finish_request(of, RequestKey("other"), b"x", now=NOW)
+
+
+# --- deadlines in memory -------------------------------------------------------------------
+
+
+async def test_a_deadline_is_written_when_it_moved_by_a_hundredth_and_at_the_end(
+    path: Path,
+) -> None:
+    """``SessionPolicy.idle_timeout``: "a store is not written for every request's end"."""
+
+    async def written(store: SQLiteStore) -> float:
+        (deadline,) = await sql(store, "SELECT expires_at FROM sessions")
+        return deadline
+
+    async with opened(path) as store:
+        of = await new(store)
+        for seconds, in_file in ((0.5, 100), (0.9, 100), (1, 101), (1.9, 101), (7, 107)):
+            await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW + seconds)
+            record = await store.load(of, now=NOW)
+            assert record is not None and record.expires_at == NOW + seconds + 100
+            assert await written(store) == NOW + in_file
+        await store.touch([of], now=NOW + 7.5)
+        assert not await store.expire(now=NOW + 107.4, held=(), limit=9)
+        assert await written(store) == NOW + 107.5
+        await store.touch([of], now=NOW + 8)
+    async with opened(path) as store:
+        assert await written(store) == NOW + 108
+
+
+async def test_a_deadline_is_not_forgotten_with_its_record(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records in memory are bounded in number; one that goes leaves its deadline."""
+    monkeypatch.setattr(sqlite_store, "MAX_HOT", 1)
+    async with opened(path) as store:
+        of = await new(store)
+        await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW + 0.5)
+        await new(store)
+        record = await store.load(of, now=NOW)
+        assert record is not None and record.expires_at == NOW + 100.5
+
+
+@pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
+async def test_the_contract_holds_with_nothing_in_memory(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record in memory saves time, and changes nothing."""
+    monkeypatch.setattr(sqlite_store, "MAX_HOT", 0)
+    await check(every_store.sqlite_store)
+
+
+# --- commits -------------------------------------------------------------------------------
+
+
+async def test_callers_at_once_share_a_commit(path: Path) -> None:
+    """Rule 2 of the writer."""
+    async with opened(path) as store:
+        of, spoken = await new(store), list[str]()
+        writer = store._writer  # pyright: ignore[reportPrivateUsage]
+        await writer.call(lambda tx: tx.execute.__self__.set_trace_callback(spoken.append))
+        await asyncio.gather(*[store.append(of, Draft(b"{}"), now=NOW) for _ in range(100)])
+        await writer.call(lambda tx: tx.execute.__self__.set_trace_callback(None))
+        assert sum(each.startswith("INSERT INTO events") for each in spoken) == 100
+        assert spoken.count("COMMIT") <= 10
+
+
+async def test_who_comes_with_what_cannot_be_stored_fails_alone(path: Path) -> None:
+    """Rule 3 of the writer: the others of the same commit do not pay for it."""
+    async with opened(path) as store:
+        of = await new(store)
+        numbers = await asyncio.gather(
+            *[store.append(of, Draft(b"{}"), now=NOW) for _ in range(3)],
+            store.detach(of, FencingEpoch(2**70)),
+            *[store.append(of, Draft(b"{}"), now=NOW) for _ in range(3)],
+            return_exceptions=True,
+        )
+        assert isinstance(numbers.pop(3), OverflowError)
+        assert [each.event.number for each in numbers] == [1, 2, 3, 4, 5, 6]  # type: ignore[union-attr]
+
+
+async def test_who_is_cancelled_while_waiting_takes_nobody_along(path: Path) -> None:
+    async with opened(path) as store:
+        of = await new(store)
+        first = asyncio.ensure_future(store.append(of, Draft(b"{}"), now=NOW))
+        await asyncio.sleep(0)
+        first.cancel()
+        second = await store.append(of, Draft(b"{}"), now=NOW)
+        assert second is not None
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+
+@pytest.mark.parametrize(("durability", "level"), [("normal", 1), ("full", 2)])
+async def test_the_durability_is_what_sqlite_is_asked_for(
+    path: Path, durability: Durability, level: int
+) -> None:
+    """E7. 1: synced at checkpoints; 2: at every commit (SQLite, "PRAGMA synchronous")."""
+    async with opened(path, durability) as store:
+        assert await sql(store, "PRAGMA synchronous") == (level,)
+        assert await sql(store, "PRAGMA journal_mode") == ("wal",)
+    with pytest.raises(ConfigurationError, match="'normal' or 'full', not 'most'"):
+        SQLiteStore(path, "most")  # type: ignore[arg-type]
+
+
+# --- a power loss --------------------------------------------------------------------------
+
+
+def killed(_: sqlite3.Connection) -> None:
+    """Instead of ``shut_down``: nothing was said at the end."""
+
+
+@pytest.mark.parametrize(
+    ("durability", "closed", "boots", "refusal"),
+    [
+        ("normal", False, ("one", "two"), Refusal.LOG_REPLACED),
+        ("normal", False, ("one", "one"), None),
+        ("normal", True, ("one", "two"), None),
+        ("full", False, ("one", "two"), None),
+        ("normal", False, (None, None), None),
+    ],
+)
+async def test_a_power_loss_that_may_have_cost_events_is_noticed(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    durability: Durability,
+    closed: bool,
+    boots: tuple[str | None, str | None],
+    refusal: Refusal | None,
+) -> None:
+    """A1, E6: an id that a client has seen is never given to another event."""
+    monkeypatch.setattr(sqlite_start, "boot_id", lambda: boots[0])
+    if not closed:
+        monkeypatch.setattr(sqlite_store, "shut_down", killed)
+    async with opened(path, durability) as store:
+        of = await new(store)
+        head = await store.head(of)
+        appended = await store.append(of, Draft(b"{}"), now=NOW)
+        assert head is not None and appended is not None
+    monkeypatch.setattr(sqlite_start, "boot_id", lambda: boots[1])
+    async with opened(path, durability) as store:
+        events, found = await store.read(of, head.event_id(), now=NOW)
+        assert (len(events), found) == ((0, refusal) if refusal else (1, None))
+        again = await store.append(of, Draft(b"{}"), now=NOW)
+        assert again is not None and again.event.event_id > appended.event.event_id
+
+
+# --- bounds --------------------------------------------------------------------------------
+
+
+async def test_what_expired_leaves_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounded size: not only the rows go, the space does."""
+    monkeypatch.setattr("mcp_sessions.stores.sqlite_writer.IDLE", 0.01)
+    async with opened(path) as store:
+        for _ in range(20):
+            of = await new(store)
+            await asyncio.gather(
+                *[store.append(of, Draft(b"x" * 20_000), now=NOW) for _ in range(20)]
+            )
+        assert len(await store.expire(now=NOW + 100, held=(), limit=99)) == 20
+        async with asyncio.timeout(20):
+            # Another thread's work, which it does by itself.
+            while (await sql(store, "PRAGMA page_count"))[0] > 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert path.stat().st_size < 1_000_000
+    assert {each.name for each in path.parent.iterdir()} == {path.name, f"{path.name}-lock"}
+
+
+async def test_what_ended_cannot_be_read_out_of_the_file(path: Path) -> None:
+    """Free space is overwritten."""
+    async with opened(path) as store:
+        of = await new(store)
+        await store.append(of, Draft(b"the-secret-of-a-session"), now=NOW)
+        await store.end(of)
+    assert b"the-secret" not in path.read_bytes()
+    assert of.encode() not in path.read_bytes()
+
+
+async def test_only_its_owner_can_read_the_file(path: Path) -> None:
+    """Session ids are in it: credentials, where there is no other."""
+    before = os.umask(0)
+    try:
+        async with opened(path) as store:
+            await new(store)
+            for each in path.parent.iterdir():
+                assert stat.S_IMODE(each.stat().st_mode) == 0o600, each.name
+    finally:
+        os.umask(before)
+
+
+# --- what is wrong with a file -------------------------------------------------------------
+
+
+async def refusal_of(path: Path) -> str:
+    with pytest.raises((ConfigurationError, StoreUnavailable)) as refused:
+        await SQLiteStore(path).open(POLICY)
+    return str(refused.value)
+
+
+async def test_a_file_of_the_version_before_is_migrated(path: Path) -> None:
+    """And what is in it is there."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    for migration in MIGRATIONS[:-1]:
+        for statement in statements(migration):
+            connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {sqlite_schema.APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {VERSION - 1}")
+    row = (b"[null,null,null]", b"[]", None, NOW, NOW + 9, NOW + 99, b'{"n":1}')
+    connection.execute(
+        "INSERT INTO sessions VALUES (1, 'kept', 'protocol', ?, ?, ?, ?, ?, ?, 3, NULL, NULL,"
+        " NULL, 0, NULL, NULL, 1, 0, 0, NULL, ?)",
+        row,
+    )
+    connection.execute("UPDATE meta SET value = 1")
+    connection.close()
+    async with opened(path) as store:
+        record = await store.load(SessionId("kept"), now=NOW)
+        assert record is not None and (record.fencing_epoch, record.state) == (3, {"n": 1})
+        assert await sql(store, "PRAGMA user_version") == (VERSION,)
+
+
+async def test_a_migration_that_fails_changes_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(path) as store:
+        of = await new(store)
+    broken = [*MIGRATIONS, "CREATE TABLE half (n);\nINSERT INTO nowhere VALUES (1);\n"]
+    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", broken)
+    monkeypatch.setattr(sqlite_schema, "VERSION", VERSION + 1)
+    assert "nowhere" in await refusal_of(path)
+    monkeypatch.undo()
+    async with opened(path) as store:
+        assert await store.load(of, now=NOW) is not None
+        assert await sql(store, "SELECT count(*) FROM sqlite_schema WHERE name = 'half'") == (0,)
+
+
+async def test_a_newer_file_is_refused_and_left_alone(path: Path) -> None:
+    async with opened(path) as store:
+        await new(store)
+        await sql(store, f"PRAGMA user_version = {VERSION + 1}")
+    before = path.read_bytes()
+    said = await refusal_of(path)
+    assert f"schema version {VERSION + 1}, newer than this mcp-sessions" in said
+    assert path.read_bytes() == before
+
+
+async def test_a_file_that_is_none_of_ours_is_refused_and_left_alone(path: Path) -> None:
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE theirs (n)")
+    other.close()
+    before = path.read_bytes()
+    assert "another program" in await refusal_of(path)
+    assert path.read_bytes() == before
+    text = path.with_name("text")
+    text.write_text("no database, but long enough to be read as one " * 9)
+    assert "is not a SQLite file" in await refusal_of(text)
+    assert "cannot be opened" in await refusal_of(path.parent / "nowhere" / "sessions.db")
+    assert "cannot be opened" in await refusal_of(path.parent)
+
+
+async def test_a_damaged_file_is_said_to_be(path: Path) -> None:
+    """Never an empty session instead."""
+    async with opened(path) as store:
+        of = await new(store)
+        for _ in range(50):
+            await store.append(of, Draft(b"x" * 2_000), now=NOW)
+    pages = bytearray(path.read_bytes())
+    pages[4096 * 4 :] = b"\xa5" * (len(pages) - 4096 * 4)
+    path.write_bytes(pages)
+    said = list[str]()
+    try:
+        async with opened(path) as store:
+            for call in (store.all_sessions(), store.head(of), new(store)):
+                try:
+                    await call
+                except StoreUnavailable as refused:
+                    said.append(str(refused))
+    except (ConfigurationError, StoreUnavailable) as refused:
+        said.append(str(refused))
+    assert said and all("damaged" in each for each in said)
+
+
+async def test_a_full_disk_stores_nothing_half_and_is_over_when_there_is_room(path: Path) -> None:
+    """An error for who calls; what was there is served on."""
+    async with opened(path) as store:
+        of = await new(store)
+        head = await store.head(of)
+        assert head is not None
+        (pages,) = await sql(store, "PRAGMA page_count")
+        await sql(store, f"PRAGMA max_page_count = {pages + 2}")
+        stored, refused = 0, list[str]()
+        for _ in range(10):
+            try:
+                await store.append(of, Draft(b"x" * 4_000), now=NOW)
+                stored += 1
+            except StoreUnavailable as failed:
+                refused.append(str(failed))
+        assert refused and all("no space left" in each for each in refused)
+        assert await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW) is not None
+        events, _ = await store.read(of, head.event_id(), now=NOW)
+        assert [event.number for event in events] == list(range(1, stored + 1))
+        await sql(store, "PRAGMA max_page_count = 1073741823")
+        appended = await store.append(of, Draft(b"x" * 4_000), now=NOW)
+        assert appended is not None and appended.event.number == stored + 1
+
+
+async def test_a_file_locked_by_another_program_is_an_error_and_comes_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_schema, "BUSY_TIMEOUT", 0.05)
+    async with opened(path) as store:
+        of = await new(store)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="locked by another program"):
+            await store.append(of, Draft(b"{}"), now=NOW)
+        # Who asks for nothing new is served.
+        assert await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW) is not None
+        other.execute("ROLLBACK")
+        assert await store.append(of, Draft(b"{}"), now=NOW) is not None
+        other.close()
+
+
+async def test_one_process_serves_from_a_file_once(path: Path) -> None:
+    """The same answer to a second store of this process, which its lock would let in."""
+    async with opened(path) as store:
+        assert f"in use by process {os.getpid()}" in await refusal_of(path)
+        assert await new(store)
+    async with opened(path):
+        pass
+
+
+async def test_a_store_that_is_not_open_says_so(path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="not open"):
+        await SQLiteStore(path).head(SessionId("x"))
+    async with opened(path) as store:
+        pass
+    with pytest.raises(StoreUnavailable, match="not open"):
+        await store.append(SessionId("x"), Draft(b"{}"), now=NOW, stream=StreamName("s"))
+
+
+# --- URLs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "path", "durability"),
+    [
+        ("sqlite:///notes.db", "notes.db", "normal"),
+        ("sqlite:///data/a%20b.db?durability=full", "data/a b.db", "full"),
+        ("sqlite:////var/lib/notes.db?durability=normal", "/var/lib/notes.db", "normal"),
+    ],
+)
+async def test_a_url_names_a_file(url: str, path: str, durability: str) -> None:
+    store = open_store(url)
+    assert isinstance(store, SQLiteStore)
+    assert (store.path, store.durability) == (Path(path), durability)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("sqlite://notes.db", "sqlite:///relative.db or sqlite:////absolute.db"),
+        ("sqlite://", "names a file"),
+        ("sqlite:///", "names a file"),
+        ("sqlite:////var/lib/", "names a file"),
+        ("sqlite:///a.db?durability=most", "not durability=most"),
+        ("sqlite:///a.db?mode=ro", "not mode=ro"),
+    ],
+)
+async def test_a_url_that_names_none_is_refused(url: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said.replace("?", r"\?")):
+        open_store(url)

@@ -1,0 +1,140 @@
+"""Logs and request keys as rows do what the core's do, step by step.
+
+The store does not rebuild the core's objects for each call, so their rules are there twice.
+Here the two are held next to each other, in whatever order they are called.
+"""
+
+import sqlite3
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, Window
+from mcp_sessions.core.request_keys import KeyState, RequestKeys
+from mcp_sessions.ids import EVENTS, Position, RequestKey, SessionId
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.stores import sqlite_logs as logs
+from mcp_sessions.stores import sqlite_sessions as sessions
+from mcp_sessions.stores.base import KeyUse, Mode, SessionRecord
+from mcp_sessions.stores.sqlite_keys import Keys
+from mcp_sessions.stores.sqlite_schema import migrate
+from mcp_sessions.stores.sqlite_writer import Transaction
+
+NOW = 1_800_000_000.0
+SESSION = SessionId("session")
+ORIGINS = st.sampled_from([None, SessionId("one"), SessionId("two")])
+COALESCED = st.sampled_from([None, None, "a", "b", "\ud800"])
+WINDOWS = st.sampled_from(
+    [Window(3, 60, 20.0), Window(5, None, None), Window(None, 40, None), UNBOUNDED]
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 50), COALESCED, ORIGINS),
+        st.tuples(st.just("read"), st.integers(-2, 12), st.none() | st.integers(1, 3)),
+        st.tuples(st.just("drop"), ORIGINS.filter(lambda origin: origin is not None)),
+        st.tuples(st.just("wait"), st.sampled_from([1, 10, 21])),
+    ),
+    max_size=25,
+)
+
+
+@contextmanager
+def a_session(policy: SessionPolicy | None = None) -> Generator[tuple[Transaction, int]]:
+    """A file in memory with one session in it."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(connection)
+    tx = Transaction(connection)
+    record = SessionRecord(SESSION, Mode.PROTOCOL, ANONYMOUS, NOW, NOW + 10, NOW + 100)
+    sessions.create(tx, record, policy or SessionPolicy())
+    found = sessions.record_of(tx, SESSION)
+    assert found is not None
+    yield tx, found[0]
+    connection.close()
+
+
+@given(WINDOWS, STEPS)
+def test_a_log_of_rows_is_an_event_log(window: Window, steps: list[tuple[Any, ...]]) -> None:
+    """A2, A3, A12, A13: window, floor, coalescing, origins and pages, one by one."""
+    with a_session() as (tx, sid):
+        log = logs.opened(tx, sid, EVENTS)
+        model = EventLog(log.log_epoch, window)
+        now = NOW
+        for step in steps:
+            match step:
+                case ("append", int(size), key, origin):
+                    draft = Draft(b"x" * size, b"y", key, origin)
+                    replaces = model.would_replace(draft)
+                    appended = logs.append(tx, log, draft, window, now=now)
+                    assert appended == (model.append(draft, now=now), replaces)
+                case ("read", int(behind), limit):
+                    number = max(model.head.number - behind, 0)
+                    position = Position(log.log_epoch, number).event_id()
+                    read = logs.since_id(tx, log, position, window, now=now, limit=limit)
+                    assert read == model.since_id(position, now=now, limit=limit)
+                case ("drop", str(origin)):
+                    model.drop_origin(SessionId(origin))
+                    logs.drop_origin(tx, log, SessionId(origin))
+                case ("wait", int(seconds)):
+                    now += seconds
+                case _:
+                    raise AssertionError(step)
+            found = logs.find(tx, sid, EVENTS)
+            assert found == log, "what is in memory for the call is what is in the file"
+            assert (log.position, log.events, log.bytes) == (model.head, len(model), model.size)
+            assert log.floor == model.floor.number
+
+
+KEY_STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("begin"), st.integers(0, 5), st.sampled_from([b"this", b"this", b"that"])
+        ),
+        st.tuples(
+            st.just("finish"), st.integers(0, 5), st.none() | st.sampled_from([0, 20, 150, 400])
+        ),
+        st.tuples(st.just("wait"), st.sampled_from([1, 30, 61])),
+    ),
+    max_size=30,
+)
+
+
+@given(KEY_STEPS)
+def test_keys_of_rows_are_request_keys(steps: list[tuple[Any, ...]]) -> None:
+    """C2: what is known, what is dropped for room, and what is refused, one by one."""
+    policy = SessionPolicy(request_key_bytes=500, request_key_lifetime=60)
+    with a_session(policy) as (tx, sid):
+        model = RequestKeys(max_bytes=500, lifetime=60)
+        now = NOW
+        for step in steps:
+            keys: Keys = sessions.keys_of(tx, sid, policy)
+            match step:
+                case ("begin", int(number), bytes(digest)):
+                    use = KeyUse(RequestKey(f"kéy-{number}"), digest, "process-1")
+                    expected, entry = model.begin(use.key, digest, runner="process-1", now=now)
+                    begun, outcome, _ = keys.begin(tx, use, now=now)
+                    assert begun is expected
+                    kept = entry is not None and entry.state is KeyState.ANSWERED
+                    if begun.value == "answered":
+                        assert kept and entry is not None and outcome == entry.outcome
+                    else:
+                        assert outcome is None
+                case ("finish", int(number), size):
+                    outcome = None if size is None else b"x" * size
+                    key = RequestKey(f"kéy-{number}")
+                    assert keys.finish(tx, key, outcome, now=now) == model.finish(
+                        key, outcome, now=now
+                    )
+                case ("wait", int(seconds)):
+                    now += seconds
+                case _:
+                    raise AssertionError(step)
+            stored = tx.execute(
+                "SELECT count(*), total(length(outcome)) FROM keys WHERE sid = ?", (sid,)
+            ).fetchone()
+            keys = sessions.keys_of(tx, sid, policy)
+            assert stored[1] == keys.answers
+            assert keys.bytes <= 500

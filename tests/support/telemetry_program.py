@@ -1,0 +1,72 @@
+"""A layer under OpenTelemetry's SDK, in a process of its own: providers are set once for all.
+
+Prints one JSON object: the spans and the counters of what it did. With ``bare`` nothing is
+set up, and it prints which of OpenTelemetry's instruments were made real.
+"""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from mcp_sessions.ids import digest
+from tests.support.raw import in_session
+from tests.support.world import world
+
+UPDATED = "notifications/resources/updated"
+
+
+async def story() -> dict[str, Any]:
+    """One session's life; the digests by which it is known."""
+    async with world(max_events=2) as w:
+        client = await w.connected()
+        await client.text("echo", text="before any session")
+        session_id = (await client.start())["sessionId"]
+        for uri in ("a:1", "a:1", "a:2", "a:3", "a:4"):
+            await client.text("tell", method=UPDATED, params={"uri": uri})
+        rival = await w.connected()
+        await rival.resume(session_id, (await client.start())["sessionEventId"])
+        await rival.text("echo", text="named", meta=in_session(session_id))
+        await rival.end(session_id)
+        idle = (await client.start())["sessionId"]
+        w.clock.advance(86_400 * 8)
+        await w.expire()
+        return {
+            "transport": digest(str(client.session_id)),
+            "session": digest(session_id),
+            "ids": [session_id, idle, client.session_id, rival.session_id],
+        }
+
+
+def main() -> None:
+    """Do it, and print what was seen."""
+    bare = sys.argv[1:] == ["bare"]
+    spans, reader = InMemorySpanExporter(), InMemoryMetricReader()
+    if not bare:
+        tracing = TracerProvider()
+        tracing.add_span_processor(SimpleSpanProcessor(spans))
+        trace.set_tracer_provider(tracing)
+        metrics.set_meter_provider(MeterProvider(metric_readers=[reader]))
+    names = asyncio.run(story())
+    read = reader.get_metrics_data()
+    points = [
+        [metric.name, dict(point.attributes or {}), getattr(point, "value", None)]
+        for resource in (read.resource_metrics if read is not None else ())
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        for point in metric.data.data_points
+        if scope.scope.name == "mcp_sessions"
+    ]
+    seen = [[span.name, dict(span.attributes or {})] for span in spans.get_finished_spans()]
+    sys.stdout.write(json.dumps({**names, "spans": seen, "points": points}))
+
+
+if __name__ == "__main__":
+    main()
