@@ -66,13 +66,14 @@ class Keys:
         self, tx: Transaction, request_key: RequestKey, outcome: bytes | None, *, now: float
     ) -> bool:
         """See :meth:`RequestKeys.finish`."""
-        self._expire(tx, now)
+        changed = self._expire(tx, now)
         key = text_bytes(request_key)
         runs = tx.execute(
             "SELECT 1 FROM keys WHERE sid = ? AND key = ? AND finished IS NULL", (self.sid, key)
         ).fetchone()
         if runs is None:
-            self._write(tx)
+            if changed:
+                self._write(tx)
             return False
         kept = outcome if outcome is not None and self._make_room(tx, len(outcome)) else None
         tx.execute(
@@ -84,6 +85,7 @@ class Keys:
         if kept is not None:
             self.bytes += len(kept)
             self.answers += len(kept)
+        # Also where it was dropped: others may have gone to make room.
         self._write(tx)
         return kept is not None
 

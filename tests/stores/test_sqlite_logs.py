@@ -102,6 +102,12 @@ KEY_STEPS = st.lists(
 )
 
 
+def keys_of_session(tx: Transaction, policy: SessionPolicy) -> Keys:
+    found = sessions.keys_of(tx, SESSION, policy)
+    assert found is not None
+    return found[1]
+
+
 @given(KEY_STEPS)
 def test_keys_of_rows_are_request_keys(steps: list[tuple[Any, ...]]) -> None:
     """C2: what is known, what is dropped for room, and what is refused, one by one."""
@@ -110,7 +116,7 @@ def test_keys_of_rows_are_request_keys(steps: list[tuple[Any, ...]]) -> None:
         model = RequestKeys(max_bytes=500, lifetime=60)
         now = NOW
         for step in steps:
-            keys: Keys = sessions.keys_of(tx, sid, policy)
+            keys = keys_of_session(tx, policy)
             match step:
                 case ("begin", int(number), bytes(digest)):
                     use = KeyUse(RequestKey(f"kéy-{number}"), digest, "process-1")
@@ -135,6 +141,6 @@ def test_keys_of_rows_are_request_keys(steps: list[tuple[Any, ...]]) -> None:
             stored = tx.execute(
                 "SELECT count(*), total(length(outcome)) FROM keys WHERE sid = ?", (sid,)
             ).fetchone()
-            keys = sessions.keys_of(tx, sid, policy)
+            keys = keys_of_session(tx, policy)
             assert stored[1] == keys.answers
             assert keys.bytes <= 500
