@@ -78,7 +78,8 @@ class Keys:
         kept = outcome if outcome is not None and self._make_room(tx, len(outcome)) else None
         tx.execute(
             "UPDATE keys SET at = ?, outcome = ?, finished ="
-            " (SELECT ifnull(max(finished), 0) + 1 FROM keys WHERE sid = ?)"
+            " (SELECT ifnull(max(finished), 0) + 1 FROM keys"
+            " WHERE sid = ? AND finished IS NOT NULL)"
             " WHERE sid = ? AND key = ?",
             (now, kept, self.sid, self.sid, key),
         )

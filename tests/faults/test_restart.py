@@ -7,6 +7,7 @@ nobody listens: as systemd's sockets and most load balancers do.
 
 import asyncio
 import os
+import re
 import socket
 import sqlite3
 import sys
@@ -183,6 +184,29 @@ async def test_a_stock_client_goes_on_with_last_event_id(tmp_path: Path) -> None
             await heard.has(lambda: len(heard.updates) >= 3, "what was missed, and what is new")
             assert heard.updates == ["a:1", "a:2", "a:3"]
         assert served.runs == ["touch a:1", "touch a:2", "touch a:3"]
+
+
+async def test_a_stock_clients_call_that_died_with_its_server_is_answered(tmp_path: Path) -> None:
+    """C2, C8: it comes back for the rest of its response stream, and is told that nobody can
+    know; it does not wait for ever, and nothing runs again.
+    """
+    async with serving(tmp_path) as (served, proxy):
+        async with Client(proxy.url(), mode="legacy") as client:
+            failed = list[MCPError]()
+
+            async def wait() -> None:
+                with pytest.raises(MCPError) as raised:
+                    await call(client, "wait", gate="never")
+                failed.append(raised.value)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait)
+                stream = await proxy.carrying(b'"wait"')
+                # The stream is open: its client has an id to come back with.
+                await stream.sent(re.compile(rb"(?m)^id: ?post"))
+                await served.restart(proxy)
+        assert [error.error.code for error in failed] == [-31012]
+        assert served.runs == ["wait never"]
 
 
 @pytest.mark.parametrize("scheme", ["http", pytest.param("ws", marks=pytest.mark.full)])
