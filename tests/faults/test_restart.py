@@ -52,7 +52,7 @@ class Served:
             self.port = int(free.getsockname()[1])
         self._process: Process | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._env = {
+        self.env = {
             **os.environ,
             "PYTHONPATH": f"{ROOT}:{ROOT}/transports",
             "RUNS": str(place / "runs"),
@@ -77,7 +77,7 @@ class Served:
             stdin=DEVNULL,
             stdout=DEVNULL,
             stderr=PIPE,
-            env=self._env,
+            env=self.env,
             cwd=self.place,
         )
         self.said = ""
@@ -116,7 +116,7 @@ class Served:
     async def pipe(self) -> AsyncGenerator[ProcessPeer]:
         """A client of a process that serves standard input and output, killed at the end."""
         running = await asyncio.create_subprocess_exec(
-            *self.command("--stdio"), stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=self._env
+            *self.command("--stdio"), stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=self.env
         )
         assert running.stdout is not None and running.stdin is not None
         peer = ProcessPeer(running, running.stdout, running.stdin)
@@ -312,7 +312,11 @@ async def test_a_second_server_on_the_file_is_refused_in_one_line(tmp_path: Path
     """One process serves from a file; the other says which, and ends."""
     async with serving(tmp_path) as (served, _):
         second = await asyncio.create_subprocess_exec(
-            *served.command("--port", "0"), stdin=DEVNULL, stdout=PIPE, stderr=PIPE, cwd=ROOT
+            *served.command("--port", "0"),
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=served.env,
         )
         out, said = await at_most(20, second.communicate())
         process = served._process  # pyright: ignore[reportPrivateUsage]
