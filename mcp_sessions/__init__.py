@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from mcp_sessions.security import SessionSecurity
     from mcp_sessions.server.admin import SessionInfo
     from mcp_sessions.server.handle import SessionHandle, current_session
+    from mcp_sessions.stores.sqlite import SQLiteStore
 
 __version__ = "0.1.0"
 
@@ -59,6 +60,7 @@ __all__ = [
     "ReconnectPolicy",
     "ResumableTransport",
     "ResumeOutcome",
+    "SQLiteStore",
     "SessionHandle",
     "SessionInfo",
     "SessionLayer",
@@ -84,6 +86,7 @@ _DEFINED_IN = {
     "ReconnectPolicy": "mcp_sessions.client.policy",
     "ResumableTransport": "mcp_sessions.client.sdk",
     "ResumeOutcome": "mcp_sessions.client.outcome",
+    "SQLiteStore": "mcp_sessions.stores.sqlite",
     "SessionHandle": "mcp_sessions.server.handle",
     "SessionInfo": "mcp_sessions.server.admin",
     "SessionLayer": "mcp_sessions.layer",

@@ -2,6 +2,7 @@
 
 The examples are the same in every run, so that no change is blamed for what it did not
 break. ``HYPOTHESIS_PROFILE=deep`` searches new ones, many more of them.
+``MCP_SESSIONS_TEST_STORE=sqlite`` runs what takes any store (`tests.support.world`) on that one.
 """
 
 import os
@@ -34,6 +35,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 def anyio_backend() -> str:
     """The library is written for asyncio."""
     return "asyncio"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With another store, leave out, and count, what is about the store in memory only."""
+    if os.environ.get("MCP_SESSIONS_TEST_STORE", "memory") != "memory":
+        left_out = [item for item in items if item.get_closest_marker("in_memory")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -215,7 +215,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--path", type=types.url_path, default="/mcp", help="default: %(default)s")
     parser.add_argument(
-        "--store", metavar="URL", help=f"where sessions are kept; default: {DEFAULT_STORE}"
+        "--store",
+        metavar="URL",
+        help=f"where sessions are kept, such as sqlite:///notes.db; default: {DEFAULT_STORE}",
     )
     parser.add_argument(
         "--idle-timeout",

@@ -346,14 +346,12 @@ class SQLiteStore:
 
         def work(tx: Transaction) -> Admitted | None:
             # What was in memory may be behind the file by now.
-            row = tx.execute(
-                "SELECT sid, fencing_epoch FROM sessions WHERE session_id = ?", (session_id,)
-            ).fetchone()
-            if row is None:
+            found = sessions.keys_of(tx, session_id, self._policy)
+            if found is None:
                 return None
-            if fencing_epoch is not None and row[1] != fencing_epoch:
+            epoch, keys = found
+            if fencing_epoch is not None and epoch != fencing_epoch:
                 return Admitted(record, displaced=True)
-            keys = sessions.keys_of(tx, row[0], self._policy)
             begun, outcome, runner = keys.begin(tx, use, now=now)
             return Admitted(record, begun, outcome, runner)
 
@@ -786,11 +784,8 @@ class SQLiteStore:
         """See :meth:`SessionStore.finish_request`."""
 
         def work(tx: Transaction) -> bool:
-            session = sessions.brief(tx, session_id)
-            if session is None:
-                return False
-            keys = sessions.keys_of(tx, session.sid, self._policy)
-            return keys.finish(tx, key, outcome, now=now)
+            found = sessions.keys_of(tx, session_id, self._policy)
+            return found is not None and found[1].finish(tx, key, outcome, now=now)
 
         return await self._writer.call(work)
 

@@ -66,24 +66,27 @@ class Keys:
         self, tx: Transaction, request_key: RequestKey, outcome: bytes | None, *, now: float
     ) -> bool:
         """See :meth:`RequestKeys.finish`."""
-        self._expire(tx, now)
+        changed = self._expire(tx, now)
         key = text_bytes(request_key)
         runs = tx.execute(
             "SELECT 1 FROM keys WHERE sid = ? AND key = ? AND finished IS NULL", (self.sid, key)
         ).fetchone()
         if runs is None:
-            self._write(tx)
+            if changed:
+                self._write(tx)
             return False
         kept = outcome if outcome is not None and self._make_room(tx, len(outcome)) else None
         tx.execute(
             "UPDATE keys SET at = ?, outcome = ?, finished ="
-            " (SELECT ifnull(max(finished), 0) + 1 FROM keys WHERE sid = ?)"
+            " (SELECT ifnull(max(finished), 0) + 1 FROM keys"
+            " WHERE sid = ? AND finished IS NOT NULL)"
             " WHERE sid = ? AND key = ?",
             (now, kept, self.sid, self.sid, key),
         )
         if kept is not None:
             self.bytes += len(kept)
             self.answers += len(kept)
+        # Also where it was dropped: others may have gone to make room.
         self._write(tx)
         return kept is not None
 

@@ -20,6 +20,9 @@ Durability = Literal["normal", "full"]
 APPLICATION_ID = 0x6D637073
 """``mcps``: what marks a SQLite file as ours."""
 
+LEAST_SQLITE = (3, 35, 0)
+"""``RETURNING``."""
+
 BUSY_TIMEOUT = 5.0
 """Seconds that a write waits for another program to let go of the file."""
 
@@ -123,9 +126,14 @@ def open_file(path: Path, durability: Durability) -> sqlite3.Connection:
 
     Raises:
         ConfigurationError: It is no file of ours, of a newer version, or cannot be opened
-            or made.
+            or made; or this Python's SQLite is too old.
         StoreUnavailable: Another program has it locked, or the disk is full.
     """
+    if sqlite3.sqlite_version_info < LEAST_SQLITE:
+        least = ".".join(map(str, LEAST_SQLITE))
+        raise ConfigurationError(
+            f"this Python has SQLite {sqlite3.sqlite_version}, and {least} is needed"
+        )
     try:
         if not path.exists():
             # Session ids are in it, which are credentials on a server without
@@ -251,7 +259,8 @@ def unavailable(path: Path, failed: sqlite3.Error) -> StoreUnavailable:
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
             cause = "the file cannot be written"
         case _:
-            cause = str(failed)
+            # Of an I/O error nobody knows what the disk made of it.
+            return StoreUnavailable(f"{path}: {failed}; unknown whether the call was stored")
     return StoreUnavailable(f"{path}: {cause}; nothing of the call was stored")
 
 

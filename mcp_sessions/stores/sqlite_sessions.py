@@ -209,12 +209,19 @@ def _move(record: SessionRecord, deadline: float) -> None:
     record.expires_at = deadline
 
 
-def keys_of(tx: Transaction, sid: int, policy: SessionPolicy) -> Keys:
-    """The request keys of a session."""
-    used, answers = tx.execute(
-        "SELECT key_bytes, key_answers FROM sessions WHERE sid = ?", (sid,)
+def keys_of(
+    tx: Transaction, session_id: SessionId, policy: SessionPolicy
+) -> tuple[FencingEpoch, Keys] | None:
+    """A session's fencing epoch and its request keys; None: it is not there."""
+    row = tx.execute(
+        "SELECT fencing_epoch, sid, key_bytes, key_answers FROM sessions WHERE session_id = ?",
+        (session_id,),
     ).fetchone()
-    return Keys(sid, used, answers, policy.request_key_bytes, policy.request_key_lifetime)
+    if row is None:
+        return None
+    epoch, sid, used, answers = row
+    keys = Keys(sid, used, answers, policy.request_key_bytes, policy.request_key_lifetime)
+    return FencingEpoch(epoch), keys
 
 
 def subscribe(tx: Transaction, sid: int, uri: str, policy: SessionPolicy) -> None:

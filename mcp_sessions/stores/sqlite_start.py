@@ -23,7 +23,8 @@ _DETACH = """
 # client sends an older one.
 _DROP_RUNNING = """
     UPDATE keys SET outcome = NULL, finished =
-        (SELECT ifnull(max(finished), 0) + 1 FROM keys AS others WHERE others.sid = keys.sid)
+        (SELECT ifnull(max(finished), 0) + 1 FROM keys AS others
+         WHERE others.sid = keys.sid AND others.finished IS NOT NULL)
     WHERE finished IS NULL
 """
 

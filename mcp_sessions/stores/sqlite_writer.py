@@ -240,7 +240,9 @@ class Writer:
                 self._tell(self._deliver, transaction.changes, ())
                 self._tell(self._on_chore, done)
             give_back_space(connection)
-        except sqlite3.Error as failed:
+        except Exception as failed:
+            # The boundary between what is done by the way and what callers wait for: whatever
+            # is wrong with the former, the latter goes on, and the next round tries again.
             logger.warning("%s: %s", self._path, failed)
 
     def _tell(self, call: Callable[..., None], *arguments: Any) -> None:

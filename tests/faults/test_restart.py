@@ -6,13 +6,17 @@ nobody listens: as systemd's sockets and most load balancers do.
 """
 
 import asyncio
+import itertools
 import os
+import random
+import re
 import socket
 import sqlite3
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +55,7 @@ class Served:
             self.port = int(free.getsockname()[1])
         self._process: Process | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._env = {
+        self.env = {
             **os.environ,
             "PYTHONPATH": f"{ROOT}:{ROOT}/transports",
             "RUNS": str(place / "runs"),
@@ -76,7 +80,7 @@ class Served:
             stdin=DEVNULL,
             stdout=DEVNULL,
             stderr=PIPE,
-            env=self._env,
+            env=self.env,
             cwd=self.place,
         )
         self.said = ""
@@ -115,7 +119,7 @@ class Served:
     async def pipe(self) -> AsyncGenerator[ProcessPeer]:
         """A client of a process that serves standard input and output, killed at the end."""
         running = await asyncio.create_subprocess_exec(
-            *self.command("--stdio"), stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=self._env
+            *self.command("--stdio"), stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=self.env
         )
         assert running.stdout is not None and running.stdin is not None
         peer = ProcessPeer(running, running.stdout, running.stdin)
@@ -131,9 +135,9 @@ class Served:
         runs = self.place / "runs"
         return runs.read_text().splitlines() if runs.exists() else []
 
-    async def until(self, look: Callable[[], bool]) -> None:
+    async def until(self, look: Callable[[], bool], *, within: float = 10) -> None:
         """Wait for what another process does."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(within):
             while not look():  # noqa: ASYNC110  (no event of this process)
                 await asyncio.sleep(0.01)
 
@@ -148,10 +152,12 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path) -> AsyncGenerator[tuple[Served, TcpProxy]]:
+async def serving(
+    tmp_path: Path, *, within: float = WITHIN
+) -> AsyncGenerator[tuple[Served, TcpProxy]]:
     served = Served(tmp_path)
     try:
-        with anyio.fail_after(WITHIN):
+        with anyio.fail_after(within):
             await served.start()
             async with TcpProxy("127.0.0.1", served.port) as proxy:
                 proxy.patience = 20
@@ -183,6 +189,29 @@ async def test_a_stock_client_goes_on_with_last_event_id(tmp_path: Path) -> None
             await heard.has(lambda: len(heard.updates) >= 3, "what was missed, and what is new")
             assert heard.updates == ["a:1", "a:2", "a:3"]
         assert served.runs == ["touch a:1", "touch a:2", "touch a:3"]
+
+
+async def test_a_stock_clients_call_that_died_with_its_server_is_answered(tmp_path: Path) -> None:
+    """C2, C8: it comes back for the rest of its response stream, and is told that nobody can
+    know; it does not wait for ever, and nothing runs again.
+    """
+    async with serving(tmp_path) as (served, proxy):
+        async with Client(proxy.url(), mode="legacy") as client:
+            failed = list[MCPError]()
+
+            async def wait() -> None:
+                with pytest.raises(MCPError) as raised:
+                    await call(client, "wait", gate="never")
+                failed.append(raised.value)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait)
+                stream = await proxy.carrying(b'"wait"')
+                # The stream is open: its client has an id to come back with.
+                await stream.sent(re.compile(rb"(?m)^id: ?post"))
+                await served.restart(proxy)
+        assert [error.error.code for error in failed] == [-31012]
+        assert served.runs == ["wait never"]
 
 
 @pytest.mark.parametrize("scheme", ["http", pytest.param("ws", marks=pytest.mark.full)])
@@ -259,6 +288,70 @@ async def test_a_call_that_died_with_its_server_is_answered_and_does_not_run_aga
         assert served.runs.count("wait never") == 1
 
 
+CLIENTS = 50
+KILLS = 6
+
+
+@dataclass
+class Busy:
+    """A client that calls and listens all the time, and what came of it."""
+
+    answered: list[str] = field(default_factory=list[str])
+    unknown: list[str] = field(default_factory=list[str])
+    heard: Heard = field(default_factory=Heard)
+
+    async def run(self, number: int, url: str, mode: str, stop: anyio.Event) -> None:
+        """One call after the other until told to stop, and one more."""
+        patient = replace(QUICK, give_up_after=60)
+        transport = resumable(url, on_resume=self.heard.on_resume, policy=patient)
+        on_message = self.heard.on_message
+        async with Client(transport, mode=mode, message_handler=on_message) as client:
+            for count in itertools.count():
+                last, uri = stop.is_set(), f"{number}:{count}"
+                try:
+                    await call(client, "touch", uri=uri)
+                    self.answered.append(uri)
+                except MCPError as failed:
+                    assert is_outcome_unknown(failed), failed
+                    self.unknown.append(uri)
+                if last:
+                    break
+            # What was stored before its answer was sent is heard, sooner or later.
+            await self.heard.has(
+                lambda: set(self.answered) <= set(self.heard.updates), f"of client {number}: all"
+            )
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+async def test_six_deaths_under_fifty_clients_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    """E6, C2, A3: no event lost or repeated, no call run twice, every caller answered."""
+    clients = [Busy() for _ in range(CLIENTS)]
+    async with serving(tmp_path, within=360) as (served, proxy):
+        stop, chance = anyio.Event(), random.Random(6)
+        async with anyio.create_task_group() as tasks:
+            for number, client in enumerate(clients):
+                tasks.start_soon(client.run, number, proxy.url(), "legacy", stop)
+            for _ in range(KILLS):
+                # Killed as soon as it works again, at a moment that nobody chose.
+                done = len(served.runs) + chance.randrange(20, 200)
+                await served.until(lambda least=done: len(served.runs) >= least, within=60)
+                await served.restart(proxy)
+            stop.set()
+        runs = served.runs
+    assert len(runs) == len(set(runs)), "a call ran twice"
+    for client in clients:
+        updates = client.heard.updates
+        assert len(updates) == len(set(updates)), "an event came twice"
+        known = {*client.answered, *client.unknown}
+        assert set(client.answered) <= set(updates) <= known
+        assert all(f"touch {uri}" in runs for uri in client.answered)
+        assert all(outcome.recovered for outcome in client.heard.outcomes)
+        assert [uri for uri in updates if uri in client.answered] == client.answered
+    assert sum(len(client.answered) for client in clients) > CLIENTS
+    assert any(client.unknown for client in clients), "no kill met a call at work"
+
+
 async def test_over_stdio_a_session_survives_the_whole_process(tmp_path: Path) -> None:
     """Architecture, "Stores": "over stdio of the whole process"; by ``session/resume``."""
     served = Served(tmp_path)
@@ -288,7 +381,11 @@ async def test_a_second_server_on_the_file_is_refused_in_one_line(tmp_path: Path
     """One process serves from a file; the other says which, and ends."""
     async with serving(tmp_path) as (served, _):
         second = await asyncio.create_subprocess_exec(
-            *served.command("--port", "0"), stdin=DEVNULL, stdout=PIPE, stderr=PIPE, cwd=ROOT
+            *served.command("--port", "0"),
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=served.env,
         )
         out, said = await at_most(20, second.communicate())
         process = served._process  # pyright: ignore[reportPrivateUsage]

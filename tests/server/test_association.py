@@ -287,6 +287,7 @@ async def test_rule_1_and_session_methods_work_meanwhile() -> None:
         assert (await client.error("tools/call", call_params("echo")))["code"] == -32043
 
 
+@pytest.mark.in_memory
 async def test_a_notification_with_null_leads_out_of_it_too() -> None:
     """Rule: "or sends ``null``": a notification is something sent."""
     async with world() as w:

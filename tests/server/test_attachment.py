@@ -668,6 +668,7 @@ async def test_the_policy_says_what_is_coalesced() -> None:
         assert [m["params"]["n"] for m in await stream.has(5)] == [2, 4, 5, 6, 7]
 
 
+@pytest.mark.in_memory
 async def test_what_is_known_of_evicted_events_goes_with_them() -> None:
     """A15: "The retention index is evicted with its events"; an event whose key was evicted is
     an event like any other.

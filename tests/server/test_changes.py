@@ -34,6 +34,7 @@ async def test_whoever_has_the_answer_can_rely_on_the_change() -> None:
         assert resumed["replayed"] == 1
 
 
+@pytest.mark.in_memory
 async def test_an_answer_waits_for_no_change_of_others() -> None:
     """Rule: "It … delays no other session or request": a server whose resources change all the time
     answered nobody, since each answer waited until nothing was left to tell.

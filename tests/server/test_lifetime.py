@@ -337,6 +337,7 @@ def test_a_limit_is_a_positive_number(wrong: float) -> None:
 # --- the end leaves nothing -------------------------------------------------------------------
 
 
+@pytest.mark.in_memory
 @pytest.mark.parametrize("end", ["session/end", "expiry"])
 async def test_the_end_removes_every_trace(end: str) -> None:
     """D4: "remove every trace (session, events, leases …)": in the store and at work."""

@@ -523,6 +523,7 @@ async def test_unheard_work_is_bounded_in_number() -> None:
         assert gone == [True, True, False, False, False]
 
 
+@pytest.mark.in_memory
 async def test_unheard_work_is_bounded_in_bytes() -> None:
     """C6: what it emits stays within its stream's window; its answer is always kept."""
     async with world(max_bytes=10_000) as w:

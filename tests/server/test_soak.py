@@ -63,6 +63,7 @@ async def come_and_go(w: World, count: int) -> None:
             await client.text("update", uri="a:1", meta=in_session(session))
 
 
+@pytest.mark.in_memory
 async def test_ten_thousand_that_come_and_go_leave_nothing() -> None:
     """D8: "10,000 create/drop cycles without DELETE: memory returns to baseline"."""
     async with world(idle_timeout=100) as w:
@@ -88,6 +89,7 @@ async def test_ten_thousand_that_come_and_go_leave_nothing() -> None:
         assert after - before < 2_000
 
 
+@pytest.mark.in_memory
 async def test_sessions_that_are_ended_leave_nothing_before_their_time() -> None:
     """D4, D8: the place that a session had in the queue of deadlines was kept until then: a
     client that starts and ends sessions all day filled the memory.
@@ -103,6 +105,7 @@ async def test_sessions_that_are_ended_leave_nothing_before_their_time() -> None
         assert len(store._deadlines) < 300
 
 
+@pytest.mark.in_memory
 async def test_connections_that_are_deleted_leave_nothing() -> None:
     """D4: with an open stream, a session attached, and a request that nobody waits for."""
     async with world() as w:

@@ -472,6 +472,30 @@ async def test_a_file_locked_by_another_program_is_an_error_and_comes_back(
         other.close()
 
 
+async def test_an_old_sqlite_is_said_to_be_too_old(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_schema, "LEAST_SQLITE", (99, 0, 0))
+    assert "99.0.0 is needed" in await refusal_of(path)
+    assert not path.exists()
+
+
+async def test_what_fails_by_the_way_fails_nobody(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread that everybody waits for goes on, whatever its chores come to."""
+
+    def broken(_: object) -> None:
+        raise ValueError("a chore that is broken")
+
+    monkeypatch.setattr("mcp_sessions.stores.sqlite_writer.IDLE", 0.0)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite_writer.give_back_space", broken)
+    async with opened(path) as store:
+        of = await new(store)
+        assert await store.append(of, Draft(b"{}"), now=NOW) is not None
+    assert "a chore that is broken" in caplog.text
+
+
 async def test_one_process_serves_from_a_file_once(path: Path) -> None:
     """The same answer to a second store of this process, which its lock would let in."""
     async with opened(path) as store:

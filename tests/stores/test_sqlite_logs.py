@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, Window
-from mcp_sessions.core.request_keys import KeyState, RequestKeys
+from mcp_sessions.core.request_keys import Begun, KeyState, RequestKeys
 from mcp_sessions.ids import EVENTS, Position, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
@@ -102,6 +102,12 @@ KEY_STEPS = st.lists(
 )
 
 
+def keys_of_session(tx: Transaction, policy: SessionPolicy) -> Keys:
+    found = sessions.keys_of(tx, SESSION, policy)
+    assert found is not None
+    return found[1]
+
+
 @given(KEY_STEPS)
 def test_keys_of_rows_are_request_keys(steps: list[tuple[Any, ...]]) -> None:
     """C2: what is known, what is dropped for room, and what is refused, one by one."""
@@ -110,7 +116,7 @@ def test_keys_of_rows_are_request_keys(steps: list[tuple[Any, ...]]) -> None:
         model = RequestKeys(max_bytes=500, lifetime=60)
         now = NOW
         for step in steps:
-            keys: Keys = sessions.keys_of(tx, sid, policy)
+            keys = keys_of_session(tx, policy)
             match step:
                 case ("begin", int(number), bytes(digest)):
                     use = KeyUse(RequestKey(f"kéy-{number}"), digest, "process-1")
@@ -135,6 +141,42 @@ def test_keys_of_rows_are_request_keys(steps: list[tuple[Any, ...]]) -> None:
             stored = tx.execute(
                 "SELECT count(*), total(length(outcome)) FROM keys WHERE sid = ?", (sid,)
             ).fetchone()
-            keys = sessions.keys_of(tx, sid, policy)
+            keys = keys_of_session(tx, policy)
             assert stored[1] == keys.answers
             assert keys.bytes <= 500
+
+
+def test_no_call_reads_through_what_a_session_has() -> None:
+    """What a call costs does not grow with events, keys or sessions: each statement of the
+    calls that are made all the time finds its rows by an index. One that did not made the
+    end of a keyed request slower with each one that had ended before.
+    """
+    policy = SessionPolicy()
+    spoken = list[str]()
+    with a_session(policy) as (tx, sid):
+        connection = tx.execute.__self__
+        connection.set_trace_callback(spoken.append)
+        log = logs.opened(tx, sid, EVENTS)
+        window = Window(2, 60, 20.0)
+        for _ in range(4):
+            logs.append(tx, log, Draft(b"x", key="a"), window, now=NOW)
+            logs.append(tx, log, Draft(b"x"), window, now=NOW)
+        logs.since_id(tx, log, log.position.event_id(), window, now=NOW)
+        use = KeyUse(RequestKey("key"), b"digest", "process-1")
+        assert keys_of_session(tx, policy).begin(tx, use, now=NOW)[0] is Begun.FIRST
+        assert keys_of_session(tx, policy).finish(tx, use.key, b"x", now=NOW)
+        sessions.brief(tx, SESSION)
+        sessions.record_of(tx, SESSION)
+        sessions.subscribe(tx, sid, "a:1", policy)
+        sessions.expire(tx, now=NOW, held=(), deadlines={SESSION: NOW + 9}, idle_timeout=9, limit=9)
+        connection.set_trace_callback(None)
+        assert len(spoken) > 30
+        for statement in spoken:
+            for *_, detail in connection.execute(f"EXPLAIN QUERY PLAN {statement}"):
+                assert not detail.startswith("SCAN"), (detail, statement)
+        # Nor all rows of one session, to look for a few.
+        for statement in (each for each in spoken if " keys " in each and "finished" in each):
+            plan = " ".join(
+                row[-1] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")
+            )
+            assert "(sid=?)" not in plan or "keys_by_end" in plan, (plan, statement)

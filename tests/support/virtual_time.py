@@ -13,6 +13,7 @@ Rules:
 
 1. Nothing in such a test may wait for the network or for a thread: the clock would not
    wait for them. Tools and resources are async functions; clients are `tests.support.raw`.
+   (A store with a thread says what it waits for, in `elsewhere`: then time stands still.)
 2. The clock of the loop is not the clock of the layer, which each test passes in.
 """
 
@@ -30,9 +31,13 @@ class _JumpingSelector(selectors.DefaultSelector):  # pyright: ignore[reportGene
     def __init__(self) -> None:
         super().__init__()
         self.now = 1_000.0
+        self.elsewhere: set[object] = set()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
+        if not ready and self.elsewhere and timeout != 0:
+            # Bounded, so that a thread that died is not waited for in silence.
+            return super().select(10.0)
         if not ready and timeout is not None and timeout > 0:
             self.now += timeout
         if not ready and timeout is None:
@@ -47,6 +52,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
+
+    @property
+    def elsewhere(self) -> set[object]:
+        """What threads are at work on, for tasks that wait for it."""
+        return self._jumping.elsewhere
 
     def time(self) -> float:
         """Seconds that have passed, or were skipped."""
@@ -66,7 +76,12 @@ VIRTUAL: Backend = ("asyncio", {"loop_factory": _FACTORY})
 async def cycles(count: int = 20) -> None:
     """Let every task run that can, ``count`` times over, without time passing.
 
-    For "nothing happens": what would happen, would happen within these cycles.
+    For "nothing happens": what would happen, would happen within these cycles. A cycle waits
+    for what threads are at work on.
     """
+    loop = asyncio.get_running_loop()
+    elsewhere = loop.elsewhere if isinstance(loop, VirtualTimeLoop) else ()
     for _ in range(count):
         await asyncio.sleep(0)
+        while elsewhere:  # noqa: ASYNC110
+            await asyncio.sleep(0)

@@ -25,7 +25,9 @@ from mcp.server.session import ServerSession
 
 from mcp_sessions import SessionLayer, SessionPolicy, current_session
 from mcp_sessions.stores.base import SessionStore
+from tests.stores.every_store import STORES
 from tests.support.raw import AsgiCarrier, Json, RawClient, in_process
+from tests.support.virtual_time import VirtualTimeLoop
 
 Ctx = ServerRequestContext[Any, Any]
 Tool = Callable[[Ctx, Json], Awaitable[str]]
@@ -225,9 +227,34 @@ class World:
 
 
 @asynccontextmanager
+async def _running(layer: SessionLayer) -> AsyncGenerator[None]:
+    """The layer's lifespan. Where time jumps, it stands still while its store's thread works."""
+    loop, writer = asyncio.get_running_loop(), getattr(layer.store, "_writer", None)
+    if not isinstance(loop, VirtualTimeLoop) or writer is None:
+        async with layer.lifespan():
+            yield
+        return
+    elsewhere, call = loop.elsewhere, writer.call
+
+    def counted(work: Any) -> asyncio.Future[Any]:
+        future = call(work)
+        elsewhere.add(future)
+        future.add_done_callback(elsewhere.discard)
+        return future
+
+    writer.call = counted
+    elsewhere.add(writer)
+    async with layer.lifespan():
+        elsewhere.discard(writer)
+        yield
+        elsewhere.add(writer)
+    elsewhere.discard(writer)
+
+
+@asynccontextmanager
 async def world(
     *,
-    store: SessionStore | str = "memory://",
+    store: SessionStore | str | None = None,
     box: Toolbox | None = None,
     server: object = None,
     clock: Clock | None = None,
@@ -236,6 +263,8 @@ async def world(
     """A wrapped server, running.
 
     Args:
+        store: None: the one that ``MCP_SESSIONS_TEST_STORE`` names, of those in
+            `tests.stores.every_store`; else in memory.
         server: Instead of the box's.
         limits: Of the policy.
     """
@@ -246,6 +275,8 @@ async def world(
         store = cast("SessionStore", Backplane().store())
     box = box or Toolbox()
     clock = clock or Clock()
+    if store is None:
+        store = STORES[os.environ.get("MCP_SESSIONS_TEST_STORE", "memory")]()
     layer = SessionLayer(
         server if server is not None else box.server,
         store=store,
@@ -254,6 +285,6 @@ async def world(
     )
     app = layer.asgi_app()
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(layer.lifespan())
+        await stack.enter_async_context(_running(layer))
         carrier = await stack.enter_async_context(in_process(app))
         yield World(box, layer, clock, carrier, stack)
