@@ -61,14 +61,18 @@ class ClusterLink:
                 if asks:
                     return await self._ask(node, args)
                 return await self._link(node).call(*args)
-            except MovedError as moved:
-                # The map is old; the next call learns the whole of it.
-                self._is_stale = True
-                node, asks = _named(moved, node), False
-            except AskError as asked:
-                node, asks = _named(asked, node), True
-            except TryAgainError:
-                await asyncio.sleep(_PAUSE)
+            except ResponseError as refused:
+                match _kind(refused):
+                    case "MOVED":
+                        # The map is old; the next call learns the whole of it.
+                        self._is_stale = True
+                        node, asks = _named(refused, node), False
+                    case "ASK":
+                        node, asks = _named(refused, node), True
+                    case "TRYAGAIN":
+                        await asyncio.sleep(_PAUSE)
+                    case _:
+                        raise
             except StoreUnavailable:
                 # It may be another one's by now.
                 self._is_stale = True
@@ -144,7 +148,15 @@ class ClusterLink:
         return host, owner[1]
 
 
-def _named(pointing: AskError, asked: Node) -> Node:
+def _kind(refused: ResponseError) -> str:
+    """The server's own word. Older releases of redis-py have no classes for these here."""
+    for kind, word in ((MovedError, "MOVED"), (AskError, "ASK"), (TryAgainError, "TRYAGAIN")):
+        if isinstance(refused, kind):
+            return word
+    return str(refused).partition(" ")[0]
+
+
+def _named(pointing: ResponseError, asked: Node) -> Node:
     """The node that an error names; without a host it is on the one that was asked."""
     _, _, address = str(pointing).rpartition(" ")
     host, _, port = address.rpartition(":")
