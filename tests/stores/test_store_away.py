@@ -121,10 +121,11 @@ async def test_the_modern_era_is_told_the_same() -> None:
 
 
 async def test_a_connection_stays_open_and_each_request_is_answered_with_an_error() -> None:
-    async with served() as (server, w):
+    # Suspended: after a restart its logs begin anew, and for that a connection is closed.
+    async with served(3) as (server, w):
         peer = await w.connected()
         session_id = (await peer.start())["sessionId"]
-        server.kill()
+        server.suspend()
         for method, params in (
             ("tools/call", call_params("echo", {"text": "a"})),
             ("session/start", {}),
@@ -134,7 +135,7 @@ async def test_a_connection_stays_open_and_each_request_is_answered_with_an_erro
         ):
             error = await peer.error(method, params)
             assert error["code"] == -32603 and "sessionId" not in str(error)
-        server.start()
+        server.resume()
 
         async def works() -> Json | None:
             answer = await peer.answer(await peer.call("echo", text="b"))
