@@ -100,6 +100,9 @@ MAX_HOT = 10_000
 _COALESCED = 0.01
 """Of the idle timeout: how far a deadline moves in memory before the file is told."""
 
+_PAGE = 500
+"""Records read at once: some milliseconds in which no other call is served."""
+
 _PATIENCE = 15
 """How often the lock is tried before somebody else is taken to serve from the file."""
 
@@ -702,13 +705,23 @@ class SQLiteStore:
         return await self._writer.call(work)
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
-        """See :meth:`SessionStore.all_sessions`."""
-        found = await self._writer.call(lambda tx: sessions.records(tx, principal))
-        hot = self._hot
-        return [
-            hot[record.session_id].record if record.session_id in hot else record
-            for record in found
-        ]
+        """See :meth:`SessionStore.all_sessions`.
+
+        It is read in pages, between which others are served: each session as it is when its
+        page is read. What is there from beginning to end is in the list, once.
+        """
+        found: list[SessionRecord] = []
+        after = 0
+        while True:
+            page, after = await self._writer.call(
+                lambda tx, after=after: sessions.records(tx, principal, after=after, limit=_PAGE)
+            )
+            for record in page:
+                # One in memory has its deadline as it really is.
+                hot = self._hot.get(record.session_id)
+                found.append(hot.record if hot is not None else record)
+            if len(page) < _PAGE:
+                return found
 
     async def set_filter(
         self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]

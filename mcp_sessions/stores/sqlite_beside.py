@@ -40,7 +40,7 @@ class SQLiteBeside:
 
     async def all_sessions(self) -> Sequence[SessionRecord]:
         """See :class:`~mcp_sessions.stores.beside.Beside`."""
-        return await asyncio.to_thread(self._read, sessions.records)
+        return await asyncio.to_thread(self._read, lambda tx: sessions.records(tx)[0])
 
     async def end(self, session_id: SessionId) -> bool:
         """See :class:`~mcp_sessions.stores.beside.Beside`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,15 +76,20 @@ def counted(tx: Transaction) -> int:
     return row[0]
 
 
-def records(tx: Transaction, principal: Principal | None = None) -> list[SessionRecord]:
-    """Every session, or every one of a principal; oldest first."""
-    query = f"SELECT {_COLUMNS} FROM sessions"
-    rows: Iterable[Any]
-    if principal is None:
-        rows = tx.execute(f"{query} ORDER BY sid")
-    else:
-        rows = tx.execute(f"{query} WHERE owner = ? ORDER BY sid", (owner_bytes(principal),))
-    return [_record(tx, row) for row in rows]
+def records(
+    tx: Transaction, principal: Principal | None = None, *, after: int = 0, limit: int = -1
+) -> tuple[list[SessionRecord], int]:
+    """Sessions, or those of a principal, oldest first; and where the next page begins.
+
+    Args:
+        after: Where this page begins.
+        limit: How many; below 0: all.
+    """
+    query, values = f"SELECT {_COLUMNS} FROM sessions WHERE sid > ?", [after]
+    if principal is not None:
+        query, values = f"{query} AND owner = ?", [after, owner_bytes(principal)]
+    rows = tx.execute(f"{query} ORDER BY sid LIMIT ?", (*values, limit)).fetchall()
+    return [_record(tx, row) for row in rows], rows[-1][0] if rows else after
 
 
 def create(tx: Transaction, record: SessionRecord, policy: SessionPolicy) -> None:

@@ -465,7 +465,7 @@ def test_a_store_does_what_its_model_does(make: MakeStore) -> None:
     """A2, A3, A10, A12, A13, B1 to B3, C2, D3, D5, D7, F5 in every order of calls."""
 
     def machine() -> StoreMachine:
-        return StoreMachine(make())
+        return StoreMachine(make)
 
     # Twice as many examples as elsewhere: there are many ways through a store. Fewer of
     # them where each call is a round trip.

@@ -152,6 +152,26 @@ async def test_what_ran_at_the_end_is_never_run_again_and_its_key_is_not_kept_fo
         assert not await store.finish_request(of, RequestKey("other"), b"x", now=NOW)
 
 
+async def test_many_sessions_are_listed_in_pages_that_let_others_through(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each once; also where pages end exactly with the last one, or the owner's are few."""
+    monkeypatch.setattr(sqlite_store, "_PAGE", 3)
+    alice = Principal("client", "https://issuer", "alice")
+    async with opened(path) as store:
+        made = [await new(store, principal=(ANONYMOUS, alice)[n % 2]) for n in range(12)]
+        for count in (12, 11, 10):
+            listed = [record.session_id for record in await store.all_sessions()]
+            assert listed == made[:count]
+            of_alice = [record.session_id for record in await store.all_sessions(alice)]
+            assert of_alice == made[1:count:2]
+            await store.end(made[count - 1])
+        many = asyncio.ensure_future(store.all_sessions())
+        await store.head(made[0])
+        assert not many.done(), "who comes later waits for one page, not for all"
+        await many
+
+
 # --- deadlines in memory -------------------------------------------------------------------
 
 
