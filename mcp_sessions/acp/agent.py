@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, cast
 
 from acp import Agent, RequestError
@@ -42,14 +42,23 @@ class Outlet(Protocol):
         ...
 
 
+class AcpAgent(Protocol):
+    """An agent: any object with the methods of ``acp.Agent``, or with those that it needs."""
+
+    @property
+    def prompt(self) -> Callable[..., Awaitable[Any]]:
+        """Answers ``session/prompt``; the one that none can do without."""
+        ...
+
+
 class AgentSide:
     """One agent, for all its clients."""
 
-    def __init__(self, agent: Agent, outlet: Outlet) -> None:
-        self._agent = agent
+    def __init__(self, agent: AcpAgent, outlet: Outlet) -> None:
+        self._agent = cast(Agent, agent)
         self._outlet = outlet
         # What is unstable in ACP is answered by the layer, or is the agent's own choice.
-        self._router = build_agent_router(agent, use_unstable_protocol=True)
+        self._router = build_agent_router(self._agent, use_unstable_protocol=True)
         self._answers: asyncio.Queue[Json | None] = asyncio.Queue()
         self._connection: AgentSideConnection | None = None
         self._listening: asyncio.Task[None] | None = None

@@ -13,9 +13,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from acp import Agent
-
-from mcp_sessions.acp.agent import AgentSide
+from mcp_sessions.acp.agent import AcpAgent, AgentSide
 from mcp_sessions.acp.link import Link
 from mcp_sessions.acp.options import Options
 from mcp_sessions.acp.service import AcpService
@@ -46,7 +44,7 @@ class AcpSessionLayer:
 
     def __init__(
         self,
-        agent: Agent,
+        agent: AcpAgent,
         *,
         store: SessionStore | str = "memory://",
         connect_servers: bool = True,
