@@ -297,7 +297,9 @@ class Link:
         writer = self._write_task
         if writer is not None and not writer.done():
             waiting = asyncio.create_task(self._drained())
-            await asyncio.wait({waiting, writer}, timeout=within)
+            await asyncio.wait(
+                {waiting, writer}, timeout=within, return_when=asyncio.FIRST_COMPLETED
+            )
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
         self.close()
