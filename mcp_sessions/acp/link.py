@@ -148,6 +148,7 @@ class Link:
         self.closed = False
         """Nothing reaches the client any more."""
 
+        self._is_deaf = False
         self._wire = wire
         self._service = service
         self._limit = send_buffer
@@ -218,6 +219,10 @@ class Link:
         self._size = 0
         self._pushed.set()
         self._changed.set()
+        self._hear_no_more()
+
+    def _hear_no_more(self) -> None:
+        self._is_deaf = True
         asked, self._asked = self._asked, {}
         for question in asked.values():
             question.lost()
@@ -226,7 +231,7 @@ class Link:
 
     def ask(self, question: Question) -> None:
         """Ask the client what the agent asks; if it cannot be asked, that is the answer."""
-        if self.closed:
+        if self._is_deaf:
             question.refuse(INTERNAL_ERROR, "the client is gone")
         elif not self.may_be_asked(question):
             method = question.method
@@ -280,6 +285,7 @@ class Link:
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
+            self._hear_no_more()
         if not reader.cancelled() and (failed := reader.exception()) is not None:
             raise failed
 

@@ -76,7 +76,7 @@ class RawClient:
                 self._changed.notify_all()
         self.ended = True
         for waiting in self._waiting.values():
-            waiting.set_exception(ConnectionError("the layer closed the connection"))
+            waiting.cancel()
         async with self._changed:
             self._changed.notify_all()
 
@@ -153,6 +153,10 @@ class RawClient:
     def texts(self) -> list[str]:
         """The texts of the updates that have one."""
         return [text_of(update) for update in self.updates() if "content" in update]
+
+    def end_input(self) -> None:
+        """Say that nothing more will come, and go on reading."""
+        self._writer.write_eof()
 
     async def close(self) -> None:
         """Vanish."""
