@@ -7,7 +7,7 @@ import json
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import acp
 import anyio
@@ -57,8 +57,6 @@ class RawClient:
         self.strays: list[Json] = []
         """Answers to no request of ours."""
 
-        self.ended = False
-
     async def run(self) -> None:
         """Read until the layer closes."""
         while line := await self._reader.readline():
@@ -74,11 +72,24 @@ class RawClient:
                 self.questions.append(message)
             async with self._changed:
                 self._changed.notify_all()
-        self.ended = True
         for waiting in self._waiting.values():
             waiting.cancel()
         async with self._changed:
             self._changed.notify_all()
+
+    @property
+    def last_id(self) -> int:
+        """Of the last request."""
+        return self._last_id
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncGenerator[list[Json]]:
+        """Answers that come meanwhile are put there, and nowhere else."""
+        before, self._waiting = self._waiting, {}
+        try:
+            yield self.strays
+        finally:
+            self._waiting = before
 
     async def until(self, what: Callable[[], object]) -> None:
         """Wait until something that was received makes it true."""
@@ -153,6 +164,14 @@ class RawClient:
     def texts(self) -> list[str]:
         """The texts of the updates that have one."""
         return [text_of(update) for update in self.updates() if "content" in update]
+
+    def pause(self) -> None:
+        """Take nothing from the socket, until `go_on`."""
+        cast("asyncio.ReadTransport", self._writer.transport).pause_reading()
+
+    def go_on(self) -> None:
+        """Take what comes."""
+        cast("asyncio.ReadTransport", self._writer.transport).resume_reading()
 
     def end_input(self) -> None:
         """Say that nothing more will come, and go on reading."""
