@@ -144,15 +144,21 @@ class AcpSessionLayer:
 
     async def _run(self) -> None:
         served = asyncio.create_task(self.serve())
-        loop = asyncio.get_running_loop()
+        terminated = asyncio.Event()
+
+        def terminate() -> None:
+            terminated.set()
+            served.cancel()
+
         try:
-            loop.add_signal_handler(signal.SIGTERM, served.cancel)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
         except NotImplementedError:
             logger.debug("no signal handlers here")  # Windows: the process just ends
         try:
             await served
         except asyncio.CancelledError:
-            if not served.cancelled():
+            # Ctrl-C cancels too, and then this has to end as cancelled.
+            if not terminated.is_set():
                 raise
 
     async def serve(

@@ -7,8 +7,10 @@ protocol goes to stdout.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 from mcp_sessions import __version__
@@ -37,7 +39,9 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     logs.configure(level=options.log_level, format=options.log_format)
-    layer = _layer(options)
+    with _stdout_to_stderr():
+        # The target's code runs, and may print: stdout is the protocol's.
+        layer = _layer(options)
     print(
         f"mcp-sessions {__version__} serves {options.target} over ACP on standard input and "
         f"output; conversations are kept in a {layer.store.name} store",
@@ -51,6 +55,20 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Generator[None]:
+    """Whatever is printed, by Python, a library or a child process, goes to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _layer(options: argparse.Namespace) -> AcpSessionLayer:
