@@ -236,6 +236,11 @@ class Openings:
 
     async def close(self, incoming: Incoming) -> None:
         """Answer ``session/close``: it can be loaded again."""
+        session_id = session_id_of(incoming.params)
+        if self._registry.find(session_id) is None:
+            await self._registry.record_of(session_id)
+            incoming.answer({})  # it is closed already
+            return
         conversation = await self._registry.seen_by(incoming.link, incoming.params)
         async with self._registry.door(conversation.session_id):
             await self._prompts.end(conversation, incoming.link)

@@ -287,8 +287,9 @@ async def test_what_the_layer_does_not_know_is_the_agents() -> None:
     ],
 )
 def test_what_cannot_be_served_is_refused_at_once(options: Any) -> None:
+    arguments: dict[str, Any] = {"agent": ToldAgent(), **options}
     with pytest.raises(ConfigurationError):
-        AcpSessionLayer(**{"agent": ToldAgent(), **options})
+        AcpSessionLayer(**arguments)
 
 
 async def test_a_reader_without_a_writer_is_a_mistake() -> None:

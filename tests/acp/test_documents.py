@@ -25,6 +25,7 @@ from tests.support.conversations import (
     conversation,
     prompt,
     text_of,
+    text_of_result,
 )
 
 pytestmark = pytest.mark.anyio
@@ -60,7 +61,7 @@ async def says_place(agent: ToldAgent, session_id: str, text: str) -> None:
     """Ask the MCP server where it is."""
     here = current_conversation()
     result = await here.mcp["place"].call_tool("place", {})
-    await agent.say(session_id, f"{here.cwd} | {result.content[0].text}")  # pyright: ignore
+    await agent.say(session_id, f"{here.cwd} | {text_of_result(result)}")
 
 
 async def still_works(client: RawClient) -> None:
@@ -75,7 +76,7 @@ async def still_works(client: RawClient) -> None:
 
 async def test_the_requested_version_is_answered_if_it_is_supported() -> None:
     """003, Version Negotiation: "If the Agent supports the requested version, it MUST respond
-    with the same version."
+    with the same version".
     """
     agent = ToldAgent()
     async with client_of(AcpSessionLayer(agent)) as client:
@@ -157,21 +158,29 @@ async def test_nothing_is_served_before_initialize(method: str, params: Json) ->
 
 # --- 003, Capabilities ---------------------------------------------------------------------
 
-CLIENT_CALLS: dict[str, Any] = {
-    "fs/read_text_file": lambda c, s: c.read_text_file(s, "/a"),
-    "fs/write_text_file": lambda c, s: c.write_text_file(s, "/a", "text"),
-    "terminal/create": lambda c, s: c.create_terminal(s, "true"),
-    "terminal/output": lambda c, s: c.terminal_output(s, "t"),
-    "terminal/release": lambda c, s: c.release_terminal(s, "t"),
-    "terminal/wait_for_exit": lambda c, s: c.wait_for_terminal_exit(s, "t"),
-    "terminal/kill": lambda c, s: c.kill_terminal(s, "t"),
-    "elicitation/create": lambda c, s: c.create_elicitation(
-        "?",
-        schema.ElicitationFormSessionMode(
-            mode="form", session_id=s, requested_schema=schema.ElicitationSchema()
-        ),
-    ),
+CLIENT_CALLS: dict[str, tuple[str, Json]] = {
+    "fs/read_text_file": ("read_text_file", {"path": "/a"}),
+    "fs/write_text_file": ("write_text_file", {"path": "/a", "content": "text"}),
+    "terminal/create": ("create_terminal", {"command": "true"}),
+    "terminal/output": ("terminal_output", {"terminal_id": "t"}),
+    "terminal/release": ("release_terminal", {"terminal_id": "t"}),
+    "terminal/wait_for_exit": ("wait_for_terminal_exit", {"terminal_id": "t"}),
+    "terminal/kill": ("kill_terminal", {"terminal_id": "t"}),
+    "elicitation/create": ("create_elicitation", {"message": "?"}),
 }
+"""Method on the wire → the library's name for it, and its arguments but the session's id."""
+
+
+async def ask_client(agent: ToldAgent, session_id: str, method: str) -> None:
+    """Have the agent ask its client."""
+    name, arguments = CLIENT_CALLS[method]
+    if name == "create_elicitation":
+        scope = {"sessionId": session_id, "requestedSchema": {"type": "object"}}
+        mode = schema.ElicitationFormSessionMode.model_validate(scope)
+        await agent.client.create_elicitation(mode=mode, **arguments)
+    else:
+        await getattr(agent.client, name)(session_id=session_id, **arguments)
+
 
 ANSWERS: dict[str, Any] = {
     "fs/read_text_file": {"content": "text"},
@@ -199,12 +208,12 @@ WITHOUT: dict[str, list[Json]] = {
 @pytest.mark.parametrize("method", list(CLIENT_CALLS))
 async def test_a_client_is_never_asked_for_what_it_did_not_declare(method: str) -> None:
     """003, Capabilities: "Clients and Agents MUST treat all capabilities omitted in the
-    initialize request as UNSUPPORTED."
+    initialize request as UNSUPPORTED".
     """
 
     async def call(agent: ToldAgent, session_id: str, text: str) -> None:
         try:
-            await CLIENT_CALLS[method](agent.client, session_id)
+            await ask_client(agent, session_id, method)
         except acp.RequestError as refused:
             await agent.say(session_id, f"refused {refused.code}: {refused}")
         else:
@@ -262,7 +271,7 @@ async def test_what_the_layer_provides_is_declared_and_what_the_agent_declares_i
 
 async def test_text_and_links_reach_the_agent_as_they_were_sent_and_are_replayed() -> None:
     """003, Prompt capabilities: "all Agents MUST support ContentBlock::Text and
-    ContentBlock::ResourceLink in session/prompt requests."
+    ContentBlock::ResourceLink in session/prompt requests".
     """
     agent = ToldAgent()
     link = {"type": "resource_link", "uri": "file:///a%20b", "name": "a b", "mimeType": "text/x"}
@@ -332,7 +341,7 @@ async def test_a_working_directory_that_is_not_absolute_is_refused(cwd: Any, met
     agent, store = ToldAgent(), MemoryStore()
     async with conversation(agent, store) as client:
         session_id = await client.new("/before")
-        params = {"sessionId": session_id, "cwd": cwd, "mcpServers": []}
+        params: Json = {"sessionId": session_id, "cwd": cwd, "mcpServers": []}
         refused = await client.refusal(method, params)
         assert refused.code == INVALID_PARAMS
         assert "cwd" in refused.message
@@ -458,7 +467,7 @@ async def test_a_malformed_server_is_refused_by_its_place(servers: Any, where: s
         assert (await client.ask("session/list", {})) == {"sessions": []}
 
         session_id = await client.new()
-        params = {"sessionId": session_id, "cwd": "/", "mcpServers": servers}
+        params: Json = {"sessionId": session_id, "cwd": "/", "mcpServers": servers}
         assert (await client.refusal("session/load", params)).code == INVALID_PARAMS
         assert await client.prompt(session_id, "well?") == {"stopReason": "end_turn"}
         assert [name for name, _ in agent.calls] == ["initialize", "new_session", "prompt"]
@@ -521,7 +530,7 @@ async def test_an_unknown_session_is_an_error_and_nothing_more(
     """001, Session ID: what it is used for, with bad input."""
     agent = ToldAgent()
     async with conversation(agent) as client:
-        params = {"sessionId": session_id, "cwd": "/", "mcpServers": []}
+        params: Json = {"sessionId": session_id, "cwd": "/", "mcpServers": []}
         refused = await client.refusal(method, {**params, "prompt": []})
         assert refused.code == code
         assert [name for name, _ in agent.calls] == ["initialize"]

@@ -110,7 +110,7 @@ async def test_a_slow_client_is_replayed_to_as_fast_as_it_reads() -> None:
         await slow.initialize()
         await other.initialize()
         slow.pause()
-        params = {"sessionId": session_id, "cwd": "/", "mcpServers": []}
+        params: Json = {"sessionId": session_id, "cwd": "/", "mcpServers": []}
         answer = await slow.begin("session/load", params)
         # Nobody else waits for it.
         for _ in range(50):
@@ -476,6 +476,8 @@ async def test_a_closed_session_can_be_loaded_again(process: MakeStore) -> None:
         assert (refused.code, refused.data["reason"]) == (-32600, "not_open")
         assert "session/load" in refused.message
 
+        # Once more is nothing more.
+        assert await client.ask("session/close", {"sessionId": session_id}) == {}
         await client.load(session_id)
         await client.prompt(session_id, "two")
         assert client.texts()[-1] == "echo two"
@@ -519,7 +521,7 @@ async def listed(client: RawClient, **params: Any) -> list[Json]:
         found += page["sessions"]
         if "nextCursor" not in page:
             return found
-        params = {**params, "cursor": page["nextCursor"]}
+        params: Json = {**params, "cursor": page["nextCursor"]}
 
 
 class Clock:

@@ -13,10 +13,12 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 
 from mcp_sessions.acp import AcpSessionLayer, current_conversation
+from mcp_sessions.ids import SessionId
 from mcp_sessions.layer import SessionLayer
 from mcp_sessions.security import mint_key
 from mcp_sessions.server.handle import current_session
 from mcp_sessions.stores.sqlite import SQLiteStore
+from tests.support.board import Board
 from tests.support.conversations import (
     Json,
     KeptMemory,
@@ -25,6 +27,7 @@ from tests.support.conversations import (
     client_of,
     conversation,
     text_of,
+    text_of_result,
 )
 from tests.support.servers import RunningServer, serve
 
@@ -92,7 +95,7 @@ async def call(agent: ToldAgent, session_id: str, text: str) -> None:
         await agent.say(session_id, f"no {name}")
         return
     result = await client.call_tool(tool, {})
-    await agent.say(session_id, result.content[0].text)  # pyright: ignore
+    await agent.say(session_id, text_of_result(result))
 
 
 def http_entry(server: RunningServer, name: str = "web") -> Json:
@@ -166,23 +169,33 @@ async def test_sessions_with_servers_go_on_in_another_process(
     assert [answer[1:] for answer in before] == [answer[1:] for answer in after]
 
 
+class Watched(KeptMemory):
+    """Says what is saved as data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved = ""
+        self.board = Board()
+
+    async def replace_data(self, session_id: SessionId, value: Any, **options: Any) -> bool:
+        """See `SessionStore`."""
+        done = await super().replace_data(session_id, value, **options)
+        self.saved = str(value)
+        self.board.announce()
+        return done
+
+
 async def test_a_session_with_a_server_is_kept_soon_and_not_only_at_the_end(
     over_http: RunningServer,
 ) -> None:
     """A killed process has no end."""
-    store = KeptMemory()
+    store = Watched()
     async with conversation(ToldAgent(call), store) as client:
         session_id = await client.new(servers=[http_entry(over_http)])
         mcp_session = (await ask(client, session_id, "web count")).removeprefix("1 in ")
 
-        async def is_kept() -> bool:
-            [record] = await store.all_sessions()
-            data = await store.load_data(record.session_id)
-            return data is not None and mcp_session in str(data.value)
-
         with anyio.fail_after(5):
-            while not await is_kept():
-                await anyio.sleep(0.01)
+            await store.board.until(lambda: mcp_session in store.saved, what="the session")
 
 
 async def test_a_session_with_one_server_is_not_offered_to_another(
@@ -290,7 +303,7 @@ async def test_a_load_takes_no_server_from_a_prompt_that_is_at_work(
         begun.set()
         await go_on.wait()
         result = await client.call_tool("count", {})
-        await agent.say(session_id, result.content[0].text)  # pyright: ignore
+        await agent.say(session_id, text_of_result(result))
 
     layer = AcpSessionLayer(ToldAgent(with_a_pause))
     async with layer, client_of(layer) as first, client_of(layer) as second:

@@ -48,7 +48,6 @@ class Editor:
         return [one["content"]["text"] for one in self.shown if one not in self.of_the_agent]
 
 
-
 class Place:
     """A folder with the stores of both, and how to start what is there."""
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 import acp
 import anyio
 from acp import schema
+from mcp.types import CallToolResult, TextContent
 
 from mcp_sessions.acp import AcpSessionLayer, Conversation, current_conversation
 from mcp_sessions.stores.base import SessionStore
@@ -193,6 +194,13 @@ def text_of(update: Json) -> str:
     return update["content"]["text"]
 
 
+def text_of_result(result: CallToolResult) -> str:
+    """The text of an MCP tool's result."""
+    [block] = result.content
+    assert isinstance(block, TextContent)
+    return block.text
+
+
 def result_of(answer: Json) -> Any:
     """The result that an answer has."""
     if "error" in answer:
@@ -253,7 +261,7 @@ class ToldAgent:
             raise acp.RequestError.invalid_params({"unknown": session_id})
         text = " ".join(getattr(block, "text", "") for block in prompt)
         reason = await self.scene(self, session_id, text)
-        return acp.PromptResponse(stop_reason=reason or "end_turn")  # pyright: ignore
+        return acp.PromptResponse.model_validate({"stopReason": reason or "end_turn"})
 
 
 class KeptMemory(MemoryStore):
