@@ -17,7 +17,7 @@ from mcp_sessions import __version__
 from mcp_sessions.cli import arguments as types
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.targets import SHAPE, load_target
-from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mcp_sessions.acp import AcpSessionLayer
@@ -36,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: The store, the target or an option is wrong, or the ACP library
             is not installed.
+        StoreUnavailable: The store cannot be reached.
     """
     options = _parser().parse_args(arguments)
     logs.configure(level=options.log_level, format=options.log_format)
@@ -50,8 +51,6 @@ def main(arguments: Sequence[str]) -> int:
     )
     try:
         layer.run()
-    except StoreUnavailable as error:
-        raise ConfigurationError(f"the store cannot be opened: {error}") from error
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0

@@ -3,6 +3,7 @@ conversation; and what becomes of a prompt when another client takes its convers
 """
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from acp import schema
 
 from mcp_sessions.acp import AcpSessionLayer, catalogue, current_conversation, record
+from mcp_sessions.stores import sqlite, sqlite_start
 from mcp_sessions.stores.base import SessionStore
 from mcp_sessions.stores.sqlite import SQLiteStore
 from tests.support.conversations import (
@@ -261,6 +263,29 @@ async def test_what_an_agent_says_while_it_makes_a_session_comes_after_the_answe
         await client.load(session_id)
         # Its welcome to the session that it makes now is not a part of this conversation.
         assert client.texts() == ["welcome"]
+
+
+async def test_a_conversation_outlives_a_power_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logs whose last events may be missing are made anew; a conversation keeps what it has."""
+
+    def killed(_: sqlite3.Connection) -> None:
+        """Instead of ``shut_down``: nothing was said at the end."""
+
+    monkeypatch.setattr(sqlite_start, "boot_id", lambda: "one")
+    monkeypatch.setattr(sqlite, "shut_down", killed)
+    async with conversation(store=SQLiteStore(tmp_path / "a.db")) as client:
+        session_id = await client.new()
+        await client.prompt(session_id, "before")
+    monkeypatch.setattr(sqlite_start, "boot_id", lambda: "two")
+    async with conversation(store=SQLiteStore(tmp_path / "a.db")) as client:
+        await client.load(session_id)
+        await client.prompt(session_id, "after")
+        assert client.texts() == ["before", "echo before", "echo after"]
+    async with conversation(store=SQLiteStore(tmp_path / "a.db")) as client:
+        await client.load(session_id)
+        assert client.texts() == ["before", "echo before", "after", "echo after"]
 
 
 # --- two clients ---------------------------------------------------------------------------
@@ -521,7 +546,7 @@ async def listed(client: RawClient, **params: Any) -> list[Json]:
         found += page["sessions"]
         if "nextCursor" not in page:
             return found
-        params: Json = {**params, "cursor": page["nextCursor"]}
+        params = {**params, "cursor": page["nextCursor"]}
 
 
 class Clock:

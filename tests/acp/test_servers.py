@@ -236,7 +236,7 @@ async def test_a_server_that_cannot_be_reached_is_reported_and_the_session_lives
     name = bad["name"]
     store = KeptMemory()
     servers = [bad, http_entry(over_http)]
-    async with conversation(ToldAgent(call), store, connect_timeout=2) as client:
+    async with conversation(ToldAgent(call), store, connect_timeout=1) as client:
         session_id = await client.new(servers=servers)
         await client.until(client.updates)
         # The id is known before anything is said about it.
@@ -252,7 +252,7 @@ async def test_a_server_that_cannot_be_reached_is_reported_and_the_session_lives
         assert await ask(client, session_id, f"{name} count") == f"no {name}"
         assert (await ask(client, session_id, "web count")).startswith("1 in ")
 
-    async with conversation(ToldAgent(call), store, connect_timeout=2) as client:
+    async with conversation(ToldAgent(call), store, connect_timeout=1) as client:
         await client.load(session_id, servers=servers)
         assert await client.prompt(session_id, "web count") == {"stopReason": "end_turn"}
         # The replay has said so already; to say it at each load would only fill the record.

@@ -7,11 +7,14 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.main import main
+
+Json = dict[str, Any]
 
 AGENT = """
     import acp
@@ -33,8 +36,8 @@ LAYER = f"""
 
 WITHIN = 40.0  # seconds; importing the SDK takes one or two
 
-INITIALIZE = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": 1}}
-NEW = {
+INITIALIZE: Json = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": 1}}
+NEW: Json = {
     "jsonrpc": "2.0",
     "id": 2,
     "method": "session/new",
@@ -158,7 +161,7 @@ def test_a_signal_ends_it_and_the_conversation_is_there(
         process.send_signal(number)
         assert process.wait(WITHIN) == status
 
-    load = {
+    load: Json = {
         **NEW,
         "id": 3,
         "method": "session/load",

@@ -51,8 +51,8 @@ class Place:
 
     def run(self, *steps: tuple[str, Json]) -> Json:
         """One client and one agent, which is killed at the end."""
-        initialize = {"protocolVersion": 1, "clientCapabilities": {}}
-        script = {
+        initialize: Json = {"protocolVersion": 1, "clientCapabilities": {}}
+        script: Json = {
             "command": self.command,
             "cwd": str(ROOT / "examples"),
             "steps": [("initialize", initialize), *steps],

@@ -146,7 +146,7 @@ class RawClient:
 
     async def load(self, session_id: str, cwd: str = "/", servers: Any = None) -> Any:
         """Load a session."""
-        params = {"sessionId": session_id, "cwd": cwd, "mcpServers": servers or []}
+        params: Json = {"sessionId": session_id, "cwd": cwd, "mcpServers": servers or []}
         return await self.ask("session/load", params)
 
     async def prompt(self, session_id: str, *texts: str) -> Any:
