@@ -4,7 +4,7 @@ conversation; and what becomes of a prompt when another client takes its convers
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,12 @@ async def test_a_conversation_is_loaded_again_and_again_the_same(process: MakeSt
     assert len(shown[0]) == 6
 
 
+@pytest.mark.parametrize("page_bytes", [5_000, 20_000])
 async def test_a_long_conversation_is_whole_and_in_order(
-    process: MakeStore, monkeypatch: pytest.MonkeyPatch
+    process: MakeStore, monkeypatch: pytest.MonkeyPatch, page_bytes: int
 ) -> None:
-    """Pages of every size: their edges lose nothing and repeat nothing."""
-    monkeypatch.setattr(record, "PAGE_BYTES", 20_000)
+    """Pages of every size, also of one entry: their edges lose nothing and repeat nothing."""
+    monkeypatch.setattr(record, "PAGE_BYTES", page_bytes)
     sizes = [1, 100, 30_000, 5]
 
     async def talk(agent: ToldAgent, session_id: str, text: str) -> None:
@@ -208,6 +209,28 @@ async def test_an_agents_own_load_is_called_and_its_replay_is_not_shown_twice(
         assert client.texts()[-1] == "echo two"
 
 
+async def test_what_an_agent_only_inherits_from_the_librarys_class_is_not_its_own(
+    process: MakeStore,
+) -> None:
+    """``acp.Agent`` is a class of stubs; its ``load_session`` remembers nothing."""
+
+    class Inherits(ToldAgent, acp.Agent):  # pyright: ignore[reportIncompatibleMethodOverride]
+        pass
+
+    make: Any = Inherits
+    agent = make()
+    async with conversation(agent, process()) as client:
+        session_id = await client.new()
+        await client.prompt(session_id, "one")
+
+    agent = make()
+    async with conversation(agent, process()) as client:
+        await client.load(session_id)
+        assert [name for name, _ in agent.calls] == ["initialize", "new_session"]
+        await client.prompt(session_id, "two")
+        assert client.texts()[-1] == "echo two"
+
+
 async def test_a_load_that_the_agent_refuses_is_an_error_and_costs_nothing(
     process: MakeStore,
 ) -> None:
@@ -234,10 +257,12 @@ async def test_a_session_that_the_agent_refuses_is_not_made(process: MakeStore) 
         async def new_session(self, cwd: str, **arguments: Any) -> Any:
             raise acp.RequestError.auth_required()
 
-    async with conversation(Locked(), process()) as client:
+    store = process()
+    async with conversation(Locked(), store) as client:
         refused = await client.refusal("session/new", {"cwd": "/", "mcpServers": []})
         assert refused.code == -32000
         assert await client.ask("session/list", {}) == {"sessions": []}
+        assert list(await store.all_sessions()) == []
 
 
 async def test_what_an_agent_says_while_it_makes_a_session_comes_after_the_answer(
@@ -312,7 +337,8 @@ async def test_a_load_takes_a_running_prompt_over_and_its_answer_goes_to_who_ask
     and its answer goes to who sent it.
     """
     scene = Held()
-    layer = AcpSessionLayer(ToldAgent(scene), store=process())
+    agent = ToldAgent(scene)
+    layer = AcpSessionLayer(agent, store=process())
     async with layer, client_of(layer) as first, client_of(layer) as second:
         await first.initialize()
         await second.initialize()
@@ -322,6 +348,8 @@ async def test_a_load_takes_a_running_prompt_over_and_its_answer_goes_to_who_ask
             await scene.begun.wait()
 
         await second.load(session_id)
+        # The agent knows it: to it nothing has happened.
+        assert agent.sessions == ["own-0"]
         assert second.texts() == ["go", "before"]
         scene.go_on.set()
 
@@ -386,19 +414,47 @@ async def test_a_question_that_waits_is_asked_again_of_who_took_over(process: Ma
         assert second.texts()[-1] == "read by the second"
 
 
-async def test_a_client_that_loads_what_it_has_open_sees_it_once_more_in_order(
-    process: MakeStore,
-) -> None:
-    scene = Held()
-    async with conversation(ToldAgent(scene), process()) as client:
+class Interrupts(KeptMemory):
+    """Something happens in the middle of a replay."""
+
+    def __init__(self, happen: Callable[[], Awaitable[None]]) -> None:
+        super().__init__()
+        self._happen = happen
+        self.is_armed = False
+
+    async def read(self, *arguments: Any, **options: Any) -> Any:
+        """Let it happen, once, when the first page is wanted."""
+        if self.is_armed:
+            self.is_armed = False
+            await self._happen()
+        return await super().read(*arguments, **options)
+
+
+async def test_a_client_that_loads_what_it_has_open_sees_it_once_more_in_order() -> None:
+    """Also what the agent says in the middle of it: in its place, and once."""
+    begun, go_on, said = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def scene(agent: ToldAgent, session_id: str, text: str) -> None:
+        await agent.say(session_id, "before")
+        begun.set()
+        await go_on.wait()
+        await agent.say(session_id, "meanwhile")
+        said.set()
+
+    async def happen() -> None:
+        go_on.set()
+        await said.wait()
+
+    store = Interrupts(happen)
+    async with conversation(ToldAgent(scene), store) as client:
         session_id = await client.new()
         answer = await client.begin("session/prompt", prompt(session_id, "go"))
         with anyio.fail_after(WITHIN):
-            await scene.begun.wait()
+            await begun.wait()
+        store.is_armed = True
         await client.load(session_id)
-        scene.go_on.set()
         assert (await answer)["result"] == {"stopReason": "end_turn"}
-        assert client.texts() == ["before", "go", "before", "after"]
+        assert client.texts() == ["before", "go", "before", "meanwhile"]
 
 
 async def test_two_that_load_at_once_end_with_one_that_has_it(process: MakeStore) -> None:

@@ -48,6 +48,12 @@ class Faulty(KeptMemory):
 
         self.hold: asyncio.Event | None = None
 
+    async def admit(self, *arguments: Any, **options: Any) -> Any:
+        """Wait if it is to."""
+        if self.hold is not None:
+            await self.hold.wait()
+        return await super().admit(*arguments, **options)
+
     async def append(
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:
