@@ -36,7 +36,12 @@ LAYER = f"""
 
 WITHIN = 40.0  # seconds; importing the SDK takes one or two
 
-INITIALIZE: Json = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": 1}}
+INITIALIZE: Json = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": 1},
+}
 NEW: Json = {
     "jsonrpc": "2.0",
     "id": 2,
