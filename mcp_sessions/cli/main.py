@@ -24,6 +24,7 @@ COMMANDS = {
     "serve": "serve an MCP server with resumable sessions",
     "bridge": "give a stdio-only host a remote server that survives its connections",
     "sessions": "list, show and end the sessions of a store",
+    "acp": "serve an ACP agent whose conversations can be loaded",
     "keygen": "print a new random key",
 }
 
@@ -56,6 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from mcp_sessions.cli import sessions
 
                 return sessions.main(chosen.arguments)
+            case "acp":
+                from mcp_sessions.cli import acp
+
+                return acp.main(chosen.arguments)
             case "keygen":
                 from mcp_sessions.cli import keygen
 

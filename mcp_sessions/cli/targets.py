@@ -30,7 +30,7 @@ Kind = Callable[[object], bool]
 """Says whether an object is of a kind that can be served."""
 
 
-def load_target(target: str, *, kinds: Sequence[Kind]) -> object:
+def load_target(target: str, *, kinds: Sequence[Kind], what: str = SERVABLE) -> object:
     """The server or ``SessionLayer`` that ``target`` names.
 
     Without ``:attr`` it is the only one of its kind in the file. One object under two
@@ -41,6 +41,7 @@ def load_target(target: str, *, kinds: Sequence[Kind]) -> object:
         kinds: What can be served, the kind to prefer first: a file that has a layer has
             the server in it as well, and means the layer. They are asked only after the
             target's code ran, so they may import the SDK.
+        what: These kinds in words.
 
     Raises:
         ConfigurationError: No such file, module or attribute; the code failed; there
@@ -49,10 +50,10 @@ def load_target(target: str, *, kinds: Sequence[Kind]) -> object:
     place, attribute = split_target(target)
     module = _import_file(place) if place.endswith(".py") else _import_module(place)
     if attribute is None:
-        return _only_one(module, place, kinds)
+        return _only_one(module, place, kinds, what)
     found = _attribute(module, place, attribute, kinds)
     if not any(is_kind(found) for is_kind in kinds):
-        raise ConfigurationError(f"{target} is a {type(found).__name__}, not {SERVABLE}")
+        raise ConfigurationError(f"{target} is a {type(found).__name__}, not {what}")
     return found
 
 
@@ -159,7 +160,7 @@ def _attribute(module: ModuleType, place: str, attribute: str, kinds: Sequence[K
     return found
 
 
-def _only_one(module: ModuleType, place: str, kinds: Sequence[Kind]) -> object:
+def _only_one(module: ModuleType, place: str, kinds: Sequence[Kind], what: str) -> object:
     for is_kind in kinds:
         match _names_of(module, is_kind):
             case []:
@@ -169,7 +170,7 @@ def _only_one(module: ModuleType, place: str, kinds: Sequence[Kind]) -> object:
             case names:
                 choices = ", ".join(f"{place}:{name}" for name in names)
                 raise ConfigurationError(f"{place} has several servers; name one: {choices}")
-    raise ConfigurationError(f"{place} has nothing to serve: it needs {SERVABLE}")
+    raise ConfigurationError(f"{place} has nothing to serve: it needs {what}")
 
 
 def _names_of(module: ModuleType, is_kind: Kind) -> list[str]:

@@ -24,6 +24,7 @@ STRAYS = {
         "transports/mcp_sessions_transports/__init__.py",
         "import fastmcp",
     ),
+    "only mcp_sessions.acp knows ACP": ("mcp_sessions/client/__init__.py", "import acp"),
 }
 
 

@@ -14,7 +14,7 @@ import os
 import select
 import sys
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, BinaryIO
 
@@ -87,8 +87,8 @@ class StdioBinding:
 
     async def _read(self, connection: DuplexConnection, wire_in: BinaryIO) -> None:
         limit = self._served.policy.max_message
-        async with _lines(wire_in, limit) as lines:
-            while (line := await lines.get()) is not None:
+        async with lines(wire_in, limit) as received:
+            while (line := await received.get()) is not None:
                 if len(line.rstrip(b"\r\n")) > limit:
                     logger.warning("a message of more than %d bytes was dropped", limit)
                     connection.refuse_too_big()
@@ -96,25 +96,39 @@ class StdioBinding:
                     await connection.take(line)
 
     async def _write(self, connection: DuplexConnection, wire_out: BinaryIO) -> None:
-        loop = asyncio.get_running_loop()
-        # A pipe takes 64 KiB at once; what is small enough and finds room needs no thread.
-        os.set_blocking(wire_out.fileno(), False)
+        with writing(wire_out) as write:
 
-        async def write(chunks: list[bytes]) -> None:
-            data = memoryview(b"".join([chunk + b"\n" for chunk in chunks]))
-            while data:
-                try:
-                    written = os.write(wire_out.fileno(), data)
-                except BlockingIOError:
-                    await _writable(loop, wire_out.fileno())
-                    continue
-                data = data[written:]
+            async def write_lines(chunks: list[bytes]) -> None:
+                await write(b"".join([chunk + b"\n" for chunk in chunks]))
 
-        try:
-            await connection.outbox.empty_into(write, idle=None, interval=0)
-        finally:
-            with contextlib.suppress(OSError):
-                os.set_blocking(wire_out.fileno(), True)
+            await connection.outbox.empty_into(write_lines, idle=None, interval=0)
+
+
+@contextmanager
+def writing(wire_out: BinaryIO) -> Generator[Callable[[bytes], Awaitable[None]]]:
+    """A function that writes all of its bytes, without a thread; one call at a time.
+
+    It raises OSError if the other end is closed.
+    """
+    loop = asyncio.get_running_loop()
+    # A pipe takes 64 KiB at once; what is small enough and finds room needs no thread.
+    os.set_blocking(wire_out.fileno(), False)
+
+    async def write(content: bytes) -> None:
+        data = memoryview(content)
+        while data:
+            try:
+                written = os.write(wire_out.fileno(), data)
+            except BlockingIOError:
+                await _writable(loop, wire_out.fileno())
+                continue
+            data = data[written:]
+
+    try:
+        yield write
+    finally:
+        with contextlib.suppress(OSError):
+            os.set_blocking(wire_out.fileno(), True)
 
 
 class _Waiting(io.RawIOBase):
@@ -148,7 +162,7 @@ async def _writable(loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
 
 
 @asynccontextmanager
-async def _lines(wire_in: BinaryIO, limit: int) -> AsyncGenerator[asyncio.Queue[bytes | None]]:
+async def lines(wire_in: BinaryIO, limit: int) -> AsyncGenerator[asyncio.Queue[bytes | None]]:
     """The lines of a stream; None: it ended.
 
     A thread reads them: a file or a terminal cannot be waited for otherwise. It reads no

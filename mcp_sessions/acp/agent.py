@@ -1,0 +1,180 @@
+"""The wrapped agent: its methods are called here, and what it sends comes out here.
+
+All that touches the inside of the ACP library is in this file: the router that finds an
+agent's method and checks its params, and the connection object that an agent is handed in
+``on_connect``, which here ends in a `Transport` of ours instead of a pipe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, cast
+
+from acp import Agent, RequestError
+from acp.agent.connection import AgentSideConnection
+from acp.agent.router import build_agent_router
+from pydantic import BaseModel, ValidationError
+
+from mcp_sessions.acp import refusals
+from mcp_sessions.acp.current import CALL, Call
+from mcp_sessions.acp.link import Json
+from mcp_sessions.acp.tasks import WorkCancelled, ended_with_caller
+
+logger = logging.getLogger(__name__)
+
+
+class Outlet(Protocol):
+    """Takes what the agent sends."""
+
+    async def sent(self, method: str, params: Json) -> None:
+        """Take a notification; returns when it is stored and handed on.
+
+        Raises:
+            RequestError: It cannot be; the agent's call raises this.
+        """
+        ...
+
+    def asked(self, method: str, params: Json, answered: Callable[[Json], None]) -> None:
+        """Take a request; ``answered`` is called once, with the answer."""
+        ...
+
+
+class AcpAgent(Protocol):
+    """An agent: any object with the methods of ``acp.Agent``, or with those that it needs."""
+
+    @property
+    def prompt(self) -> Callable[..., Awaitable[Any]]:
+        """Answers ``session/prompt``; the one that none can do without."""
+        ...
+
+
+class AgentSide:
+    """One agent, for all its clients."""
+
+    def __init__(self, agent: AcpAgent, outlet: Outlet) -> None:
+        self._agent = cast(Agent, agent)
+        self._outlet = outlet
+        # What is unstable in ACP is answered by the layer, or is the agent's own choice.
+        self._router = build_agent_router(self._agent, use_unstable_protocol=True)
+        self._answers: asyncio.Queue[Json | None] = asyncio.Queue()
+        self._connection: AgentSideConnection | None = None
+        self._listening: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Connect the agent: its ``on_connect`` is called."""
+        self._connection = AgentSideConnection(self._agent, _Outgoing(self), listening=False)
+        self._listening = asyncio.create_task(self._connection.listen(), name="acp agent")
+
+    async def stop(self) -> None:
+        """Disconnect it: whatever it still waits for fails."""
+        if self._connection is not None and self._listening is not None:
+            self._answers.put_nowait(None)
+            await asyncio.gather(self._listening, return_exceptions=True)
+            await self._connection.close()
+
+    def has(self, name: str) -> bool:
+        """Whether the agent has a method of its own: not none, nor the protocol class's stub."""
+        # The library still takes agents whose methods have the names of its first versions.
+        head, *rest = name.split("_")
+        for spelling in (name, head + "".join(part.title() for part in rest)):
+            method = getattr(self._agent, spelling, None)
+            if callable(method):
+                return getattr(method, "__func__", method) is not getattr(Agent, spelling, None)
+        return False
+
+    async def call(self, method: str, params: Mapping[str, Any], call: Call) -> Json:
+        """Call the agent's method of that name on the wire; what it answers, as JSON.
+
+        Raises:
+            RequestError: The agent refused, failed, has no such method, or its params are
+                not what the method takes.
+        """
+        try:
+            return await ended_with_caller(self.called(method, params, call))
+        except WorkCancelled:
+            raise refusals.internal_error("the agent's task was cancelled") from None
+
+    async def called(self, method: str, params: Mapping[str, Any], call: Call) -> Json:
+        """The same in the caller's task, which must be one of its own: ``call`` stays in it."""
+        CALL.set(call)
+        try:
+            return _json_of(await self._router(method, dict(params), False))
+        except RequestError:
+            raise
+        except ValidationError as error:
+            raise refusals.invalid_params(explained(error)) from None
+        except Exception as error:
+            # The boundary to the agent's code, which may raise anything. As the library has
+            # it, the client is told the text.
+            logger.exception("the agent failed in %s", method)
+            raise refusals.internal_error(str(error) or type(error).__name__) from error
+
+    async def notify(self, method: str, params: Mapping[str, Any], call: Call) -> None:
+        """Tell the agent something; its failures are logged."""
+        with contextlib.suppress(WorkCancelled):
+            await ended_with_caller(self._notified(method, params, call))
+
+    async def _notified(self, method: str, params: Mapping[str, Any], call: Call) -> None:
+        CALL.set(call)
+        try:
+            await self._router(method, dict(params), True)
+        except RequestError as error:
+            logger.debug("the agent does not take %s: %s", method, error)
+        except Exception:
+            # The same boundary; nobody waits for an answer.
+            logger.exception("the agent failed in %s", method)
+
+    async def take(self, message: Json) -> None:
+        """Take a message that the agent sends."""
+        method = cast(str, message["method"])
+        params = cast("Json", message.get("params") or {})
+        if "id" in message:
+            request_id = message["id"]
+
+            def answered(answer: Json) -> None:
+                self._answers.put_nowait({"jsonrpc": "2.0", "id": request_id, **answer})
+
+            self._outlet.asked(method, params, answered)
+        else:
+            await self._outlet.sent(method, params)
+
+    async def next_answer(self) -> Json | None:
+        """The next answer for the agent; None: there will be no more."""
+        return await self._answers.get()
+
+
+class _Outgoing:
+    """The library's ``Transport``: what the agent writes to is not a pipe, but `Outlet`."""
+
+    def __init__(self, side: AgentSide) -> None:
+        self._side = side
+
+    async def send(self, message: dict[str, Any]) -> None:
+        await self._side.take(message)
+
+    async def receive(self) -> dict[str, Any] | None:
+        return await self._side.next_answer()
+
+    async def close(self) -> None:
+        pass
+
+
+def _json_of(result: object) -> Json:
+    # As the library's own connection writes it.
+    if isinstance(result, BaseModel):
+        return result.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+    if result is None:
+        return {}
+    if isinstance(result, dict):
+        return cast("Json", result)
+    raise refusals.internal_error(f"the agent answered with a {type(result).__name__}")
+
+
+def explained(error: ValidationError) -> str:
+    """In words: which member is wrong; not what it holds, which may be a credential."""
+    first = error.errors(include_input=False, include_context=False, include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place or 'params'}: {first['msg']}"

@@ -1,0 +1,98 @@
+"""The sessions that a conversation has with its MCP servers, kept with the conversation.
+
+So that whoever loads the conversation, in whatever process, goes on in the same sessions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict
+from typing import Any, TypeVar, cast
+
+import anyio.from_thread
+
+from mcp_sessions.client.jar import SavedSession
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.ids import SessionId
+from mcp_sessions.stores.base import SessionStore
+
+MEMBER = "mcpSessions"
+"""The member of the conversation's data that holds them."""
+
+TRIES = 10
+"""How often a write is tried while others change the same data."""
+
+T = TypeVar("T")
+
+
+class StoreJar:
+    """A `mcp_sessions.client.jar.Jar` in the data of one conversation."""
+
+    def __init__(self, store: SessionStore, session_id: SessionId) -> None:
+        self._store = store
+        self._session_id = session_id
+
+    def open(self, target: str, user: str) -> StoreSlot:
+        """See `Jar`. ``user`` is the server's name in this conversation."""
+        return StoreSlot(self, json.dumps([user, target]))
+
+    async def read(self, name: str) -> Any:
+        """What was saved there, if anything."""
+        data = await self._store.load_data(self._session_id)
+        saved = data.value.get(MEMBER) if data is not None else None
+        return cast("dict[str, Any]", saved).get(name) if isinstance(saved, dict) else None
+
+    async def change(self, name: str, content: dict[str, Any] | None) -> None:
+        """Save one server's session; None: there is none any more.
+
+        Raises:
+            StoreUnavailable: It was not saved.
+        """
+        for _ in range(TRIES):
+            data = await self._store.load_data(self._session_id)
+            if data is None:
+                return  # the conversation was deleted, and needs nothing any more
+            saved = data.value.setdefault(MEMBER, {})
+            if content is None:
+                saved.pop(name, None)
+            else:
+                saved[name] = content
+            if await self._store.replace_data(
+                self._session_id, data.value, expected_version=data.version
+            ):
+                return
+        raise StoreUnavailable("the conversation's data is being changed too often")
+
+
+class StoreSlot:
+    """One server's place. Its methods are called in threads, as a file's would be."""
+
+    def __init__(self, jar: StoreJar, name: str) -> None:
+        self._jar = jar
+        self._name = name
+
+    def load(self) -> SavedSession | None:
+        """See `JarSlot`."""
+        saved = _in_the_loop(self._jar.read, self._name)
+        if not isinstance(saved, dict):
+            return None
+        try:
+            return SavedSession(**cast("dict[str, Any]", saved))
+        except TypeError:
+            return None  # of another version of this library
+
+    def save(self, session: SavedSession | None) -> None:
+        """See `JarSlot`."""
+        content = asdict(session) if session is not None else None
+        _in_the_loop(self._jar.change, self._name, content)
+
+    def close(self) -> None:
+        """See `JarSlot`."""
+
+
+def _in_the_loop(function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
+    try:
+        return anyio.from_thread.run(function, *args)
+    except StoreUnavailable as error:
+        raise OSError(str(error)) from error

@@ -1,0 +1,115 @@
+"""``initialize``: which version is spoken, and who can do what (document 003).
+
+Nothing here waits or remembers; `tests/acp/test_initialize.py` owns the rules:
+
+1. The requested version if we support it, else our latest.
+2. A capability that is not declared is not supported.
+3. What the agent declares is kept; what the layer provides is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from acp import PROTOCOL_VERSION
+
+from mcp_sessions.acp.refusals import invalid_params
+
+SUPPORTED = frozenset({PROTOCOL_VERSION})
+"""The versions of ACP that are spoken here."""
+
+NEEDED = {
+    "fs/read_text_file": ("fs", "readTextFile"),
+    "fs/write_text_file": ("fs", "writeTextFile"),
+}
+"""Method of a client → the capability that says it is there."""
+
+
+def negotiated(params: Mapping[str, Any]) -> int:
+    """The version to answer to a client's ``initialize``.
+
+    Raises:
+        RequestError: ``protocolVersion`` is missing, or no whole number of at least 0.
+    """
+    requested = params.get("protocolVersion")
+    # JSON's true is Python's 1.
+    if not isinstance(requested, int) or isinstance(requested, bool) or requested < 0:
+        raise invalid_params("protocolVersion must be a whole number")
+    return requested if requested in SUPPORTED else max(SUPPORTED)
+
+
+def client_capabilities(params: Mapping[str, Any]) -> dict[str, Any]:
+    """What the client declares; empty if nothing.
+
+    Raises:
+        RequestError: ``clientCapabilities`` is no object.
+    """
+    return _object(params.get("clientCapabilities"), "clientCapabilities")
+
+
+def may_be_called(method: str, params: Mapping[str, Any], declared: Mapping[str, Any]) -> bool:
+    """Whether a client with these capabilities has a method.
+
+    Args:
+        method: Of a request of the agent.
+        params: That request's.
+        declared: The client's capabilities, as it sent them.
+    """
+    if method in NEEDED:
+        group, member = NEEDED[method]
+        capabilities = declared.get(group)
+        return (
+            isinstance(capabilities, dict)
+            and cast("dict[str, Any]", capabilities).get(member) is True
+        )
+    if method.startswith("terminal/"):
+        return declared.get("terminal") is True
+    if method == "elicitation/create":
+        modes, mode = declared.get("elicitation"), params.get("mode")
+        return isinstance(modes, dict) and isinstance(
+            cast("dict[object, Any]", modes).get(mode), dict
+        )
+    # A permission can always be asked for; of an extension's method nothing is known here.
+    return method == "session/request_permission" or method.startswith("_")
+
+
+def with_ours(result: Mapping[str, Any], version: int, *, connects_servers: bool) -> dict[str, Any]:
+    """The agent's answer to ``initialize``, with what the layer adds.
+
+    Args:
+        result: The agent's.
+        version: What was negotiated.
+        connects_servers: Whether the layer connects the MCP servers.
+    """
+    declared = _kept(result.get("agentCapabilities"))
+    sessions = _kept(declared.get("sessionCapabilities"))
+    # Its copy would be a conversation that the log knows nothing of.
+    sessions.pop("fork", None)
+    ours: dict[str, Any] = {
+        **declared,
+        "loadSession": True,
+        "sessionCapabilities": {
+            **sessions,
+            **{
+                name: _kept(sessions.get(name))  # also what the agent says about it
+                for name in ("resume", "list", "close")
+            },
+        },
+    }
+    if connects_servers:
+        servers = _kept(declared.get("mcpCapabilities"))
+        ours["mcpCapabilities"] = {**servers, "http": True, "sse": True}
+    return {**result, "protocolVersion": version, "agentCapabilities": ours}
+
+
+def _object(value: object, member: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise invalid_params(f"{member} must be an object")
+    return cast("dict[str, Any]", value)
+
+
+def _kept(value: object) -> dict[str, Any]:
+    return dict(cast("dict[str, Any]", value)) if isinstance(value, dict) else {}

@@ -1,0 +1,235 @@
+"""One open conversation: its record, the client that sees it, and its MCP servers.
+
+Rules that must hold, and that ``tests/acp/`` owns:
+
+1. No update reaches a client that is not in the record. What a client is shown is the
+   record: whole, in order, nothing twice, whoever wrote it.
+2. One client sees it. Whoever loads it last is the one; the client before gets nothing more
+   of it but the answers of its own requests.
+3. Whoever has to wait for a slow client waits outside of the lock, so that another client
+   can always take the conversation over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from mcp_sessions.acp.conversation import Conversation
+from mcp_sessions.acp.current import Turn
+from mcp_sessions.acp.link import Json, Link
+from mcp_sessions.acp.record import Record
+from mcp_sessions.acp.refusals import internal_error, session_not_found
+from mcp_sessions.acp.servers import Servers
+from mcp_sessions.acp.tasks import to_the_end
+from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId, parse_position
+from mcp_sessions.stores.base import Attachment, SessionStore
+
+logger = logging.getLogger(__name__)
+
+
+class OpenConversation:
+    """A conversation that is at work in this process."""
+
+    def __init__(
+        self,
+        session_id: SessionId,
+        cwd: str,
+        *,
+        store: SessionStore,
+        servers: Servers,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.session_id = session_id
+        self.servers = servers
+        self.turns: set[Turn] = set()
+        """The prompts at work."""
+
+        self.agent_ids: list[str] = []
+        """The agent's own names for it, the newest last."""
+
+        self.link: Link | None = None
+        """The client that sees it; None: nobody."""
+
+        self.fencing_epoch: FencingEpoch | None = None
+        """Of this process's attachment."""
+
+        self.taken_away = False
+        """Another process has it now."""
+
+        self.has_title = False
+        """Its first message was looked at for a title."""
+
+        self._seen_by: set[ConnectionId] = set()
+        self._replaying = False
+        self._store = store
+        self._clock = clock
+        self._record = Record(store, session_id, clock)
+        self.handle = Conversation(session_id, cwd, self._record, servers)
+        """What the agent sees of it."""
+
+        self._lock = asyncio.Lock()
+        self._shown: Position | None = None
+        """The newest entry that the client has, or that is its own."""
+
+    def __repr__(self) -> str:
+        return repr(self.handle)
+
+    @property
+    def agent_id(self) -> str | None:
+        """The agent's own name for it; None: the agent does not know it yet."""
+        return self.agent_ids[-1] if self.agent_ids else None
+
+    def was_seen_by(self, link: Link) -> bool:
+        """Whether this client opened it once."""
+        return link.connection_id in self._seen_by
+
+    def named_by_agent(self, agent_id: str) -> None:
+        """The agent gave it a name."""
+        if agent_id in self.agent_ids:
+            self.agent_ids.remove(agent_id)
+        self.agent_ids.append(agent_id)
+
+    async def record(self, updates: Iterable[Json], *, sent_by: Link | None = None) -> None:
+        """Store updates as one entry, then show them to the client.
+
+        Args:
+            updates: The ``params`` of each ``session/update``, without ``sessionId``.
+            sent_by: This client has them already: it sent them.
+
+        Raises:
+            StoreUnavailable: Unknown whether they were stored; nothing was shown.
+            RequestError: The conversation was deleted.
+        """
+        link = self.link
+        if link is not None and link is not sent_by:
+            await link.room(until=lambda: self.link is not link)
+        # To the end, whatever becomes of the caller: an entry that is stored is also shown.
+        await to_the_end(self._record_now(list(updates), sent_by))
+
+    async def _record_now(self, updates: list[Json], sent_by: Link | None) -> None:
+        async with self._lock:
+            appended = await self._record.append(updates)
+            link, event = self.link, appended.event
+            if link is None or self._shown is None or self._replaying:
+                return
+            if not self._is_ours(appended.attachment):
+                logger.info("%r was taken over by another process", self)
+                self.taken_away = True
+                return
+            if event.number > self._shown.number + 1:
+                # Another process, or a write whose outcome was not known.
+                await self._show_until(event.number - 1)
+            if link is not sent_by:
+                link.push(self._record.wire([event]))
+            self._shown = Position(self._shown.log_epoch, event.number)
+
+    async def catch_up(self) -> None:
+        """Show what is in the record and was not shown: whose outcome was not known, say.
+
+        Raises:
+            StoreUnavailable: The store did not answer.
+            RequestError: The conversation was deleted.
+        """
+        async with self._lock:
+            if self.link is None or self._shown is None:
+                return
+            if not self.taken_away and not self._replaying:
+                head = await self._record.head()
+                if head.number > self._shown.number:
+                    await self._show_until(head.number)
+
+    async def _show_until(self, number: int) -> None:
+        assert self._shown is not None and self.link is not None
+        async for page in self._record.pages(self._shown):
+            due = [event for event in page if event.number <= number]
+            self._show(self.link, due)
+            if len(due) < len(page):
+                return
+
+    def _show(self, link: Link, events: Sequence[LoggedEvent]) -> None:
+        if events:
+            link.push(self._record.wire(events))
+            self._shown = parse_position(events[-1].event_id)
+
+    def _is_ours(self, attachment: Attachment | None) -> bool:
+        return (
+            self.link is not None
+            and attachment is not None
+            and attachment.connection_id == self.link.connection_id
+        )
+
+    async def show_to(self, link: Link, *, from_start: bool, answer: Callable[[], None]) -> None:
+        """From now on this client sees it; the one before does not.
+
+        Args:
+            from_start: Replay the whole record first.
+            answer: Called when the replay is handed over and before anything newer is.
+
+        Raises:
+            StoreUnavailable: The store did not answer; the client before keeps it.
+            RequestError: The conversation was deleted.
+        """
+        shown: Position | None = None
+        if from_start:
+            # Its own client asks for it all again: what is said meanwhile comes in its place.
+            self._replaying = self.link is link
+            try:
+                # Without the lock: who is at work for the client before goes on.
+                async for page in self._record.pages():
+                    await link.room()
+                    if link.closed:
+                        raise internal_error("the client is gone")
+                    link.push(self._record.wire(page))
+                    shown = parse_position(page[-1].event_id)
+            except BaseException:
+                self._replaying = False
+                raise
+        await to_the_end(self._attach(link, shown, from_start, answer))
+
+    async def _attach(
+        self, link: Link, shown: Position | None, from_start: bool, answer: Callable[[], None]
+    ) -> None:
+        async with self._lock:
+            self._replaying = False
+            attached = await self._store.attach(
+                self.session_id, link.connection_id, now=self._clock()
+            )
+            if attached is None:
+                raise session_not_found(self.session_id)
+            rest: list[bytes] = []
+            if from_start:
+                async for page in self._record.pages(shown):
+                    rest.append(self._record.wire(page))
+                    shown = parse_position(page[-1].event_id)
+            before, self.link = self.link, link
+            self._shown = shown or parse_position(attached.head)
+            self.fencing_epoch = attached.fencing_epoch
+            self.taken_away = False
+            self._seen_by.add(link.connection_id)
+            for chunk in rest:
+                link.push(chunk)
+            answer()
+            if before is not None and before is not link:
+                logger.info("%r was taken over by another client", self)
+                before.wake()
+                for question in before.questions_about(self.session_id):
+                    # One that this client cannot answer is left to the one before.
+                    if link.may_be_asked(question):
+                        link.ask(question)
+
+    async def let_go(self) -> None:
+        """Nobody sees it any more, and its servers are disconnected.
+
+        Raises:
+            StoreUnavailable: The store did not answer; the rest is done.
+        """
+        link, self.link = self.link, None
+        if link is not None:
+            link.wake()
+        await self.servers.close()
+        if self.fencing_epoch is not None:
+            await self._store.detach(self.session_id, self.fencing_epoch)

@@ -1,0 +1,210 @@
+"""Reading what a client sent: each member is checked here, and the error names it.
+
+The ACP library's models are lenient where it would hurt: a malformed entry of ``mcpServers``
+is left out in silence. So what the layer acts on is read by hand.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+from urllib.parse import urlsplit
+
+from mcp_sessions.acp.refusals import invalid_params, session_not_found
+from mcp_sessions.ids import SessionId, parse_session_id
+
+Params = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """One entry of ``mcpServers``. Its values may be credentials."""
+
+    name: str
+    kind: Literal["stdio", "http", "sse", "other"]
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    url: str = field(default="", repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+
+
+def session_id_of(params: Params) -> SessionId:
+    """``sessionId``.
+
+    Raises:
+        RequestError: It is missing or no string, or no conversation can have such an id.
+    """
+    value = params.get("sessionId")
+    if not isinstance(value, str):
+        raise invalid_params("sessionId must be a string")
+    session_id = parse_session_id(value)
+    if session_id is None:
+        raise session_not_found(value)
+    return session_id
+
+
+def cwd_of(params: Params) -> str:
+    """``cwd``: an absolute path.
+
+    Raises:
+        RequestError: It is missing, no string, or relative.
+    """
+    value = params.get("cwd")
+    if not isinstance(value, str):
+        raise invalid_params("cwd must be a string")
+    return absolute(value, "cwd")
+
+
+def absolute(path: str, member: str) -> str:
+    """``path`` if it is absolute.
+
+    Raises:
+        RequestError: It is not, or cannot be a path.
+    """
+    if not os.path.isabs(path):
+        raise invalid_params(f"{member} must be an absolute path")
+    if "\0" in path:
+        raise invalid_params(f"{member} must be a path: it holds a NUL character")
+    return path
+
+
+def directories_of(params: Params) -> list[str]:
+    """``additionalDirectories``: absolute paths; empty if it is not there.
+
+    Raises:
+        RequestError: It is no array of absolute paths.
+    """
+    value = params.get("additionalDirectories")
+    if value is None:
+        return []
+    paths = _strings(value, "additionalDirectories")
+    return [absolute(path, f"additionalDirectories[{at}]") for at, path in enumerate(paths)]
+
+
+def optional_text(params: Params, member: str) -> str | None:
+    """A string that may be left out, or null.
+
+    Raises:
+        RequestError: It is something else.
+    """
+    value = params.get(member)
+    if value is None or isinstance(value, str):
+        return value
+    raise invalid_params(f"{member} must be a string")
+
+
+def servers_of(params: Params, *, required: bool, others: frozenset[str]) -> list[ServerSpec]:
+    """``mcpServers``, each checked.
+
+    Args:
+        required: Whether it must be there.
+        others: Transports that the agent itself says it supports; they are its business.
+
+    Raises:
+        RequestError: An entry is malformed or of an unknown transport, or two have one name.
+    """
+    value = params.get("mcpServers")
+    if value is None and not required:
+        return []
+    if not isinstance(value, list):
+        raise invalid_params("mcpServers must be an array")
+    specs = [
+        _server(entry, f"mcpServers[{at}]", others)
+        for at, entry in enumerate(cast("list[object]", value))
+    ]
+    names = [spec.name for spec in specs]
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            raise invalid_params(f"mcpServers[{at}].name is the name of another one")
+    return specs
+
+
+def _server(value: object, at: str, others: frozenset[str]) -> ServerSpec:
+    if not isinstance(value, dict):
+        raise invalid_params(f"{at} must be an object")
+    entry = cast("dict[str, Any]", value)
+    name = _text(entry, "name", at)
+    kind = entry.get("type", "stdio")
+    if kind == "stdio":
+        return ServerSpec(
+            name,
+            "stdio",
+            command=_without_nul(_text(entry, "command", at), f"{at}.command"),
+            args=tuple(
+                _without_nul(argument, f"{at}.args[{number}]")
+                for number, argument in enumerate(_strings(entry.get("args"), f"{at}.args"))
+            ),
+            # Not among what the document calls required; the library's clients always send it.
+            env=_pairs(entry.get("env", []), f"{at}.env", _environment_name),
+        )
+    if kind in ("http", "sse"):
+        url = _text(entry, "url", at)
+        try:
+            parts = urlsplit(url)
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+        except ValueError:
+            usable = False
+        if not usable:
+            raise invalid_params(f"{at}.url must be an http or https URL")
+        headers = _pairs(entry.get("headers"), f"{at}.headers", _header_name)
+        return ServerSpec(name, kind, url=url, headers=headers)
+    if isinstance(kind, str) and kind in others:
+        return ServerSpec(name, "other")
+    raise invalid_params(f'{at}.type must be "http" or "sse", or be left out for stdio')
+
+
+def _text(entry: Mapping[str, Any], member: str, at: str) -> str:
+    value = entry.get(member)
+    if not isinstance(value, str) or not value:
+        raise invalid_params(f"{at}.{member} must be a string that is not empty")
+    return value
+
+
+def _strings(value: object, at: str) -> list[str]:
+    if not isinstance(value, list):
+        raise invalid_params(f"{at} must be an array")
+    strings: list[str] = []
+    for number, item in enumerate(cast("list[object]", value)):
+        if not isinstance(item, str):
+            raise invalid_params(f"{at}[{number}] must be a string")
+        strings.append(item)
+    return strings
+
+
+def _pairs(value: object, at: str, is_name: Any) -> dict[str, str]:
+    """``[{"name": …, "value": …}]``. The values may be credentials: no error repeats one."""
+    if not isinstance(value, list):
+        raise invalid_params(f"{at} must be an array")
+    pairs: dict[str, str] = {}
+    for number, item in enumerate(cast("list[object]", value)):
+        if not isinstance(item, dict):
+            raise invalid_params(f"{at}[{number}] must be an object")
+        entry = cast("dict[str, Any]", item)
+        name, content = entry.get("name"), entry.get("value")
+        if not isinstance(name, str) or not is_name(name):
+            raise invalid_params(f"{at}[{number}].name must be a name")
+        if not isinstance(content, str) or any(character in content for character in "\0\r\n"):
+            raise invalid_params(f"{at}[{number}].value must be a string of one line")
+        pairs[name] = content
+    return pairs
+
+
+def _environment_name(name: str) -> bool:
+    return bool(name) and "=" not in name and "\0" not in name
+
+
+def _header_name(name: str) -> bool:
+    # RFC 9110 5.1: a token.
+    return bool(name) and all(
+        character.isascii() and (character.isalnum() or character in "!#$%&'*+-.^_`|~")
+        for character in name
+    )
+
+
+def _without_nul(text: str, at: str) -> str:
+    if "\0" in text:
+        raise invalid_params(f"{at} holds a NUL character")
+    return text

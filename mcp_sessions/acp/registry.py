@@ -1,0 +1,155 @@
+"""The conversations that are at work in this process, by every name that they have.
+
+A conversation has one id on the wire, which never changes. The agent has its own for it, and
+may have another one in each process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcp_sessions.acp import refusals
+from mcp_sessions.acp.current import Call
+from mcp_sessions.acp.link import Json, Link
+from mcp_sessions.acp.open_conversation import OpenConversation
+from mcp_sessions.acp.params import session_id_of
+from mcp_sessions.ids import SessionId
+from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.stores.base import Mode, SessionRecord, SessionStore
+
+
+@dataclass(slots=True)
+class _Door:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
+class Registry:
+    """Finds the conversation that a message is about."""
+
+    def __init__(self, store: SessionStore, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._clock = clock
+        self._open: dict[SessionId, OpenConversation] = {}
+        self._by_agent_id: dict[str, OpenConversation] = {}
+        self._doors: dict[SessionId, _Door] = {}
+
+    @asynccontextmanager
+    async def door(self, session_id: SessionId) -> AsyncGenerator[None, None]:
+        """One opens or closes a conversation at a time."""
+        door = self._doors.setdefault(session_id, _Door())
+        door.users += 1
+        try:
+            async with door.lock:
+                yield
+        finally:
+            door.users -= 1
+            if not door.users:
+                del self._doors[session_id]
+
+    def add(self, conversation: OpenConversation) -> None:
+        """It is at work from now on."""
+        self._open[conversation.session_id] = conversation
+
+    def name(self, conversation: OpenConversation, agent_id: str) -> None:
+        """The agent has this name for it."""
+        conversation.named_by_agent(agent_id)
+        self._by_agent_id[agent_id] = conversation
+
+    def remove(self, conversation: OpenConversation) -> None:
+        """It is at work no more."""
+        self._open.pop(conversation.session_id, None)
+        for agent_id in conversation.agent_ids:
+            if self._by_agent_id.get(agent_id) is conversation:
+                del self._by_agent_id[agent_id]
+
+    def all(self) -> Iterable[OpenConversation]:
+        """All that are at work."""
+        return list(self._open.values())
+
+    def find(self, session_id: SessionId) -> OpenConversation | None:
+        """One by its id; None: it is not at work here."""
+        return self._open.get(session_id)
+
+    def shown_to(self, link: Link) -> list[OpenConversation]:
+        """Those that a client sees."""
+        return [conversation for conversation in self.all() if conversation.link is link]
+
+    def of(self, link: Link, session_id: object) -> OpenConversation | None:
+        """The conversation, if this client sees it."""
+        if not isinstance(session_id, str):
+            return None
+        conversation = self._open.get(SessionId(session_id))
+        return conversation if conversation is not None and conversation.link is link else None
+
+    async def seen_by(self, link: Link, params: Mapping[str, Any]) -> OpenConversation:
+        """The conversation that a request is about.
+
+        Raises:
+            RequestError: There is none, this client did not open it, or another has it now.
+        """
+        session_id = session_id_of(params)
+        conversation = self._open.get(session_id)
+        admitted = await self._store.admit(
+            session_id,
+            ANONYMOUS,
+            mode=Mode.CONVERSATION,
+            now=self._clock(),
+            fencing_epoch=conversation.fencing_epoch if conversation is not None else None,
+        )
+        if admitted is None:
+            raise refusals.session_not_found(session_id)
+        if conversation is None:
+            raise refusals.not_open(session_id)
+        if conversation.link is not link or admitted.displaced:
+            if conversation.was_seen_by(link):
+                raise refusals.taken_over(session_id)
+            raise refusals.not_open(session_id)
+        return conversation
+
+    async def record_of(self, session_id: SessionId) -> SessionRecord:
+        """What the store knows of it.
+
+        Raises:
+            RequestError: Nothing.
+            StoreUnavailable: It did not answer.
+        """
+        admitted = await self._store.admit(
+            session_id, ANONYMOUS, mode=Mode.CONVERSATION, now=self._clock()
+        )
+        if admitted is None:
+            raise refusals.session_not_found(session_id)
+        return admitted.record
+
+    def named(self, call: Call | None, agent_id: object) -> OpenConversation | None:
+        """The conversation that the agent means by its own id."""
+        if not isinstance(agent_id, str):
+            return None
+        if call is not None and call.conversation is not None:
+            ids = call.conversation.agent_ids
+            if agent_id in ids or agent_id == call.conversation.session_id:
+                return call.conversation
+        found = self._by_agent_id.get(agent_id)
+        return found or self._open.get(SessionId(agent_id))
+
+    def towards(self, call: Call | None, params: Json) -> tuple[Link | None, Json]:
+        """Which client a message of the agent is for, and its params as that client knows them."""
+        conversation = self.named(call, params.get("sessionId"))
+        if conversation is None:
+            return (call.link if call is not None else None), params
+        link = conversation.link if not conversation.taken_away else None
+        if link is None and call is not None and call.opening is not None:
+            # It is being opened: the client that does it may be asked.
+            link = call.link
+        return link, {**params, "sessionId": conversation.session_id}
+
+
+def for_agent(params: Mapping[str, Any], conversation: OpenConversation | None) -> Json:
+    """A client's params as the agent knows them."""
+    if conversation is None:
+        return dict(params)
+    return {**params, "sessionId": conversation.agent_id or conversation.session_id}

@@ -1,0 +1,191 @@
+"""The MCP servers of one conversation: connected with the resuming client, one session each.
+
+Only here ``mcp_sessions.acp`` knows the MCP SDK. A server that cannot be reached is named,
+and costs the conversation nothing but its tools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, cast
+
+from mcp import Client, StdioServerParameters
+from mcp.client.sse import sse_client
+from mcp.types import Implementation
+
+from mcp_sessions import __version__
+from mcp_sessions.acp.jar import StoreJar
+from mcp_sessions.acp.params import ServerSpec
+from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client_transport import resumable
+
+logger = logging.getLogger(__name__)
+
+CLOSING_TIMEOUT = 5.0
+"""Seconds that a server has to let itself be disconnected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """A server that could not be connected."""
+
+    name: str
+    reason: str
+    """One line for people, without anything of the server's configuration but its name."""
+
+
+class _Held:
+    """One connected server. A task of its own enters and leaves the client."""
+
+    def __init__(self, spec: ServerSpec, cwd: str, client: Client) -> None:
+        self.spec = spec
+        self.cwd = cwd
+        self.client = client
+        self._stop = asyncio.Event()
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._hold(), name=f"mcp server {spec.name}")
+
+    async def _hold(self) -> None:
+        try:
+            async with self.client:
+                if not self._ready.done():
+                    self._ready.set_result(None)
+                await self._stop.wait()
+        except Exception as error:
+            # The boundary to the SDK and to the server: whatever fails is this server's
+            # failure. An exception group holds what its tasks raised.
+            if self._ready.done():
+                logger.warning("the MCP server %r failed: %s", self.spec.name, reason_of(error))
+            else:
+                self._ready.set_exception(error)
+        finally:
+            if not self._ready.done():
+                self._ready.cancel()
+
+    async def ready(self, within: float) -> None:
+        """Wait for the connection.
+
+        Raises:
+            Exception: It failed, or took longer than ``within`` seconds.
+        """
+        try:
+            async with asyncio.timeout(within):
+                await asyncio.shield(self._ready)
+        except BaseException:
+            self._task.cancel()
+            await asyncio.gather(self._task, self._ready, return_exceptions=True)
+            raise
+
+    async def close(self) -> None:
+        """Disconnect; the session stays for the next time."""
+        self._stop.set()
+        done, _ = await asyncio.wait({self._task}, timeout=CLOSING_TIMEOUT)
+        if not done:
+            logger.warning("the MCP server %r did not let go in time", self.spec.name)
+            self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+class Servers:
+    """The MCP servers of one conversation."""
+
+    def __init__(self, jar: StoreJar, *, connect_timeout: float) -> None:
+        """Take what it works with.
+
+        Args:
+            connect_timeout: Seconds that one server has to be ready.
+        """
+        self._jar = jar
+        self._timeout = connect_timeout
+        # The SDK's transports give up later than this, or never.
+        self._policy = ReconnectPolicy(connect_timeout=connect_timeout, jar_interval=0.2)
+        self._held: dict[str, _Held] = {}
+        self._retired: list[_Held] = []
+        self._clients: dict[str, Client] = {}
+
+    @property
+    def clients(self) -> Mapping[str, Client]:
+        """Server's name → its client, connected."""
+        return MappingProxyType(self._clients)
+
+    async def connect(self, specs: Iterable[ServerSpec], cwd: str) -> list[Unreachable]:
+        """Have exactly these servers connected, all at once; those that could not be.
+
+        One that is connected already stays. Those that are no longer wanted are let go by
+        `close_retired`: a prompt may be at work with them.
+
+        Args:
+            cwd: Where child processes run.
+        """
+        wanted = [spec for spec in specs if spec.kind != "other"]
+        kept: dict[str, _Held] = {}
+        fresh: list[_Held] = []
+        failed: list[Unreachable] = []
+        for spec in wanted:
+            held = self._held.get(spec.name)
+            if held is not None and held.spec == spec and (spec.kind != "stdio" or held.cwd == cwd):
+                kept[spec.name] = held
+            else:
+                fresh.append(_Held(spec, cwd, self._client(spec, cwd)))
+        outcomes = await asyncio.gather(
+            *(held.ready(self._timeout) for held in fresh), return_exceptions=True
+        )
+        for held, outcome in zip(fresh, outcomes, strict=True):
+            if outcome is None:
+                kept[held.spec.name] = held
+            elif isinstance(outcome, Exception):
+                reason = (
+                    f"it was not ready within {self._timeout:g} seconds"
+                    if isinstance(outcome, TimeoutError)
+                    else reason_of(outcome)
+                )
+                logger.warning("the MCP server %r cannot be reached: %s", held.spec.name, reason)
+                failed.append(Unreachable(held.spec.name, reason))
+            else:
+                raise outcome
+        self._retired += [held for name, held in self._held.items() if kept.get(name) is not held]
+        self._held = kept
+        self._clients = {name: held.client for name, held in kept.items()}
+        return failed
+
+    async def close_retired(self) -> None:
+        """Let go of what was replaced."""
+        retired, self._retired = self._retired, []
+        await asyncio.gather(*(held.close() for held in retired))
+
+    async def close(self) -> None:
+        """Let go of all of them."""
+        self._retired += self._held.values()
+        self._held, self._clients = {}, {}
+        await self.close_retired()
+
+    def _client(self, spec: ServerSpec, cwd: str) -> Client:
+        transport: Any
+        if spec.kind == "stdio":
+            child = StdioServerParameters(
+                command=spec.command, args=list(spec.args), env=dict(spec.env), cwd=cwd
+            )
+            transport = resumable(child, jar=self._jar, user=spec.name, policy=self._policy)
+        elif spec.kind == "http":
+            transport = resumable(
+                spec.url,
+                headers=spec.headers,
+                jar=self._jar,
+                user=spec.name,
+                policy=self._policy,
+            )
+        else:
+            transport = sse_client(spec.url, headers=dict(spec.headers))
+        who = Implementation(name="mcp-sessions acp", version=__version__)
+        return Client(transport, client_info=who)
+
+
+def reason_of(error: BaseException) -> str:
+    """One line that says why; the innermost cause of what several tasks raised."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,53 @@
+"""Two ways to run something that its caller's end must not end, or must end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+async def ended_with_caller(work: Coroutine[Any, Any, T]) -> T:
+    """The outcome of ``work``, which runs in a task of its own, with a context of its own.
+
+    If the caller is cancelled, so is the work, and it is waited for.
+
+    Raises:
+        CancelledError: The caller was cancelled.
+        WorkCancelled: The work was, by itself or by another.
+    """
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+    if task.cancelled():
+        raise WorkCancelled
+    return task.result()
+
+
+class WorkCancelled(Exception):
+    """What was waited for was cancelled, not who waited."""
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """The outcome of ``work``, which goes on to its end even if the caller is cancelled."""
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return task.result()
+    if not task.cancelled() and (failed := task.exception()) is not None:
+        logger.warning("what its caller no longer waited for failed: %r", failed)
+    raise cancelled

@@ -1,0 +1,144 @@
+"""``mcp-sessions acp --agent TARGET --store URL``: an ACP agent whose conversations last.
+
+An editor starts this command and speaks ACP to it on standard input and output. Nothing but
+protocol goes to stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
+
+from mcp_sessions import __version__
+from mcp_sessions.cli import arguments as types
+from mcp_sessions.cli import logs
+from mcp_sessions.cli.targets import SHAPE, load_target
+from mcp_sessions.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mcp_sessions.acp import AcpSessionLayer
+
+DEFAULT_STORE = "memory://"
+
+SERVABLE = "an ACP agent (an object with the methods of acp.Agent) or an AcpSessionLayer"
+
+INTERRUPTED = 130
+"""The exit status that shells give to a command that Ctrl-C ended."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until stdin ends, and return the exit status.
+
+    Raises:
+        ConfigurationError: The store, the target or an option is wrong, or the ACP library
+            is not installed.
+        StoreUnavailable: The store cannot be reached.
+    """
+    options = _parser().parse_args(arguments)
+    logs.configure(level=options.log_level, format=options.log_format)
+    with _stdout_to_stderr():
+        # The target's code runs, and may print: stdout is the protocol's.
+        layer = _layer(options)
+    print(
+        f"mcp-sessions {__version__} serves {options.target} over ACP on standard input and "
+        f"output; conversations are kept in a {layer.store.name} store",
+        file=sys.stderr,
+        flush=True,
+    )
+    try:
+        layer.run()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Generator[None]:
+    """Whatever is printed, by Python, a library or a child process, goes to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _layer(options: argparse.Namespace) -> AcpSessionLayer:
+    # What costs nothing to check comes first; the target's code runs last.
+    from mcp_sessions.stores.urls import open_store
+
+    store = open_store(options.store or DEFAULT_STORE)
+    try:
+        from mcp_sessions.acp import AcpSessionLayer
+    except ModuleNotFoundError as error:
+        if error.name != "acp":
+            raise
+        raise ConfigurationError(str(error)) from error
+
+    def is_layer(value: object) -> bool:
+        return isinstance(value, AcpSessionLayer)
+
+    loaded = load_target(options.target, kinds=(is_layer, _is_agent), what=SERVABLE)
+    given = {"--store": options.store, "--connect-timeout": options.connect_timeout}
+    if isinstance(loaded, AcpSessionLayer):
+        refused = [name for name, value in given.items() if value is not None]
+        if refused:
+            raise ConfigurationError(
+                f"{options.target} is an AcpSessionLayer and has its own store and limits: "
+                f"set them there, not with {' '.join(refused)}"
+            )
+        return loaded
+    limits = {"connect_timeout": options.connect_timeout}
+    chosen = {name: value for name, value in limits.items() if value is not None}
+    return AcpSessionLayer(loaded, store=store, **chosen)  # pyright: ignore[reportArgumentType]
+
+
+def _is_agent(value: object) -> bool:
+    # By its methods: an agent need not inherit from the library's class.
+    return not isinstance(value, type) and all(
+        callable(getattr(value, name, None)) for name in ("initialize", "prompt")
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = types.OneLineParser(
+        prog="mcp-sessions acp",
+        description="Serve an ACP agent whose conversations outlive editor and process.",
+        epilog="Logs, and whatever the agent prints, go to stderr.",
+    )
+    parser.add_argument(
+        "--agent",
+        dest="target",
+        metavar="TARGET",
+        required=True,
+        help=f"{SHAPE}: an agent or an AcpSessionLayer; without attr the only one in the file",
+    )
+    parser.add_argument(
+        "--store",
+        metavar="URL",
+        help="where conversations are kept, e.g. sqlite:///conversations.db; "
+        f"default: {DEFAULT_STORE}, which ends with the process",
+    )
+    parser.add_argument(
+        "--connect-timeout",
+        type=types.seconds,
+        metavar="S",
+        help="seconds that an MCP server has to be ready; default: 10",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=logs.LEVELS,
+        default="warning",
+        help="of mcp_sessions.*; default: %(default)s",
+    )
+    parser.add_argument(
+        "--log-format", choices=logs.FORMATS, default="text", help="default: %(default)s"
+    )
+    return parser

@@ -1,0 +1,343 @@
+"""The MCP servers of a conversation: over stdio, HTTP and SSE, and again after a load."""
+
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from starlette.applications import Starlette
+from starlette.requests import Request
+
+from mcp_sessions.acp import AcpSessionLayer, current_conversation
+from mcp_sessions.ids import SessionId
+from mcp_sessions.layer import SessionLayer
+from mcp_sessions.security import mint_key
+from mcp_sessions.server.handle import current_session
+from mcp_sessions.stores.sqlite import SQLiteStore
+from tests.support.board import Board
+from tests.support.conversations import (
+    Json,
+    KeptMemory,
+    RawClient,
+    ToldAgent,
+    client_of,
+    conversation,
+    text_of,
+    text_of_result,
+)
+from tests.support.servers import RunningServer, serve
+
+pytestmark = pytest.mark.anyio
+
+COUNTER = """
+from mcp.server import MCPServer
+from mcp_sessions import SessionLayer, current_session
+mcp = MCPServer("counter")
+@mcp.tool()
+async def count() -> str:
+    session = current_session(default=None)
+    if session is None:
+        return "no session"
+    async with session.data.edit() as data:
+        data["n"] = data.get("n", 0) + 1
+        return f"{data['n']} in {session.id}"
+SessionLayer(mcp, store="sqlite:///counter.db").run("stdio")
+"""
+
+
+def make_server() -> MCPServer[Any]:
+    """Counts in its session, and says with which headers it was asked."""
+    server = MCPServer[Any]("counter")
+
+    @server.tool()
+    async def count() -> str:  # pyright: ignore[reportUnusedFunction]
+        session = current_session(default=None)
+        if session is None:
+            return "no session"
+        async with session.data.edit() as data:
+            data["n"] = data.get("n", 0) + 1
+            return f"{data['n']} in {session.id}"
+
+    @server.tool()
+    async def flavour(ctx: Context[Any, Any]) -> str:  # pyright: ignore[reportUnusedFunction]
+        request = ctx.request_context.request
+        assert isinstance(request, Request)
+        return request.headers.get("x-flavour", "none")
+
+    return server
+
+
+@pytest.fixture(scope="module")
+def over_http() -> Generator[RunningServer]:
+    """A wrapped server."""
+    with serve(SessionLayer(make_server()).asgi_app()) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def over_sse() -> Generator[RunningServer]:
+    """A server of the transport before."""
+    app: Starlette = make_server().sse_app()
+    with serve(app) as server:
+        yield server
+
+
+async def call(agent: ToldAgent, session_id: str, text: str) -> None:
+    """Call the tool that the prompt names, of the server that it names."""
+    name, tool = text.split()
+    try:
+        client = current_conversation().mcp[name]
+    except KeyError:
+        await agent.say(session_id, f"no {name}")
+        return
+    result = await client.call_tool(tool, {})
+    await agent.say(session_id, text_of_result(result))
+
+
+def http_entry(server: RunningServer, name: str = "web") -> Json:
+    """An entry of ``mcpServers``."""
+    headers = [{"name": "X-Flavour", "value": "pistachio"}]
+    return {"type": "http", "name": name, "url": server.url(), "headers": headers}
+
+
+def sse_entry(server: RunningServer) -> Json:
+    """An entry of ``mcpServers``."""
+    return {**http_entry(server, "old"), "type": "sse", "url": server.url("/sse")}
+
+
+def stdio_entry(tmp_path: Path) -> Json:
+    """An entry of ``mcpServers``: a child that keeps its sessions in a file."""
+    program = tmp_path / "counter.py"
+    program.write_text(COUNTER)
+    keys = {"name": "MCP_SESSIONS_KEYS", "value": mint_key()}
+    return {"name": "child", "command": sys.executable, "args": [str(program)], "env": [keys]}
+
+
+async def ask(client: RawClient, session_id: str, text: str) -> str:
+    """A prompt, and the text that it is answered with."""
+    await client.prompt(session_id, text)
+    return text_of(client.updates(session_id)[-1])
+
+
+async def test_a_server_over_http_is_reached_with_its_headers(over_http: RunningServer) -> None:
+    async with conversation(ToldAgent(call)) as client:
+        session_id = await client.new(servers=[http_entry(over_http)])
+        assert await ask(client, session_id, "web flavour") == "pistachio"
+
+
+async def test_a_server_over_sse_is_reached_with_its_headers(over_sse: RunningServer) -> None:
+    async with conversation(ToldAgent(call)) as client:
+        session_id = await client.new(servers=[sse_entry(over_sse)])
+        assert await ask(client, session_id, "old flavour") == "pistachio"
+        assert await ask(client, session_id, "old count") == "no session"
+
+
+async def test_each_conversation_has_a_session_of_its_own_with_each_server(
+    over_http: RunningServer,
+) -> None:
+    async with conversation(ToldAgent(call)) as client:
+        servers = [http_entry(over_http, "a"), http_entry(over_http, "b")]
+        first, second = await client.new(servers=servers), await client.new(servers=servers)
+        answers = [
+            await ask(client, session_id, f"{name} count")
+            for session_id in (first, second)
+            for name in ("a", "b")
+        ]
+        assert all(answer.startswith("1 in ") for answer in answers)
+        assert len(set(answers)) == 4
+
+
+async def test_sessions_with_servers_go_on_in_another_process(
+    over_http: RunningServer, tmp_path: Path
+) -> None:
+    """Issue F 4: "MCP servers reconnected and their MCP sessions resumed"."""
+    servers = [http_entry(over_http), stdio_entry(tmp_path)]
+    store = tmp_path / "conversations.db"
+    async with conversation(ToldAgent(call), SQLiteStore(store)) as client:
+        session_id = await client.new(str(tmp_path), servers)
+        before = [await ask(client, session_id, f"{name} count") for name in ("web", "child")]
+
+    async with conversation(ToldAgent(call), SQLiteStore(store)) as client:
+        await client.load(session_id, str(tmp_path), servers)
+        after = [await ask(client, session_id, f"{name} count") for name in ("web", "child")]
+
+    assert [answer[0] for answer in before + after] == ["1", "1", "2", "2"]
+    assert [answer[1:] for answer in before] == [answer[1:] for answer in after]
+
+
+class Watched(KeptMemory):
+    """Says what is saved as data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved = ""
+        self.board = Board()
+
+    async def replace_data(self, session_id: SessionId, value: Any, **options: Any) -> bool:
+        """See `SessionStore`."""
+        done = await super().replace_data(session_id, value, **options)
+        self.saved = str(value)
+        self.board.announce()
+        return done
+
+
+async def test_a_session_with_a_server_is_kept_soon_and_not_only_at_the_end(
+    over_http: RunningServer,
+) -> None:
+    """A killed process has no end."""
+    store = Watched()
+    async with conversation(ToldAgent(call), store) as client:
+        session_id = await client.new(servers=[http_entry(over_http)])
+        mcp_session = (await ask(client, session_id, "web count")).removeprefix("1 in ")
+
+        with anyio.fail_after(5):
+            await store.board.until(lambda: mcp_session in store.saved, what="the session")
+
+
+async def test_a_session_with_one_server_is_not_offered_to_another(
+    over_http: RunningServer,
+) -> None:
+    """The same name, at another address."""
+    with serve(SessionLayer(make_server()).asgi_app()) as other:
+        store = KeptMemory()
+        async with conversation(ToldAgent(call), store) as client:
+            session_id = await client.new(servers=[http_entry(over_http)])
+            before = await ask(client, session_id, "web count")
+        async with conversation(ToldAgent(call), store) as client:
+            await client.load(session_id, servers=[http_entry(other)])
+            after = await ask(client, session_id, "web count")
+        assert (before[0], after[0]) == ("1", "1")
+        sent = [exchange.sent for exchange in other.wire.exchanges]
+        assert sent
+        assert before.removeprefix("1 in ") not in str(sent)
+
+
+GHOST: Json = {"name": "ghost", "command": "/nowhere/at/all", "args": [], "env": []}
+NOBODY: Json = {"type": "http", "name": "nobody", "url": "http://127.0.0.1:1/mcp", "headers": []}
+NOBODY_OLD: Json = {**NOBODY, "type": "sse", "name": "nobody-old"}
+MUTE: Json = {
+    "name": "mute",
+    "command": sys.executable,
+    "args": ["-c", "import sys; sys.stdin.read()"],
+    "env": [{"name": "TOKEN", "value": "s3cret"}],
+}
+CRASHES: Json = {"name": "crashes", "command": sys.executable, "args": ["-c", "1/0"], "env": []}
+
+
+@pytest.mark.parametrize("bad", [GHOST, NOBODY, NOBODY_OLD, MUTE, CRASHES])
+async def test_a_server_that_cannot_be_reached_is_reported_and_the_session_lives(
+    bad: Json, over_http: RunningServer
+) -> None:
+    """Issue F 2. Said as a message of the agent, which every client can show."""
+    name = bad["name"]
+    store = KeptMemory()
+    servers = [bad, http_entry(over_http)]
+    async with conversation(ToldAgent(call), store, connect_timeout=1) as client:
+        session_id = await client.new(servers=servers)
+        await client.until(client.updates)
+        # The id is known before anything is said about it.
+        assert [message.get("method") for message in client.received[1:]] == [
+            None,
+            "session/update",
+        ]
+        [notice] = client.updates(session_id)
+        assert notice["sessionUpdate"] == "agent_message_chunk"
+        assert text_of(notice).startswith(f"The MCP server {name!r} cannot be reached: ")
+        assert notice["_meta"] == {"io.github.mcp-sessions/notice": {"server": name}}
+        assert "s3cret" not in text_of(notice)
+        assert await ask(client, session_id, f"{name} count") == f"no {name}"
+        assert (await ask(client, session_id, "web count")).startswith("1 in ")
+
+    async with conversation(ToldAgent(call), store, connect_timeout=1) as client:
+        await client.load(session_id, servers=servers)
+        assert await client.prompt(session_id, "web count") == {"stopReason": "end_turn"}
+        # The replay has said so already; to say it at each load would only fill the record.
+        assert len([text for text in client.texts() if "cannot be reached" in text]) == 1
+
+        # A resume replays nothing, so it is said again.
+        before = len(client.updates())
+        await client.ask(
+            "session/resume", {"sessionId": session_id, "cwd": "/", "mcpServers": servers}
+        )
+        await client.until(lambda: len(client.updates()) > before)
+        assert text_of(client.updates()[-1]).startswith(f"The MCP server {name!r} cannot be")
+
+
+async def test_servers_are_connected_at_the_same_time() -> None:
+    slow = [{**MUTE, "name": f"mute-{number}"} for number in range(4)]
+    async with conversation(ToldAgent(call), connect_timeout=1) as client:
+        with anyio.fail_after(3.5):
+            session_id = await client.new(servers=slow)
+        await client.until(lambda: len(client.updates(session_id)) == 4)
+        assert "within 1 seconds" in text_of(client.updates()[0])
+
+
+async def test_a_load_with_other_servers_has_those(over_http: RunningServer) -> None:
+    async with conversation(ToldAgent(call)) as client:
+        session_id = await client.new(servers=[http_entry(over_http, "a")])
+        assert (await ask(client, session_id, "a count")).startswith("1 in ")
+
+        await client.load(session_id, servers=[http_entry(over_http, "b")])
+        assert await ask(client, session_id, "a count") == "no a"
+        assert (await ask(client, session_id, "b count")).startswith("1 in ")
+
+        # The first one's session was kept meanwhile.
+        await client.load(
+            session_id, servers=[http_entry(over_http, "a"), http_entry(over_http, "b")]
+        )
+        assert (await ask(client, session_id, "a count")).startswith("2 in ")
+        assert (await ask(client, session_id, "b count")).startswith("2 in ")
+
+
+async def test_a_load_takes_no_server_from_a_prompt_that_is_at_work(
+    over_http: RunningServer,
+) -> None:
+    begun, go_on = anyio.Event(), anyio.Event()
+
+    async def with_a_pause(agent: ToldAgent, session_id: str, text: str) -> None:
+        client = current_conversation().mcp["a"]
+        begun.set()
+        await go_on.wait()
+        result = await client.call_tool("count", {})
+        await agent.say(session_id, text_of_result(result))
+
+    layer = AcpSessionLayer(ToldAgent(with_a_pause))
+    async with layer, client_of(layer) as first, client_of(layer) as second:
+        await first.initialize()
+        await second.initialize()
+        session_id = await first.new(servers=[http_entry(over_http, "a")])
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(first.prompt, session_id, "go")
+            with anyio.fail_after(10):
+                await begun.wait()
+            await second.load(session_id)
+            go_on.set()
+        assert second.texts()[-1].startswith("1 in ")
+
+
+async def test_an_agent_may_connect_its_servers_itself(over_http: RunningServer) -> None:
+    agent = ToldAgent(call)
+    async with conversation(agent, connect_servers=False) as client:
+        session_id = await client.new(servers=[http_entry(over_http)])
+        assert await ask(client, session_id, "web count") == "no web"
+        [given] = agent.calls[1][1]["mcp_servers"]
+        assert (given.name, given.url, given.headers[0].value) == (
+            "web",
+            over_http.url(),
+            "pistachio",
+        )
+
+
+async def test_the_agent_is_given_the_servers_as_they_were_named() -> None:
+    """Also without ``env``, which the document does not call required, and the library does."""
+    agent = ToldAgent(call)
+    async with conversation(agent, connect_servers=False) as client:
+        entry = {"name": "a", "command": "/bin/true", "args": ["x"]}
+        await client.new(servers=[entry, {**entry, "name": "b", "type": "stdio"}])
+        first, second = agent.calls[1][1]["mcp_servers"]
+        assert (first.name, first.command, first.args, first.env) == ("a", "/bin/true", ["x"], [])
+        assert second.name == "b"
