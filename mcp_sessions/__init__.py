@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from mcp_sessions.security import SessionSecurity
     from mcp_sessions.server.admin import SessionInfo
     from mcp_sessions.server.handle import SessionHandle, current_session
+    from mcp_sessions.stores.redis import RedisStore
     from mcp_sessions.stores.sqlite import SQLiteStore
 
 __version__ = "0.1.0"
@@ -58,6 +59,7 @@ __all__ = [
     "LimitReached",
     "Principal",
     "ReconnectPolicy",
+    "RedisStore",
     "ResumableTransport",
     "ResumeOutcome",
     "SQLiteStore",
@@ -84,6 +86,7 @@ _DEFINED_IN = {
     "LimitReached": "mcp_sessions.errors",
     "Principal": "mcp_sessions.principal",
     "ReconnectPolicy": "mcp_sessions.client.policy",
+    "RedisStore": "mcp_sessions.stores.redis",
     "ResumableTransport": "mcp_sessions.client.sdk",
     "ResumeOutcome": "mcp_sessions.client.outcome",
     "SQLiteStore": "mcp_sessions.stores.sqlite",
