@@ -1,6 +1,6 @@
 """The way of a session's events to a connection's stream, and who may still go it."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -54,7 +54,7 @@ class Carried(NamedTuple):
         return [event.payload.decode() for event in events]
 
 
-async def carried(**limits: int) -> Carried:
+async def carried(**limits: Any) -> Carried:
     store = MemoryStore()
     await store.open(SessionPolicy(**limits))
     connection = await store.create(Mode.TRANSPORT, ANONYMOUS, peer=None, now=NOW)
