@@ -1,4 +1,6 @@
-"""deploy/nginx.conf, run: a session through a reverse proxy, nothing held back or cut."""
+"""deploy/nginx.conf and examples/replicas/nginx.conf, run: a session through a reverse proxy,
+nothing held back or cut.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,11 @@ from typing import Any
 
 import httpx
 import pytest
+import websockets.sync.client
+from websockets.typing import Subprotocol
+
+from mcp_sessions.security import mint_key
+from tests.support.redis_server import namespace, shared_redis
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(180)]
 
@@ -61,35 +68,49 @@ def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     pytest.fail(f"nobody listens on the port after 30 s; exit status {process.poll()}")
 
 
-@pytest.fixture(scope="module")
-def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of the notes server behind nginx."""
+@pytest.fixture(
+    scope="module",
+    params=["one", pytest.param("replicas", marks=pytest.mark.redis)],
+)
+def proxied(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The URL of the notes server behind nginx: of one, and of three that share a Redis."""
     folder = tmp_path_factory.mktemp("nginx")
-    binary = nginx_binary()
-    backend, front = free_port(), free_port()
-    config = (ROOT / "deploy" / "nginx.conf").read_text()
-    assert "127.0.0.1:8000" in config
-    assert "127.0.0.1:8080" in config
-    config = config.replace("127.0.0.1:8000", f"127.0.0.1:{backend}")
-    config = config.replace("127.0.0.1:8080", f"127.0.0.1:{front}")
+    binary, front = nginx_binary(), free_port()
+    if request.param == "one":
+        config, listed, store = ROOT / "deploy" / "nginx.conf", [8000], "memory://"
+    else:
+        config, listed = ROOT / "examples" / "replicas" / "nginx.conf", [8001, 8002, 8003]
+        store = f"{shared_redis().url}?namespace={namespace()}"
+    backends = [free_port() for _ in listed]
+    text = config.read_text()
+    for given, port in [*zip(listed, backends, strict=True), (8080, front)]:
+        assert f"127.0.0.1:{given}" in text
+        text = text.replace(f"127.0.0.1:{given}", f"127.0.0.1:{port}")
     # As root nginx works as another user, who may not enter a temporary folder.
-    config = ("user root;\n" if os.geteuid() == 0 else "") + config
-    (folder / "nginx.conf").write_text(config)
+    text = ("user root;\n" if os.geteuid() == 0 else "") + text
+    (folder / "nginx.conf").write_text(text)
     serve = [sys.executable, "-m", "mcp_sessions.cli", "serve", "examples/notes_server.py"]
-    server = subprocess.Popen(
-        [*serve, "--port", str(backend)],
-        cwd=ROOT,
-        env={**os.environ, "NOTES_DIR": str(folder / "notes")},
-        stderr=subprocess.DEVNULL,
-    )
-    command = [binary, "-p", str(folder), "-c", "nginx.conf", "-g", "daemon off;"]
-    proxy = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    shared = {"NOTES_DIR": str(folder / "notes"), "MCP_SESSIONS_KEYS": mint_key()}
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        wait_for(backend, server)
+        for port in backends:
+            server = subprocess.Popen(
+                [*serve, "--port", str(port), "--store", store],
+                cwd=ROOT,
+                env={**os.environ, **shared},
+                stderr=subprocess.DEVNULL,
+            )
+            processes.append(server)
+            wait_for(port, server)
+        command = [binary, "-p", str(folder), "-c", "nginx.conf", "-g", "daemon off;"]
+        proxy = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        processes.append(proxy)
         wait_for(front, proxy)
         yield f"http://127.0.0.1:{front}/mcp"
     finally:
-        for process in (proxy, server):
+        for process in reversed(processes):
             process.terminate()
             process.wait(timeout=30)
 
@@ -174,3 +195,36 @@ def test_delete_and_its_404_come_through(proxied: str) -> None:
 
         assert client.delete(proxied, headers=headers).status_code == httpx.codes.OK
         assert client.delete(proxied, headers=headers).status_code == httpx.codes.NOT_FOUND
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("proxied", ["replicas"], indirect=True)
+def test_a_websocket_comes_through_the_proxy(proxied: str) -> None:
+    """To one replica; what is written through the others is heard on it."""
+    with (
+        websockets.sync.client.connect(
+            proxied.replace("http", "ws", 1), subprotocols=[Subprotocol("mcp")], proxy=None
+        ) as socket,
+        httpx.Client(timeout=20) as client,
+    ):
+
+        def ask(number: int, method: str, params: dict[str, Any]) -> dict[str, Any]:
+            message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+            socket.send(json.dumps(message))
+            while True:
+                heard: dict[str, Any] = json.loads(socket.recv(timeout=20))
+                if heard.get("id") == number:
+                    return heard
+
+        info = {"name": "behind nginx", "version": "1"}
+        handshake = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
+        ask(0, "initialize", handshake)
+        ask(1, "session/start", {})
+        ask(2, "resources/subscribe", {"uri": "note://socket"})
+        session = connect(client, proxied)
+        for text in ("one", "two", "three"):
+            call(client, proxied, session, "write_note", name="socket", text=text)
+        updates = 0
+        while updates < 3:
+            heard: dict[str, Any] = json.loads(socket.recv(timeout=20))
+            updates += heard.get("method") == "notifications/resources/updated"
