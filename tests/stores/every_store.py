@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mcp_sessions.stores.base import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.sqlite import SQLiteStore
 from mcp_sessions.testing import MakeStore, MakeTwoStores
@@ -21,6 +22,14 @@ def sqlite_store() -> SQLiteStore:
     return store
 
 
+def two_shared_stores() -> tuple[SessionStore, SessionStore]:
+    """Two in this process: what the tests of the replicas stand on keeps the contract, too."""
+    # Here: that module makes worlds, which know the stores of this one.
+    from tests.support import replicas
+
+    return replicas.two_shared_stores()
+
+
 STORES: Mapping[str, MakeStore] = {
     "memory": MemoryStore,
     "redis": redis_store,
@@ -28,7 +37,10 @@ STORES: Mapping[str, MakeStore] = {
 }
 """Name → how to make one that is empty and not open yet."""
 
-EXCHANGES: Mapping[str, MakeTwoStores] = {"redis": two_redis_stores}
+EXCHANGES: Mapping[str, MakeTwoStores] = {
+    "in-one-process": two_shared_stores,
+    "redis": two_redis_stores,
+}
 """Name → how to make two that share everything."""
 
 MARKS: Mapping[str, pytest.MarkDecorator] = {"redis": pytest.mark.redis}

@@ -354,6 +354,12 @@ def share_redis() -> Generator[None]:
         _Shared.is_redis = False
 
 
+def two_shared_stores() -> tuple[SessionStore, SessionStore]:
+    """Two that share everything, not open yet."""
+    backplane = Backplane()
+    return cast("SessionStore", backplane.store()), cast("SessionStore", backplane.store())
+
+
 def lost(*kinds: str) -> Callable[[bytes], bool]:
     """Of the messages between replicas, those kinds are lost."""
     return lambda message: any(f'"kind":"{kind}"'.encode() in message for kind in kinds)

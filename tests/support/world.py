@@ -251,6 +251,15 @@ async def _running(layer: SessionLayer) -> AsyncGenerator[None]:
     elsewhere.discard(writer)
 
 
+def _store_by_name(name: str) -> SessionStore:
+    if name == "shared":
+        # Here: that module makes worlds, too.
+        from tests.support.replicas import Backplane
+
+        return cast("SessionStore", Backplane().store())
+    return STORES[name]()
+
+
 @asynccontextmanager
 async def world(
     *,
@@ -268,15 +277,10 @@ async def world(
         server: Instead of the box's.
         limits: Of the policy.
     """
-    if store == "memory://" and os.environ.get("MCP_SESSIONS_TEST_STORE") == "shared":
-        # Here: that module makes worlds, too.
-        from tests.support.replicas import Backplane
-
-        store = cast("SessionStore", Backplane().store())
     box = box or Toolbox()
     clock = clock or Clock()
     if store is None:
-        store = STORES[os.environ.get("MCP_SESSIONS_TEST_STORE", "memory")]()
+        store = _store_by_name(os.environ.get("MCP_SESSIONS_TEST_STORE", "memory"))
     layer = SessionLayer(
         server if server is not None else box.server,
         store=store,
