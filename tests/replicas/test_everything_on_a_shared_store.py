@@ -21,6 +21,7 @@ NOT_HERE = {
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 def test_the_servers_tests_pass_on_a_store_that_suspends_and_copies() -> None:
     """Nothing is known but through the store: no record is an alias of what it keeps, and other
     tasks run between any two steps.
@@ -35,7 +36,7 @@ def test_the_servers_tests_pass_on_a_store_that_suspends_and_copies() -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=800,
         check=False,
     )
 
