@@ -21,6 +21,7 @@ from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.shared.exceptions import MCPError
 from pydantic import AnyHttpUrl, BaseModel
 
 from mcp_sessions import SessionLayer, SessionPolicy, current_session
@@ -33,7 +34,7 @@ POLICY = SessionPolicy(
     max_events=100,
     max_bytes=65_536,
     max_subscriptions=50,
-    request_key_bytes=65_536,
+    request_key_bytes=16_384,
     max_message=1_048_576,
 )
 
@@ -107,10 +108,10 @@ async def echo(msg: str) -> str:
 
 @mcp.tool(structured_output=False)
 async def remember(key: str, value: str, fail: bool = False) -> str:
-    """Sets a key of the session's state; with ``fail`` it then fails."""
+    """Sets a key of the session's state; with ``fail`` it then answers with a JSON-RPC error."""
     current_session().state[key] = value
     if fail:
-        raise ToolError("failed on purpose")
+        raise MCPError(-32000, "failed on purpose")
     return "remembered"
 
 

@@ -64,6 +64,11 @@ class Vector:
         return any(step["step"] == "open" and not _is_here(step) for step in self.steps)
 
     @property
+    def needs_token(self) -> bool:
+        """Whether it uses a credential."""
+        return "${token}" in json.dumps(self.steps)
+
+    @property
     def needs_other_principal(self) -> bool:
         """Whether it needs the credential of somebody else."""
         return any(step.get("as") == "other" for step in self.steps)

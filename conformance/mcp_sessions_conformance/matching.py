@@ -1,8 +1,8 @@
 """Shapes: what a JSON value has to look like.
 
 A shape is JSON. A literal stands for itself. An object asks for its own members and ignores
-others; an array asks for exactly its elements. An object whose members all begin with ``$``
-is a set of operators, and all of them must hold:
+others; an array asks for exactly its elements. Members that begin with ``$`` are operators, and
+all of them must hold beside the other members:
 
 ============== ==============================================================================
 operator       holds if
@@ -43,9 +43,12 @@ def mismatch(shape: Any, value: Any, where: str = "") -> str | None:
     """
     if isinstance(shape, dict):
         members = cast("Json", shape)
-        if members and all(name.startswith("$") for name in members):
-            return _operators(members, value, where)
-        return _object(members, value, where)
+        operators = {name: members[name] for name in members if name.startswith("$")}
+        wrong = _operators(operators, value, where)
+        if wrong is not None or (operators and len(operators) == len(members)):
+            return wrong
+        rest = {name: members[name] for name in members if name not in operators}
+        return _object(rest, value, where)
     if value is MISSING:
         return f"{where or '/'} is missing; expected {shape!r}"
     if isinstance(shape, list):

@@ -186,6 +186,8 @@ def why_not(vector: Vector, here: RunningWay, other: RunningWay | None) -> str |
         return f"it is about the {' and '.join(vector.eras)} era"
     if vector.needs_other_principal and "other_token" not in here.tokens:
         return "it needs the credentials of two principals"
+    if vector.needs_token and "token" not in here.tokens:
+        return "it needs a credential"
     if isinstance(here, PipeWay) and len(vector.connections) > 1:
         return "it needs several connections to one server, and a pipe is one"
     return None
