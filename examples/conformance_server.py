@@ -203,9 +203,13 @@ async def ask(question: str, ctx: Context[Any, Any]) -> str:
 
 
 @mcp.tool(structured_output=False)
-async def tally(label: str) -> str:
-    """How often it was called with this label, this call included."""
+async def tally(label: str, fail: bool = False) -> str:
+    """How often it was called with this label, this call included; with ``fail`` it says so in
+    the message of a JSON-RPC error.
+    """
     tallies[label] += 1
+    if fail:
+        raise MCPError(-32000, str(tallies[label]))
     return str(tallies[label])
 
 

@@ -1,7 +1,9 @@
 """Streamable HTTP, as a client of either era speaks it."""
 
 import asyncio
+import functools
 import json
+import ssl
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -32,6 +34,12 @@ RAW = "raw"
 """The stream of what is looked at as HTTP, not as messages."""
 
 _MAX_BODY = 16 * 1024 * 1024
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Made once: reading the certificates takes longer than most vectors."""
+    return httpx.create_ssl_context()
 
 
 class HttpPeer(Peer):
@@ -65,7 +73,10 @@ class HttpPeer(Peer):
         # for long on a stream: each wait has its own bound.
         timeout = httpx.Timeout(limits.wait, read=None, pool=None)
         self._client = httpx.AsyncClient(
-            timeout=timeout, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
+            timeout=timeout,
+            trust_env=False,
+            verify=_tls(),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=4),
         )
 
     # --- sending ---------------------------------------------------------------------------
@@ -145,7 +156,8 @@ class HttpPeer(Peer):
             Failure: It was not in time.
         """
         await self.until(
-            lambda: sent if sent.ended else None, lambda: f"the end of the response to {sent.method}"
+            lambda: sent if sent.ended else None,
+            lambda: f"the end of the response to {sent.method}",
         )
 
     # --- what came -------------------------------------------------------------------------
@@ -201,7 +213,9 @@ class HttpPeer(Peer):
                 return
             self.took(body, stream)
         elif response.status_code < 400:
-            self.problem(f"HTTP {response.status_code} with {kind or 'no type'}: {sent.body!r:.200}")
+            self.problem(
+                f"HTTP {response.status_code} with {kind or 'no type'}: {sent.body!r:.200}"
+            )
 
     # --- ending ----------------------------------------------------------------------------
 

@@ -378,7 +378,9 @@ class Player:
         _, sent = self._named[name]
         answer = peer.response_to(sent)
         if answer is None or peer.arrivals.index(answer) > peer.arrivals.index(arrival):
-            raise Failure(f"{arrival.message.get('method')} came before the answer to {sent.method}")
+            raise Failure(
+                f"{arrival.message.get('method')} came before the answer to {sent.method}"
+            )
 
     async def _reply(self, step: Json) -> None:
         asked = self._asked[step["to"]]

@@ -193,9 +193,7 @@ def why_not(vector: Vector, here: RunningWay, other: RunningWay | None) -> str |
     return None
 
 
-def _note_what_needs_a_pair(
-    ways: list[RunningWay], wanted: Sequence[Vector], done: Run
-) -> None:
+def _note_what_needs_a_pair(ways: list[RunningWay], wanted: Sequence[Vector], done: Run) -> None:
     if len({way.transport for way in ways}) > 1:
         return
     for vector in wanted:
