@@ -1,10 +1,12 @@
 """What the command line calls: texts in, one tested thing out."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions_conformance import report
+from mcp_sessions_conformance.client_runner import run_client
 from mcp_sessions_conformance.loader import BadVectors, load_duties, load_vectors
 from mcp_sessions_conformance.peer import Limits
 from mcp_sessions_conformance.runner import Progress, Selection, run
@@ -84,6 +86,30 @@ async def test_server(
         progress=progress,
     )
     return Tested(report.as_text(done), report.as_json(done), done.is_conformant)
+
+
+async def test_client(command: str, *, only: Sequence[str] = (), wait: float = 5.0) -> Tested:
+    """Look at what a client program does.
+
+    Args:
+        command: Started once for each duty, with a URL as its last argument.
+        only: Ids of duties; empty: all.
+        wait: Seconds that the client may take for anything.
+
+    Raises:
+        BadInput: The command is none, or an id is.
+    """
+    try:
+        words = shlex.split(command)
+        duties = load_duties()
+    except (ValueError, BadVectors) as error:
+        raise BadInput(str(error)) from error
+    if not words:
+        raise BadInput("--client needs a command")
+    _known("duty", only, {duty.id for duty in duties})
+    chosen = [duty for duty in duties if not only or duty.id in only]
+    done = await run_client(command, chosen, wait=wait)
+    return Tested(report.client_as_text(done), report.client_as_json(done), done.is_conformant)
 
 
 def _known(what: str, given: Sequence[str], known: set[str]) -> None:

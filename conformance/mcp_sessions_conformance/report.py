@@ -3,6 +3,8 @@
 from collections import Counter
 from typing import Any
 
+from mcp_sessions_conformance.client_runner import ClientRun, DutyOutcome
+from mcp_sessions_conformance.loader import Duty, Vector
 from mcp_sessions_conformance.runner import Outcome, Run
 
 WIRE_LINES = 40
@@ -17,19 +19,24 @@ def as_text(run: Run) -> str:
 
 
 def _finding(outcome: Outcome) -> str:
-    vector = outcome.vector
-    head = "FAILED" if outcome.verdict == "failure" else "warning"
-    wire = list(outcome.wire)
-    if len(wire) > WIRE_LINES:
-        wire = [*wire[: WIRE_LINES // 2], "        …", *wire[-WIRE_LINES // 2 :]]
+    return _found(outcome.vector, outcome.way, outcome.verdict, outcome.sentence, outcome.wire)
+
+
+def _found(
+    rule: Vector | Duty, where: str, verdict: str, sentence: str, wire: tuple[str, ...]
+) -> str:
+    head = "FAILED" if verdict == "failure" else "warning"
+    lines = list(wire)
+    if len(lines) > WIRE_LINES:
+        lines = [*lines[: WIRE_LINES // 2], "        …", *lines[-WIRE_LINES // 2 :]]
     return "\n".join(
         [
-            f"{head}  {vector.id}  ({outcome.way})",
-            f"  rule    {vector.keyword} {', '.join(vector.clauses)}: {vector.description}",
-            f"  effect  {vector.effect}",
-            f"  found   {outcome.sentence}",
-            *(["  wire"] if wire else []),
-            *(f"    {line}" for line in wire),
+            f"{head}  {rule.id}  ({where})",
+            f"  rule    {rule.keyword} {', '.join(rule.clauses)}: {rule.description}",
+            f"  effect  {rule.effect}",
+            f"  found   {sentence}",
+            *(["  wire"] if lines else []),
+            *(f"    {line}" for line in lines),
         ]
     )
 
@@ -91,5 +98,47 @@ def as_json(run: Run) -> dict[str, Any]:
         "notSelected": [
             {"vector": entry.vector.id, "way": entry.way, "reason": entry.reason}
             for entry in run.not_selected
+        ],
+    }
+
+
+def client_as_text(run: ClientRun) -> str:
+    """The report on a client, for people."""
+    parts = [_duty_finding(o) for o in run.outcomes if o.verdict != "passed"]
+    parts.append(
+        f"{run.count('passed')} passed, {run.count('failure')} failed, "
+        f"{run.count('warning')} warnings in {run.seconds:.1f} s: "
+        + ("conformant" if run.is_conformant else "NOT conformant")
+    )
+    return "\n\n".join(parts)
+
+
+def _duty_finding(outcome: DutyOutcome) -> str:
+    return _found(outcome.duty, "client", outcome.verdict, outcome.sentence, outcome.wire)
+
+
+def client_as_json(run: ClientRun) -> dict[str, Any]:
+    """The report on a client, for programs."""
+    return {
+        "client": run.command,
+        "conformant": run.is_conformant,
+        "seconds": round(run.seconds, 3),
+        "counts": {
+            "passed": run.count("passed"),
+            "failed": run.count("failure"),
+            "warnings": run.count("warning"),
+        },
+        "outcomes": [
+            {
+                "duty": outcome.duty.id,
+                "clauses": list(outcome.duty.clauses),
+                "keyword": outcome.duty.keyword,
+                "verdict": outcome.verdict,
+                "found": outcome.sentence,
+                "effect": outcome.duty.effect,
+                "seconds": round(outcome.seconds, 3),
+                "wire": list(outcome.wire),
+            }
+            for outcome in run.outcomes
         ],
     }

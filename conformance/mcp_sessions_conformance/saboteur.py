@@ -77,6 +77,9 @@ class Case:
     answers: list[Json] = field(default_factory=list[Json])
     """What the client is answered without asking the server."""
 
+    inject: list[Json] = field(default_factory=list[Json])
+    """What the server is sent beside it; over HTTP only, and nobody waits for the answer."""
+
 
 Rewrite = Callable[[Case], "list[Json | Late] | None"]
 """What becomes of a message; None: it goes on as it is."""
@@ -148,6 +151,8 @@ class Saboteur:
         self.memory: dict[str, Any] = {}
         self.talks: dict[str, Talk] = {}
         self.is_silent = False
+        self.injected: list[Json] = []
+        """What the server is still to be sent."""
 
     def talk(self, name: str) -> Talk:
         """The connection of that name."""
@@ -165,6 +170,7 @@ class Saboteur:
             return [body], []
         case = Case(json.loads(json.dumps(body)), talk, self.memory, None, self.talks)
         rewritten = self.fault.to_server(case)
+        self.injected += case.inject
         return ([body] if rewritten is None else list(rewritten)), case.answers
 
     def incoming(self, message: Any, talk: Talk, asked: Json | None = None) -> list[Any]:
@@ -181,6 +187,7 @@ class Saboteur:
             return [body]
         case = Case(json.loads(json.dumps(body)), talk, self.memory, asked, self.talks)
         rewritten = self.fault.to_client(case)
+        self.injected += case.inject
         return [body] if rewritten is None else list(rewritten)
 
     def _remember(self, body: Json, talk: Talk, asked: Json | None) -> None:
@@ -210,14 +217,15 @@ def _key(request_id: Any) -> Any:
 class SaboteurApp:
     """The ASGI application: HTTP and WebSocket before an ``http://`` URL."""
 
-    def __init__(self, upstream: str, fault: Fault) -> None:
+    def __init__(self, upstream: str, fault: Fault, saboteur: Saboteur | None = None) -> None:
         """Take what it works with.
 
         Args:
             upstream: The URL of the good server's endpoint.
+            saboteur: One that stands before several servers.
         """
         self.upstream = upstream
-        self.saboteur = Saboteur(fault)
+        self.saboteur = saboteur or Saboteur(fault)
         self._client: httpx.AsyncClient | None = None
         self._late: set[asyncio.Task[None]] = set()
 
@@ -287,6 +295,7 @@ class SaboteurApp:
                     return
                 body = json.dumps(forward[0]).encode()
                 asked = cast("Json", forward[0]) if asked is not None else None
+        self._inject(exchange.asked)
         relay = asyncio.create_task(self._relay(exchange, body, talk, asked, send))
         gone = asyncio.create_task(_until_gone(receive))
         await asyncio.wait({relay, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -300,6 +309,21 @@ class SaboteurApp:
             relay.cancel()
         with contextlib.suppress(asyncio.CancelledError, httpx.HTTPError, OSError):
             await relay
+
+    def _inject(self, headers: dict[str, str]) -> None:
+        """Send what the fault adds, as the client would."""
+        while self.saboteur.injected:
+            task = asyncio.create_task(self._send_alone(self.saboteur.injected.pop(0), headers))
+            self._late.add(task)
+            task.add_done_callback(self._late.discard)
+
+    async def _send_alone(self, message: Json, headers: dict[str, str]) -> None:
+        if self._client is None:
+            raise AssertionError("the lifespan has begun")
+        accept = {"accept": "application/json, text/event-stream"}
+        given = {**headers, **accept, "content-type": "application/json"}
+        with contextlib.suppress(httpx.HTTPError, OSError):
+            await self._client.post(self.upstream, json=message, headers=given, timeout=3)
 
     async def _relay(
         self,
@@ -332,7 +356,7 @@ class SaboteurApp:
                 await send({"type": "http.response.body", "body": self._body(whole, talk, asked)})
                 return
             await send(start)
-            await self._events(response, exchange.verb, talk, asked, send)
+            await self._events(response, exchange, talk, asked, send)
             await send({"type": "http.response.body", "body": b""})
 
     def _body(self, whole: bytes, talk: Talk, asked: Json | None) -> bytes:
@@ -345,9 +369,9 @@ class SaboteurApp:
         return json.dumps(found[-1]).encode() if found else b""
 
     async def _events(
-        self, response: httpx.Response, verb: str, talk: Talk, asked: Json | None, send: Send
+        self, response: httpx.Response, exchange: Http, talk: Talk, asked: Json | None, send: Send
     ) -> None:
-        lock = asyncio.Lock()
+        lock, verb = asyncio.Lock(), exchange.verb
 
         async def put(message: Json, event_id: str | None = None) -> None:
             head = f"id: {event_id}\n" if event_id is not None else ""
@@ -369,6 +393,7 @@ class SaboteurApp:
                     continue
                 for message in self.saboteur.incoming(json.loads(event.data), talk, None):
                     await self._put(message, lambda m, e=event.id: put(m, e))
+                self._inject(exchange.asked)
 
     async def _put(self, message: Any, put: Callable[[Json], Awaitable[None]]) -> None:
         if not isinstance(message, Late):
