@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Callable
 from typing import Any, cast
 
-from mcp_sessions_conformance.faults import arguments, meta_of, named, params_of, tool
+from mcp_sessions_conformance.faults.common import arguments, meta_of, named, params_of, tool
 from mcp_sessions_conformance.saboteur import Case, Fault, Late
-from mcp_sessions_conformance.values import KEY, SESSION, Json
+from mcp_sessions_conformance.values import KEY, SESSION, Json, as_object
 
 Rewrite = Callable[[Case], "list[Json | Late] | None"]
 _numbers = itertools.count(1)
@@ -21,8 +21,8 @@ def _metadata(message: Json) -> Json | None:
 
 
 def _answered_metadata(case: Case) -> Json | None:
-    result: Any = case.message.get("result")
-    found: Any = ((cast("Json", result).get("_meta") or {}) if result else {}).get(SESSION)
+    meta = as_object(as_object(case.message.get("result")).get("_meta"))
+    found: Any = meta.get(SESSION)
     return cast("Json", found) if isinstance(found, dict) else None
 
 

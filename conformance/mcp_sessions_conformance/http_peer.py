@@ -21,7 +21,7 @@ from mcp_sessions_conformance.peer import (
     Transport,
 )
 from mcp_sessions_conformance.transcript import Transcript
-from mcp_sessions_conformance.values import Json
+from mcp_sessions_conformance.values import Json, as_object
 
 NAMED_BY: Mapping[str, str] = {
     "tools/call": "name",
@@ -108,7 +108,7 @@ class HttpPeer(Peer):
         if waits:
             await self.finished(sent)
             if sent.status is None or sent.status >= 400:
-                method = message.get("method", "an answer") if isinstance(message, dict) else "it"
+                method = as_object(message).get("method", "an answer")
                 self.transcript.note(
                     self.name, "--", f"{method}: HTTP {sent.status} {sent.ended} {sent.body}"
                 )

@@ -154,7 +154,8 @@ def load_duties(directory: Path | None = None) -> list[Duty]:
 
 def _files(directory: Path, member: str) -> list[tuple[str, Json]]:
     schema = json.loads((directory / "vector.schema.json").read_text())
-    validator = jsonschema.Draft202012Validator(schema)
+    # Its types are not all known to a type checker.
+    validator: Any = jsonschema.Draft202012Validator(schema)
     bodies: list[tuple[str, Json]] = []
     for path in sorted(directory.glob("*.json")):
         if path.name == "vector.schema.json":
@@ -163,7 +164,7 @@ def _files(directory: Path, member: str) -> list[tuple[str, Json]]:
             body: Any = json.loads(path.read_text())
         except ValueError as error:
             raise BadVectors(f"{path.name} is no JSON: {error}") from error
-        wrong = jsonschema.exceptions.best_match(validator.iter_errors(body))
+        wrong: Any = next(iter(validator.iter_errors(body)), None)
         if wrong is not None:
             raise BadVectors(f"{path.name}, {wrong.json_path}: {wrong.message[:300]}")
         if member in body:

@@ -40,8 +40,15 @@ ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 class Way(Protocol):
     """How a vector reaches the server: one transport in one era."""
 
-    transport: Transport
-    era: Era
+    @property
+    def transport(self) -> Transport:
+        """Which transport."""
+        ...
+
+    @property
+    def era(self) -> Era:
+        """In which era."""
+        ...
 
     async def peer(self, name: str, transcript: Transcript, *, other: bool) -> Peer:
         """A new connection, not yet opened; on a pipe the one there is.
@@ -321,8 +328,8 @@ class Player:
         self._remember(peer, sent, message)
         what = f"the answer to {sent.method}"
         if step.get("failed", False):
-            shape = {"$any": [{"error": {}}, {"result": {"isError": True}}]}
-            self._matches(what, shape, message)
+            failed: Json = {"$any": [{"error": {}}, {"result": {"isError": True}}]}
+            self._matches(what, failed, message)
         elif "error" in step:
             if "error" not in message:
                 raise Failure(f"{what}: a result came, expected an error: {message!r:.300}")

@@ -151,7 +151,7 @@ def _ways(
     for target in targets:
         if selection.transports and target.transport not in selection.transports:
             continue
-        chosen = [era for era in eras if not selection.eras or era in selection.eras]
+        chosen: list[Era] = [e for e in eras if not selection.eras or e in selection.eras]
         if target.transport == "stdio":
             pipe = Pipe(target, limits)
             pipes.append(pipe)

@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from mcp_sessions_conformance import sse
-from mcp_sessions_conformance.values import Json
+from mcp_sessions_conformance.values import Json, as_object
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -65,7 +65,7 @@ class Case:
 
     message: Json
     talk: Talk
-    memory: dict[str, Any]
+    memory: dict[Any, Any]
     """What the fault remembers, over all connections."""
 
     asked: Json | None = None
@@ -95,7 +95,7 @@ class Http:
     asked: dict[str, str]
     """The request's headers, in lower case."""
 
-    memory: dict[str, Any]
+    memory: dict[Any, Any]
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict[str, str])
     """The response's headers, in lower case."""
@@ -148,7 +148,7 @@ class Saboteur:
 
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
-        self.memory: dict[str, Any] = {}
+        self.memory: dict[Any, Any] = {}
         self.talks: dict[str, Talk] = {}
         self.is_silent = False
         self.injected: list[Json] = []
@@ -196,9 +196,9 @@ class Saboteur:
             return
         found: Any = cast("Json", result).get("sessionId")
         if asked["method"] == "sessions/create":
-            found = cast("Json", cast("Json", result).get("session") or {}).get("sessionId")
+            found = as_object(cast("Json", result).get("session")).get("sessionId")
         elif asked["method"] == "session/resume":
-            found = (asked.get("params") or {}).get("sessionId")
+            found = as_object(asked.get("params")).get("sessionId")
         elif asked["method"] != "session/start":
             return
         if isinstance(found, str):
@@ -579,8 +579,8 @@ async def sabotage_pipe(fault: Fault, command: list[str]) -> None:
             if len(line) > fault.limit:
                 continue
             text: str | None = line.decode(errors="replace")
-            if fault.raw is not None and text is not None:
-                text = fault.raw(text)
+            if fault.raw is not None:
+                text = fault.raw(line.decode(errors="replace"))
             if text is None:
                 continue
             try:

@@ -18,7 +18,7 @@ from typing import Any, cast
 import uvicorn
 
 from mcp_sessions_conformance.peer import Failure
-from mcp_sessions_conformance.values import EXTENSION, KEY, SESSION, Json
+from mcp_sessions_conformance.values import EXTENSION, KEY, SESSION, Json, as_object
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -50,20 +50,17 @@ class Got:
     @property
     def params(self) -> Json:
         """Its params."""
-        found: Any = self.message.get("params")
-        return cast("Json", found) if isinstance(found, dict) else {}
+        return as_object(self.message.get("params"))
 
     @property
     def meta(self) -> Json:
         """Its ``_meta``."""
-        found: Any = self.params.get("_meta")
-        return cast("Json", found) if isinstance(found, dict) else {}
+        return as_object(self.params.get("_meta"))
 
     @property
     def named(self) -> Json:
         """The session metadata that it carries."""
-        found: Any = self.meta.get(SESSION)
-        return cast("Json", found) if isinstance(found, dict) else {}
+        return as_object(self.meta.get(SESSION))
 
     @property
     def tool(self) -> str:
@@ -380,7 +377,8 @@ class ScriptedServer:
                 metadata: Json = {"sessionId": got.named.get("sessionId")}
                 if self.state is not None:
                     metadata["state"] = self.state
-                result = {**result, "_meta": {SESSION: metadata, **(result.get("_meta") or {})}}
+                meta: Json = {SESSION: metadata, **as_object(result.get("_meta"))}
+                result = {**result, "_meta": meta}
             answered = {"result": result}
         message = {"jsonrpc": "2.0", "id": got.message["id"], **answered}
         await _send_event(send, message)
@@ -499,8 +497,7 @@ async def listening(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> A
     runner = _Runner(config)
     task = asyncio.create_task(runner.serve([listener]))
     try:
-        while not runner.started and not task.done():
-            await asyncio.sleep(0.01)
+        await runner.has_started()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
     finally:
         runner.should_exit = True
@@ -513,7 +510,21 @@ async def listening(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> A
 
 
 class _Runner(uvicorn.Server):
-    """Leaves the program's signal handlers alone."""
+    """Leaves the program's signal handlers alone, and says when it has started."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._has_started = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        await super().startup(sockets=sockets)
+        self._has_started.set()
+
+    async def has_started(self) -> None:
+        """Return when it has; an error after ten seconds."""
+        async with asyncio.timeout(10):
+            await self._has_started.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:

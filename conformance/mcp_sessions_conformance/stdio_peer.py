@@ -150,10 +150,10 @@ class StdioPeer(Peer):
             process.stdin.write(line + b"\n")
             async with asyncio.timeout(self.limits.wait):
                 await process.stdin.drain()
-        except OSError as error:
-            raise Failure(f"the pipe broke: {type(error).__name__}") from None
         except TimeoutError:
             raise Failure(f"the program read nothing for {self.limits.wait:g} s") from None
+        except OSError as error:
+            raise Failure(f"the pipe broke: {type(error).__name__}") from None
 
     async def fence(self) -> None:
         """See :class:`Peer`: what was sent first comes first."""

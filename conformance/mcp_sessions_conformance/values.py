@@ -21,6 +21,11 @@ EXTENSION = "io.github.mcp-sessions/sessions"
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
+def as_object(value: Any) -> Json:
+    """A JSON object as it is; of anything else an empty one."""
+    return cast("Json", value) if isinstance(value, dict) else {}
+
+
 class UnknownName(Exception):
     """A template names what was never captured, or a pointer points nowhere."""
 
@@ -121,7 +126,8 @@ def spoilt(text: str, how: str) -> str:
     middle = len(text) // 2
     match how:
         case "flip":
-            return f"{text[:middle]}{'B' if text[middle : middle + 1] == 'A' else 'A'}{text[middle + 1 :]}"
+            other = "B" if text[middle : middle + 1] == "A" else "A"
+            return f"{text[:middle]}{other}{text[middle + 1 :]}"
         case "truncate":
             return text[:middle]
         case "extend":

@@ -118,10 +118,10 @@ class WebSocketPeer(Peer):
         try:
             async with asyncio.timeout(self.limits.wait):
                 await socket.send(data)
-        except (ConnectionClosed, OSError) as error:
-            raise Failure(f"the server closed the connection: {error}") from None
         except TimeoutError:
             raise Failure(f"the server took nothing for {self.limits.wait:g} s") from None
+        except (ConnectionClosed, OSError) as error:
+            raise Failure(f"the server closed the connection: {error}") from None
 
     async def fence(self) -> None:
         """See :class:`Peer`: what was sent first comes first."""
