@@ -10,6 +10,7 @@ by ``resumable()``, none of it here.
 import asyncio
 import json
 import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 import mcp_types as types
@@ -23,13 +24,43 @@ TRIES = 5
 """How often ``next`` is asked before the program gives up."""
 
 
-class Program:
-    """One connection to a scripted server, and what was heard on it."""
+@dataclass
+class Noted:
+    """What the server said without being asked."""
 
-    def __init__(self, session: ClientSession, heard: list[str], changed: asyncio.Event) -> None:
+    heard: list[str] = field(default_factory=list[str])
+    """Resources that changed, in order."""
+
+    asked: int = 0
+    """Questions that were put to the user."""
+
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def message(self, message: object) -> None:
+        """The SDK hands over what comes."""
+        if isinstance(message, types.ResourceUpdatedNotification):
+            self.heard.append(str(message.params.uri))
+            self.changed.set()
+
+    async def question(self, context: object, params: object) -> types.ElicitResult:
+        """The user is asked, and answers."""
+        self.asked += 1
+        return types.ElicitResult(action="accept", content={"answer": f"answer {self.asked}"})
+
+    async def hear(self, count: int) -> None:
+        """Wait until so many changes were heard."""
+        async with asyncio.timeout(20):
+            while len(self.heard) < count:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+class Program:
+    """One connection to a scripted server."""
+
+    def __init__(self, session: ClientSession, noted: Noted) -> None:
         self.session = session
-        self.heard = heard
-        self.changed = changed
+        self.noted = noted
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> str:
         """The text of a tool's result."""
@@ -40,9 +71,9 @@ class Program:
     async def ask(self, outcome: str) -> dict[str, Any]:
         """What to do next. Asking is harmless, so it may be repeated."""
         for attempt in range(TRIES):
+            said = {"outcome": outcome, "heard": self.noted.heard[:], "asked": self.noted.asked}
             try:
-                told = await self.call("next", {"outcome": outcome, "heard": list(self.heard)})
-                return json.loads(told)
+                return json.loads(await self.call("next", said))
             except MCPError:
                 if attempt == TRIES - 1:
                     raise
@@ -57,14 +88,14 @@ class Program:
             match told.get("do"):
                 case "done":
                     return
-                case "call" if not told.get("again"):
+                case "call":
                     outcome = await self.outcome_of(told["tool"], told["arguments"])
                 case "hear":
-                    await self.hear(told["count"])
+                    await self.noted.hear(told["count"])
                 case "connect":
                     await connect(told["url"])
                 case _:
-                    outcome = ""
+                    pass  # "nothing": ask again
 
     async def outcome_of(self, tool: str, arguments: dict[str, Any]) -> str:
         """How a call ended."""
@@ -73,30 +104,21 @@ class Program:
         except MCPError as error:
             return f"error {error.code}"
 
-    async def hear(self, count: int) -> None:
-        """Wait until so many updates were heard."""
-        async with asyncio.timeout(20):
-            while len(self.heard) < count:
-                self.changed.clear()
-                await self.changed.wait()
-
 
 async def connect(url: str) -> None:
     """Connect, and do as told."""
-    heard: list[str] = []
-    changed = asyncio.Event()
-
-    async def on_message(message: object) -> None:
-        if isinstance(message, types.ResourceUpdatedNotification):
-            heard.append(str(message.params.uri))
-            changed.set()
-
+    noted = Noted()
     async with (
         resumable(url, policy=QUICK) as (reading, writing),
-        ClientSession(reading, writing, message_handler=on_message) as session,
+        ClientSession(
+            reading,
+            writing,
+            message_handler=noted.message,
+            elicitation_callback=noted.question,
+        ) as session,
     ):
         await session.initialize()
-        await Program(session, heard, changed).obey()
+        await Program(session, noted).obey()
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ end-again-is-not-found: knows-every-session
 nothing-after-the-end: talks-after-end
 an-ended-session-stays-ended: knows-every-session
 end-answers-running-requests: forgets-waiting
+a-request-that-began-says-so: hides-what-began
 end-fails-open-questions: forgets-waiting
 end-releases-what-runs: lies-about-cancels
 the-server-may-end-a-session: knows-every-session
@@ -87,6 +88,7 @@ a-replayed-event-is-the-stored-one: renumbers-replay
 the-newest-event-is-kept: drops-large
 resume-then-live: live-before-replay
 updates-of-one-resource-become-one: replays-twice
+updates-of-other-resources-stay: loses-replay
 the-survivor-is-the-newest: renumbers-replay
 list-changes-become-one-per-list: replays-twice
 other-messages-all-stay: coalesces-messages
@@ -171,6 +173,7 @@ initialize-gives-a-connection-id: keeps-connection-id
 the-connection-outlives-its-stream: forgets-current
 events-wait-for-the-stream: deaf
 last-event-id-continues-the-stream: forgets-on-drop
+an-sse-id-is-no-position: always-catches-up
 a-stream-yields-only-its-own: in-every-stream
 a-session-that-leaves-takes-its-entries: everyone-hears
 a-get-without-position-detaches: replays-on-get
@@ -207,6 +210,7 @@ session-results-have-a-result-type: no-result-type
 a-cancel-by-key-is-202: 202-is-200
 the-subprotocol-is-selected: wrong-subprotocol
 no-other-subprotocol-is-selected: wrong-subprotocol
+messages-are-text-frames: binary-frames
 a-binary-frame-closes-1003: closes-1011
 a-huge-message-closes-1009: closes-1011
 a-foreign-origin-gets-no-websocket: no-origin-check

@@ -125,6 +125,19 @@ def _keys(choose: Callable[[str], str]) -> Rewrite:
     return rewrite
 
 
+def _hammers(case: Case) -> list[Json | Late] | None:
+    if case.message.get("method") == "initialize":
+        case.inject += [{**case.message, "id": f"again-{next(_numbers)}"} for _ in range(40)]
+    return None
+
+
+def _asks_again(case: Case) -> list[Json | Late] | None:
+    if tool(case.message) != "next" or not arguments(case.message).get("asked"):
+        return None
+    arguments(case.message)["asked"] += 1
+    return [case.message]
+
+
 def _fights_back(case: Case) -> list[Json | Late] | None:
     if case.message.get("method") != "notifications/sessions/detached":
         return None
@@ -198,6 +211,8 @@ CLIENT_FAULTS: dict[str, Fault] = {
         ),
         Fault("one-key", "uses one key for all calls", to_server=_keys(lambda key: "key")),
         Fault("spreads-sessions", "uses one session at all servers", to_server=_spreads),
+        Fault("hammers", "asks as fast as it can", to_server=_hammers),
+        Fault("asks-again", "puts a question to its user again", to_server=_asks_again),
         Fault("fights-back", "takes its session back", to_client=_fights_back),
         Fault("leaves-silently", "leaves its sessions behind", to_server=_leaves_silently),
     )
@@ -216,6 +231,9 @@ CLIENT_CAUGHT_BY = {
     "events-may-overtake-the-result": "loses-early",
     "no-call-is-sent-twice": "repeats-calls",
     "a-call-is-repeated-under-its-key": "new-keys",
+    "a-forgotten-key-is-not-used": "repeats-calls",
+    "reconnects-back-off": "hammers",
+    "a-repeated-question-is-asked-once": "asks-again",
     "two-calls-have-two-keys": "one-key",
     "what-began-is-not-moved": "repeats-calls",
     "no-session-is-offered-elsewhere": "spreads-sessions",

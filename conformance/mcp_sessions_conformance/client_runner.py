@@ -86,7 +86,9 @@ async def run_client(
 
 async def _look_at(command: str, duty: Duty, wait: float, fault: Fault | None) -> DutyOutcome:
     play = PLAYS[duty.id]
-    server = ScriptedServer(speaks=play.speaks, has_keys=play.has_keys, wait=wait)
+    server = ScriptedServer(
+        speaks=play.speaks, has_keys=play.has_keys, key_lifetime=play.key_lifetime, wait=wait
+    )
     other = ScriptedServer(speaks=play.speaks, has_keys=play.has_keys, wait=wait)
     begun = time.monotonic()
     sentence = ""

@@ -14,6 +14,7 @@ from mcp_sessions_conformance.scripted import DATA_LAYER, ELEVATION, Got, Script
 from mcp_sessions_conformance.values import SESSION, Json
 
 DONE: Json = {"do": "done"}
+NOTHING: Json = {"do": "nothing"}
 WORK: Json = {"do": "call", "tool": "work", "arguments": {"n": 1}}
 
 Script = Callable[[ScriptedServer, ScriptedServer], Awaitable[None]]
@@ -27,6 +28,7 @@ class Play:
     script: Script
     speaks: tuple[str, ...] = ELEVATION
     has_keys: bool = True
+    key_lifetime: float = 600
     may_fail: bool = False
     """The program need not end well: the script takes its server away."""
 
@@ -74,9 +76,7 @@ async def echoes_state(server: ScriptedServer, _: ScriptedServer) -> None:
             f"expected {expected[-1]!r:.200}",
         )
         server.state = state
-        held.answer.set_result(
-            _said({"do": "call", "tool": "next", "arguments": {}, "again": True})
-        )
+        held.answer.set_result(_said(NOTHING))
     await finish(server)
 
 
@@ -296,6 +296,69 @@ async def repeats_with_the_same_key(server: ScriptedServer, _: ScriptedServer) -
     expect(said.get("outcome") == "worked", f"the program was told {said.get('outcome')!r}")
 
 
+async def uses_no_forgotten_key(server: ScriptedServer, _: ScriptedServer) -> None:
+    """A call is not sent again when its key may be forgotten."""
+    await _has_session(server)
+    await server.instruct(WORK)
+    await server.held("work")
+    server.is_away = True
+    server.lose_connections()
+    await asyncio.sleep(2)
+    server.is_away = False
+    said = await finish(server)
+    calls = server.got(tool="work")
+    expect(len(calls) == 1, f"the call was sent {len(calls)} times")
+    expect(
+        str(said.get("outcome", "")).startswith("error"),
+        f"the program was told {said.get('outcome')!r}, expected an error",
+    )
+
+
+MOST_KNOCKS = 60
+"""In three seconds; without any wait a client makes thousands."""
+
+
+async def backs_off(server: ScriptedServer, _: ScriptedServer) -> None:
+    """A server that is away is asked with pauses."""
+    await _has_session(server)
+    await server.streaming()
+    await server.instruct(hear(1))
+    server.is_away = True
+    server.lose_connections()
+    await asyncio.sleep(3)
+    server.is_away = False
+    expect(server.knocks > 0, "the client did not try to come back")
+    expect(
+        server.knocks <= MOST_KNOCKS,
+        f"the client asked {server.knocks} times in 3 s, more than {MOST_KNOCKS}",
+    )
+    server.push("conformance://e1")
+    await finish(server)
+
+
+async def asks_once(server: ScriptedServer, _: ScriptedServer) -> None:
+    """A question that comes again is not put to the user again."""
+    await _has_session(server)
+    await server.streaming()
+    held = await server.held("next")
+    schema = {"type": "object", "properties": {"answer": {"type": "string"}}}
+    params = {"message": "which?", "mode": "form", "requestedSchema": schema}
+    question = {"id": "question-1", "method": "elicitation/create", "params": params}
+
+    def answers() -> list[Got]:
+        return [g for g in server.received if not g.method and g.message.get("id") == "question-1"]
+
+    server.tell(question)
+    await server.until(answers, "the answer to the question")
+    server.tell(question)
+    await asyncio.sleep(0.5)
+    held.answer.set_result(_said(NOTHING))
+    said = await finish(server)
+    expect(said.get("asked") == 1, f"the user was asked {said.get('asked')!r} times")
+    given = [g.message.get("result") for g in answers()]
+    expect(all(each == given[0] for each in given), "the second answer is another one")
+
+
 async def keeps_keys_apart(server: ScriptedServer, _: ScriptedServer) -> None:
     """Two calls have two keys, though they are equal."""
     await _has_session(server)
@@ -383,6 +446,9 @@ PLAYS: dict[str, Play] = {
     "events-may-overtake-the-result": Play(accepts_early_events),
     "no-call-is-sent-twice": Play(sends_no_call_twice, has_keys=False),
     "a-call-is-repeated-under-its-key": Play(repeats_with_the_same_key),
+    "a-forgotten-key-is-not-used": Play(uses_no_forgotten_key, key_lifetime=1),
+    "reconnects-back-off": Play(backs_off),
+    "a-repeated-question-is-asked-once": Play(asks_once),
     "two-calls-have-two-keys": Play(keeps_keys_apart),
     "what-began-is-not-moved": Play(moves_nothing_that_began),
     "no-session-is-offered-elsewhere": Play(offers_nothing_elsewhere, DATA_LAYER),

@@ -129,6 +129,9 @@ class Fault:
     ignores_cuts: bool = False
     """The server does not notice that a client went away."""
 
+    binary: bool = False
+    """Its WebSocket messages are binary."""
+
     primes: bool = True
     """Its streams begin with a priming event."""
 
@@ -455,7 +458,9 @@ class SaboteurApp:
         talk = saboteur.talk(f"websocket {len(saboteur.talks)}")
 
         async def put(message: Json) -> None:
-            await send({"type": "websocket.send", "text": json.dumps(message)})
+            text = json.dumps(message)
+            framed = {"bytes": text.encode()} if saboteur.fault.binary else {"text": text}
+            await send({"type": "websocket.send", **framed})
 
         talk.push = put
         try:

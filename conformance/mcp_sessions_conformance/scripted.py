@@ -92,17 +92,30 @@ class ScriptedServer:
     """One server, for one run of one client."""
 
     def __init__(
-        self, *, speaks: tuple[str, ...], has_keys: bool = True, wait: float = 8.0
+        self,
+        *,
+        speaks: tuple[str, ...],
+        has_keys: bool = True,
+        key_lifetime: float = 600,
+        wait: float = 8.0,
     ) -> None:
         """Take what it is.
 
         Args:
             speaks: Which session methods it has: `ELEVATION`, `DATA_LAYER` or both.
             has_keys: Whether it knows request keys.
+            key_lifetime: For how many seconds it says that it knows one.
             wait: Seconds that the client may take for anything.
         """
         self.speaks = speaks
         self.has_keys = has_keys
+        self.key_lifetime = key_lifetime
+        self.is_away = False
+        """Everything is answered 503."""
+
+        self.knocks = 0
+        """HTTP requests that came while it was away."""
+
         self.wait = wait
         self.url = ""
         self.received: list[Got] = []
@@ -241,7 +254,8 @@ class ScriptedServer:
             body += part.get("body", b"")
             more = part.get("more_body", False)
         connection = headers.get("mcp-session-id")
-        if len(self.received) > MOST_REQUESTS:
+        if self.is_away or len(self.received) > MOST_REQUESTS:
+            self.knocks += 1
             await _reply(send, 503, b"")
         elif scope["method"] == "POST":
             await self._post(body, headers, connection, send)
@@ -293,7 +307,7 @@ class ScriptedServer:
             }
             settings["window"] = {"maxEvents": 100, "maxBytes": 65_536, "maxAge": 600}
             if self.has_keys:
-                settings["requestKeys"] = {"lifetime": 600, "maxBytes": 65_536}
+                settings["requestKeys"] = {"lifetime": self.key_lifetime, "maxBytes": 65_536}
             capabilities["extensions"] = {EXTENSION: settings}
         version = got.params.get("protocolVersion", "2025-11-25")
         info = {"name": "scripted", "version": "1"}

@@ -263,6 +263,8 @@ add(
     to_client=in_results(STATELESS, drop_member("resultType")),
 )
 
+add("binary-frames", "sends binary frames", binary=True)
+
 add("wrong-subprotocol", "selects another subprotocol", upgrade=_wrong_protocol)
 
 add("closes-1011", "closes with 1011, whatever is wrong", close=1011)

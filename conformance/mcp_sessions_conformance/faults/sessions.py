@@ -29,7 +29,7 @@ from mcp_sessions_conformance.faults.common import (
     tool,
 )
 from mcp_sessions_conformance.saboteur import Case, Late
-from mcp_sessions_conformance.values import SESSION, Json
+from mcp_sessions_conformance.values import SESSION, Json, as_object
 
 
 def _same_id(result: Json, case: Case) -> None:
@@ -231,6 +231,11 @@ def _head_is_garbage(result: Json, case: Case) -> None:
     result["sessionEventId"] = "garbage"
 
 
+def _hides_what_began(case: Case) -> list[Json | Late] | None:
+    data = as_object(as_object(case.message.get("error")).get("data"))
+    return [case.message] if data.pop("started", None) is not None else None
+
+
 add(
     "id-not-ascii",
     "mints ids with other characters",
@@ -361,3 +366,5 @@ add(
     "promises a replay where nothing can be pushed",
     to_client=in_results([RESUME], _never_no_stream),
 )
+
+add("hides-what-began", "does not say that a request had begun", to_client=_hides_what_began)
