@@ -43,6 +43,12 @@ class Limits:
     wait: float = 5.0
     """Seconds that anything expected may take."""
 
+    start: float = 15.0
+    """Seconds that a program may take until its first answer."""
+
+    end: float = 3.0
+    """Seconds that a program may take to end by itself."""
+
     quiet: float = 0.15
     """Seconds in which nothing may come where nothing is expected."""
 

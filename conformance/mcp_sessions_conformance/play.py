@@ -272,7 +272,9 @@ class Player:
             },
         )
         # A program may take longer to start than to answer.
-        answer = await peer.answer(sent, within=15 if isinstance(peer, StdioPeer) else None)
+        answer = await peer.answer(
+            sent, within=self.limits.start if isinstance(peer, StdioPeer) else None
+        )
         if "result" not in answer.message:
             raise Failure(f"initialize was refused: {answer.message.get('error')!r}")
         if isinstance(peer, HttpPeer):

@@ -18,8 +18,14 @@ _KEPT_STDERR = 4000
 class Program:
     """A server that was started, and its pipe."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], *, ends_within: float) -> None:
+        """Take what it is.
+
+        Args:
+            ends_within: Seconds after the end of its input, before it is killed.
+        """
         self.command = command
+        self.ends_within = ends_within
         self.process: asyncio.subprocess.Process | None = None
         self.stderr = ""
         """The end of what it wrote to standard error."""
@@ -65,7 +71,7 @@ class Program:
         if process.stdin is not None:
             process.stdin.close()
         try:
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(self.ends_within):
                 await process.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
@@ -77,8 +83,8 @@ class Program:
                 async with asyncio.timeout(3):
                     await process.wait()
         if self._stderr_reader is not None:
-            self._stderr_reader.cancel()
             await asyncio.wait([self._stderr_reader], timeout=1)
+            self._stderr_reader.cancel()
 
 
 class StdioPeer(Peer):
@@ -127,6 +133,10 @@ class StdioPeer(Peer):
         except Failure as flood:
             self.problem(str(flood))
             how = str(flood)
+            self.over(how)
+            # To its end, unseen: a pipe that nobody reads cannot be closed.
+            while await process.stdout.read(65_536):
+                pass
         except OSError as error:
             how = f"{type(error).__name__}: {error}"
         last = " ".join(self.program.stderr.split())[-300:]
@@ -173,3 +183,4 @@ class StdioPeer(Peer):
         if self._reader is not None:
             await asyncio.wait([self._reader], timeout=1)
             self._reader.cancel()
+            await asyncio.wait([self._reader], timeout=1)

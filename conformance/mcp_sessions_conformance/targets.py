@@ -153,8 +153,10 @@ class Pipe:
             if self.starts >= 25:
                 raise Failure(f"the program was started {self.starts} times, and ended each time")
             self.starts += 1
-            self._peer = StdioPeer(Program(shlex.split(self.target.text)), era, self.limits)
-            await self._peer.start()
+            program = Program(shlex.split(self.target.text), ends_within=self.limits.end)
+            peer = StdioPeer(program, era, self.limits)
+            await peer.start()
+            self._peer = peer
         return self._peer
 
     async def stop(self) -> None:
@@ -196,7 +198,7 @@ class PipeWay:
             # A program may take longer to start than to answer; in the handshake era it is
             # ``initialize`` that waits longer.
             sent = await peer.request("server/discover")
-            await peer.answer(sent, within=REACHABLE_WITHIN)
+            await peer.answer(sent, within=self.pipe.limits.start)
         return peer
 
     async def renew(self) -> None:
