@@ -140,7 +140,14 @@ async def _play(
         script.cancel()
         await asyncio.wait({script}, timeout=1)
         return f"the program ended with status {process.returncode} before it was done"
-    script.result()
+    try:
+        script.result()
+    except Failure as failure:
+        if process.returncode is None:
+            raise
+        raise Failure(
+            f"{failure}; the program has ended with status {process.returncode}"
+        ) from None
     try:
         async with asyncio.timeout(ENDS_WITHIN):
             status = await ended

@@ -1,13 +1,12 @@
 """``mcp-sessions conformance TARGET…``: play the conformance vectors against a server.
 
 The runner is a package of its own, and stands outside: it shares nothing with what it tests.
-It is imported when there is something to run.
+It is imported when there is something to run, and so is asyncio.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import sys
@@ -39,6 +38,8 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("which TARGET? a URL or stdio:COMMAND, or --client COMMAND")
     if options.client and options.targets:
         parser.error("--client tests a client: it takes no TARGET")
+    import asyncio
+
     try:
         import mcp_sessions_conformance.entry as entry
     except ImportError as error:
