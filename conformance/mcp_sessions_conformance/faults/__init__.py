@@ -6,11 +6,12 @@ by; the tests of the runner play that table.
 
 from collections.abc import Mapping
 
-from mcp_sessions_conformance.faults import bindings, common, events, requests, sessions, state
+from mcp_sessions_conformance.faults import bindings, events, requests, sessions, state
 from mcp_sessions_conformance.saboteur import Fault
 
-FILES = (sessions, events, state, requests, bindings)
-"""Each adds its faults when it is loaded."""
-
-FAULTS: Mapping[str, Fault] = common.FAULTS
+FAULTS: Mapping[str, Fault] = {
+    fault.name: fault
+    for file in (sessions, events, state, requests, bindings)
+    for fault in file.FAULTS
+}
 """By name."""

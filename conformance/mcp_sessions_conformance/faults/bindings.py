@@ -8,7 +8,6 @@ from mcp_sessions_conformance.faults.common import (
     RESUME,
     START,
     STATELESS,
-    add,
     answer,
     code_of,
     drop_member,
@@ -19,7 +18,7 @@ from mcp_sessions_conformance.faults.common import (
     refuse,
     said,
 )
-from mcp_sessions_conformance.saboteur import Case, Http, Late
+from mcp_sessions_conformance.saboteur import Case, Fault, Http, Late
 from mcp_sessions_conformance.values import Json
 
 
@@ -188,101 +187,78 @@ def _one_principal(http: Http) -> None:
         http.asked["authorization"] = first
 
 
-add("keeps-connection-id", "takes the connection's id from the client", status=_keeps_connection_id)
-
-add(
-    "forgets-on-drop",
-    "forgets a connection's place when its stream breaks",
-    http=_get_without_position,
+FAULTS = (
+    Fault(
+        "keeps-connection-id",
+        "takes the connection's id from the client",
+        status=_keeps_connection_id,
+    ),
+    Fault(
+        "forgets-on-drop",
+        "forgets a connection's place when its stream breaks",
+        http=_get_without_position,
+    ),
+    Fault("replays-on-get", "goes on although a GET has no position", http=_last_position),
+    Fault("in-every-stream", "replays one connection's stream to another", http=_any_stream),
+    Fault("no-priming", "sends no priming events", primes=False),
+    Fault("one-get-only", "refuses a second GET", http=_one_get),
+    Fault("404-is-200", "answers 200 for unknown connections", status=_always(404)),
+    Fault("400-is-404", "answers 404 for what it refuses", status=_always(400, 404)),
+    Fault("no-origin-check", "does not look at Origin", http=_no_origin),
+    Fault("no-delete", "ignores DELETE", http=_no_delete),
+    Fault(
+        "no-transport-headers",
+        "does not see that headers contradict a resume",
+        http=_post_with_no_position,
+    ),
+    Fault("one-era", "serves one era only", http=_one_era),
+    Fault(
+        "mirror-is-unknown",
+        "takes a mirrored id for a connection",
+        http=_mirror_is_unknown,
+        status=_learns_connection,
+    ),
+    Fault(
+        "header-is-session",
+        "takes Mcp-Session-Id for a session in the modern era",
+        http=_header_is_session,
+    ),
+    Fault("202-is-200", "answers notifications with 200", status=_always(202)),
+    Fault(
+        "no-subscription-id",
+        "leaves out the subscription id",
+        to_client=in_events(_no_subscription_id),
+    ),
+    Fault(
+        "late-acknowledgement",
+        "sends events before the acknowledgement",
+        to_client=_late_acknowledgement,
+    ),
+    Fault("only-live", "lets nothing wait for a listen", to_client=_only_live),
+    Fault("always-resumes", "replays on every listen", to_client=_always_resumes),
+    Fault("old-listen-goes-on", "does not end a listen", to_client=_old_listen_goes_on),
+    Fault(
+        "mismatch-is-served",
+        "serves requests whose header names another session",
+        to_client=_mismatch_is_served,
+    ),
+    Fault(
+        "no-result-type",
+        "leaves out resultType",
+        to_client=in_results(STATELESS, drop_member("resultType")),
+    ),
+    Fault("binary-frames", "sends binary frames", binary=True),
+    Fault("wrong-subprotocol", "selects another subprotocol", upgrade=_wrong_protocol),
+    Fault("closes-1011", "closes with 1011, whatever is wrong", close=1011),
+    Fault("compresses", "negotiates compression", upgrade=_compresses),
+    Fault("drops-malformed", "does not answer malformed messages", raw=_drops_malformed),
+    Fault("drops-huge", "ignores messages that are too big", limit=1_000_000),
+    Fault("one-era-per-connection", "serves one era on a connection", to_server=_strips_envelope),
+    Fault("serves-bare", "serves modern requests without an envelope", to_server=_serves_bare),
+    Fault(
+        "events-need-a-listen", "sends events only where a listen is", to_client=_events_need_listen
+    ),
+    Fault("deaf", "sends no events", to_client=_no_events),
+    Fault("one-principal", "takes everybody for the same", http=_one_principal),
+    Fault("401-is-200", "lets everybody in", status=_always(401)),
 )
-
-add("replays-on-get", "goes on although a GET has no position", http=_last_position)
-
-add("in-every-stream", "replays one connection's stream to another", http=_any_stream)
-
-add("no-priming", "sends no priming events", primes=False)
-
-add("one-get-only", "refuses a second GET", http=_one_get)
-
-add("404-is-200", "answers 200 for unknown connections", status=_always(404))
-
-add("400-is-404", "answers 404 for what it refuses", status=_always(400, 404))
-
-add("no-origin-check", "does not look at Origin", http=_no_origin)
-
-add("no-delete", "ignores DELETE", http=_no_delete)
-
-add(
-    "no-transport-headers",
-    "does not see that headers contradict a resume",
-    http=_post_with_no_position,
-)
-
-add("one-era", "serves one era only", http=_one_era)
-
-add(
-    "mirror-is-unknown",
-    "takes a mirrored id for a connection",
-    http=_mirror_is_unknown,
-    status=_learns_connection,
-)
-
-add(
-    "header-is-session",
-    "takes Mcp-Session-Id for a session in the modern era",
-    http=_header_is_session,
-)
-
-add("202-is-200", "answers notifications with 200", status=_always(202))
-
-add(
-    "no-subscription-id", "leaves out the subscription id", to_client=in_events(_no_subscription_id)
-)
-
-add(
-    "late-acknowledgement",
-    "sends events before the acknowledgement",
-    to_client=_late_acknowledgement,
-)
-
-add("only-live", "lets nothing wait for a listen", to_client=_only_live)
-
-add("always-resumes", "replays on every listen", to_client=_always_resumes)
-
-add("old-listen-goes-on", "does not end a listen", to_client=_old_listen_goes_on)
-
-add(
-    "mismatch-is-served",
-    "serves requests whose header names another session",
-    to_client=_mismatch_is_served,
-)
-
-add(
-    "no-result-type",
-    "leaves out resultType",
-    to_client=in_results(STATELESS, drop_member("resultType")),
-)
-
-add("binary-frames", "sends binary frames", binary=True)
-
-add("wrong-subprotocol", "selects another subprotocol", upgrade=_wrong_protocol)
-
-add("closes-1011", "closes with 1011, whatever is wrong", close=1011)
-
-add("compresses", "negotiates compression", upgrade=_compresses)
-
-add("drops-malformed", "does not answer malformed messages", raw=_drops_malformed)
-
-add("drops-huge", "ignores messages that are too big", limit=1_000_000)
-
-add("one-era-per-connection", "serves one era on a connection", to_server=_strips_envelope)
-
-add("serves-bare", "serves modern requests without an envelope", to_server=_serves_bare)
-
-add("events-need-a-listen", "sends events only where a listen is", to_client=_events_need_listen)
-
-add("deaf", "sends no events", to_client=_no_events)
-
-add("one-principal", "takes everybody for the same", http=_one_principal)
-
-add("401-is-200", "lets everybody in", status=_always(401))

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from mcp_sessions_conformance.saboteur import Case, Fault, Late
+from mcp_sessions_conformance.saboteur import Case, Late
 from mcp_sessions_conformance.values import SESSION, Json, as_object
 
 UPDATED = "notifications/resources/updated"
@@ -169,15 +169,6 @@ def no_metadata(result: Json, case: Case) -> None:
 def state_of(result: Json) -> Json:
     """The session metadata in a result, or the session that it made."""
     return as_object(as_object(result.get("_meta")).get(SESSION)) or made(result)
-
-
-FAULTS: dict[str, Fault] = {}
-
-
-def add(name: str, says: str, **how: Any) -> None:
-    if name in FAULTS:
-        raise AssertionError(f"two faults are called {name}")
-    FAULTS[name] = Fault(name, says, **how)
 
 
 def set_member(member: str, value: Any) -> Edit:

@@ -7,7 +7,6 @@ from mcp_sessions_conformance.faults.common import (
     RESUME,
     START,
     UPDATED,
-    add,
     answer,
     arguments,
     event_like,
@@ -18,7 +17,7 @@ from mcp_sessions_conformance.faults.common import (
     params_of,
     refuse,
 )
-from mcp_sessions_conformance.saboteur import Case, Late
+from mcp_sessions_conformance.saboteur import Case, Fault, Late
 from mcp_sessions_conformance.values import SESSION, Json
 
 
@@ -222,81 +221,70 @@ def _live_before_replay(case: Case) -> list[Json | Late] | None:
     return None
 
 
-add("in-every-session", "makes one session's event an event of all", to_client=_in_every_session)
-
-add("no-list-changes", "does not tell of changed lists", to_client=_no_list_changes)
-
-add("numbers-progress", "makes progress an event", to_client=_numbers_progress)
-
-add("one-event-id", "gives all events one id", to_client=in_events(_one_id))
-
-add("tells-state", "puts state into events", to_client=in_events(_tells_state))
-
-add("bare-copies", "sends a plain copy beside each event", to_client=_bare_copy)
-
-add(
-    "forgets-own-changes",
-    "stores a change after it answered its request",
-    to_client=in_results([RESUME], _forgets_own_changes),
+FAULTS = (
+    Fault(
+        "in-every-session", "makes one session's event an event of all", to_client=_in_every_session
+    ),
+    Fault("no-list-changes", "does not tell of changed lists", to_client=_no_list_changes),
+    Fault("numbers-progress", "makes progress an event", to_client=_numbers_progress),
+    Fault("one-event-id", "gives all events one id", to_client=in_events(_one_id)),
+    Fault("tells-state", "puts state into events", to_client=in_events(_tells_state)),
+    Fault("bare-copies", "sends a plain copy beside each event", to_client=_bare_copy),
+    Fault(
+        "forgets-own-changes",
+        "stores a change after it answered its request",
+        to_client=in_results([RESUME], _forgets_own_changes),
+    ),
+    Fault("decorates-plain", "numbers messages that belong to no session", to_client=_decorates),
+    Fault("keeps-subscribed", "never forgets a subscription", to_server=_keeps_subscribed),
+    Fault(
+        "deaf-until-resumed",
+        "attaches a session only when it is resumed",
+        to_client=_deaf_until_resumed,
+    ),
+    Fault("stutters", "sends every event twice", to_client=_stutters),
+    Fault("replays-twice", "replays every event twice", to_client=_replays_twice),
+    Fault("coalesces-live", "holds live events back to coalesce them", to_client=_coalesces_live),
+    Fault("swaps-events", "sends events out of order", to_client=_swaps),
+    Fault(
+        "replays-from-the-beginning",
+        "ignores the position",
+        to_server=_from_the_beginning,
+        to_client=in_results([START, CREATE], _learns_begin),
+    ),
+    Fault(
+        "always-catches-up",
+        "always says that it caught up",
+        to_client=in_results([RESUME], _always_catches_up),
+    ),
+    Fault("no-positions", "takes no position", to_server=_no_positions),
+    Fault(
+        "positions-are-errors",
+        "answers a bad position with an error",
+        to_client=_positions_are_errors,
+    ),
+    Fault(
+        "renumbers-replay", "gives replayed events new ids", to_client=in_events(_renumbers_replay)
+    ),
+    Fault(
+        "old-head",
+        "answers a resume with the position it was given",
+        to_client=in_results([RESUME], _old_head),
+    ),
+    Fault(
+        "replaced-are-gone",
+        "does not know the ids of replaced events",
+        to_server=_replaced_are_gone,
+        to_client=in_events(_learns_replaced),
+    ),
+    Fault(
+        "drops-large",
+        "evicts the newest event if it is large",
+        to_server=_learns_large,
+        to_client=_drops_large,
+    ),
+    Fault("coalesces-messages", "coalesces log messages", to_client=_coalesces_messages),
+    Fault(
+        "live-before-replay", "sends live events before the replay", to_client=_live_before_replay
+    ),
 )
-
-add("decorates-plain", "numbers messages that belong to no session", to_client=_decorates)
-
-add("keeps-subscribed", "never forgets a subscription", to_server=_keeps_subscribed)
-
-add(
-    "deaf-until-resumed",
-    "attaches a session only when it is resumed",
-    to_client=_deaf_until_resumed,
-)
-
-add("stutters", "sends every event twice", to_client=_stutters)
-
-add("replays-twice", "replays every event twice", to_client=_replays_twice)
-
-add("coalesces-live", "holds live events back to coalesce them", to_client=_coalesces_live)
-
-add("swaps-events", "sends events out of order", to_client=_swaps)
-
-add(
-    "replays-from-the-beginning",
-    "ignores the position",
-    to_server=_from_the_beginning,
-    to_client=in_results([START, CREATE], _learns_begin),
-)
-
-add(
-    "always-catches-up",
-    "always says that it caught up",
-    to_client=in_results([RESUME], _always_catches_up),
-)
-
-add("no-positions", "takes no position", to_server=_no_positions)
-
-add("positions-are-errors", "answers a bad position with an error", to_client=_positions_are_errors)
-
-add("renumbers-replay", "gives replayed events new ids", to_client=in_events(_renumbers_replay))
-
-add(
-    "old-head",
-    "answers a resume with the position it was given",
-    to_client=in_results([RESUME], _old_head),
-)
-
-add(
-    "replaced-are-gone",
-    "does not know the ids of replaced events",
-    to_server=_replaced_are_gone,
-    to_client=in_events(_learns_replaced),
-)
-
-add(
-    "drops-large",
-    "evicts the newest event if it is large",
-    to_server=_learns_large,
-    to_client=_drops_large,
-)
-
-add("coalesces-messages", "coalesces log messages", to_client=_coalesces_messages)
-
-add("live-before-replay", "sends live events before the replay", to_client=_live_before_replay)

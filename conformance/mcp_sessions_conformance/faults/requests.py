@@ -7,7 +7,6 @@ from mcp_sessions_conformance.faults.common import (
     DETACHED,
     RESUME,
     START,
-    add,
     answer,
     code_of,
     in_results,
@@ -22,7 +21,7 @@ from mcp_sessions_conformance.faults.common import (
     text_of,
     tool,
 )
-from mcp_sessions_conformance.saboteur import Case, Late
+from mcp_sessions_conformance.saboteur import Case, Fault, Late
 from mcp_sessions_conformance.values import EXTENSION, KEY, SESSION, Json, as_object
 
 
@@ -232,125 +231,116 @@ def _wants_declared(case: Case) -> list[Json | Late] | None:
     return None
 
 
-add("silent-takeover", "does not tell who was displaced", to_client=_silent_takeover)
-
-add(
-    "serves-displaced",
-    "serves displaced connections outside of any session",
-    to_client=instead_of_error(-31010, lambda case: answer(case.message, said("none"))),
-)
-
-add(
-    "locks-out-displaced",
-    "refuses everything on a displaced connection",
-    to_server=_locked_out,
-    to_client=_locks_out,
-)
-
-add("loses-answers", "drops the answers to a displaced connection", to_client=_loses_answers)
-
-add("late-end-kills", "ends delivery when any connection of the session ends", when_cut="silence")
-
-add("crosses-ids", "mixes up requests of one id on two connections", to_client=_crosses_ids)
-
-add(
-    "allows-duplicates",
-    "serves two requests with one id",
-    to_client=instead_of_error(
-        -32600, lambda case: answer(case.message, said("served")), "duplicate_id"
+FAULTS = (
+    Fault("silent-takeover", "does not tell who was displaced", to_client=_silent_takeover),
+    Fault(
+        "serves-displaced",
+        "serves displaced connections outside of any session",
+        to_client=instead_of_error(-31010, lambda case: answer(case.message, said("none"))),
     ),
-)
-
-add("remembers-ids", "never lets an id be used again", to_server=_remembers_ids)
-
-add("cancels-the-cut", "cancels what runs when its connection breaks", when_cut="cancel")
-
-add("ignores-cuts", "does not notice that a client went away", ignores_cuts=True)
-
-add("lies-about-cancels", "lets go on what should be cancelled", to_client=_never_cancelled)
-
-add("no-cancel", "ignores cancels", to_server=_no_cancel)
-
-add(
-    "cancels-by-key-alone",
-    "cancels by key, whatever session is named",
-    to_server=_cancels_by_key_alone,
-)
-
-add("ignores-keys", "does not know request keys", to_server=strip(KEY))
-
-add("one-key-for-all", "takes every key for the same", to_server=_one_key)
-
-add(
-    "keys-of-all-sessions",
-    "knows keys beyond their session",
-    to_server=_one_answer_per_key,
-    to_client=_learns_answers,
-)
-
-add(
-    "kept-without-metadata",
-    "answers a known key without the session's metadata",
-    to_client=in_results([], _kept_without_metadata),
-)
-
-add(
-    "progress-to-the-first",
-    "sends progress to the first sending only",
-    to_client=_progress_to_the_first,
-)
-
-add(
-    "any-content",
-    "answers a known key whatever is asked",
-    to_client=instead_of_error(-32600, lambda case: answer(case.message, said("1")), "key_reused"),
-)
-
-add("strict-content", "takes metadata for content", to_server=_strict_content)
-
-add(
-    "odd-keys",
-    "ignores malformed keys",
-    to_server=strip(KEY, lambda case: not isinstance(meta_of(case.message)[KEY], str)),
-)
-
-add(
-    "counted-questions",
-    "numbers its questions",
-    to_client=_counted_questions,
-    to_server=_counted_answers,
-)
-
-add("asks-once", "does not ask an open question again", to_client=_asks_once)
-
-add("last-answer-counts", "takes the last answer to a question", to_server=_last_answer)
-
-add("asks-anyone", "asks clients that cannot be asked", to_client=_asks_anyone)
-
-add("no-capability", "does not declare sessions", to_client=in_results(DESCRIBE, _no_capability))
-
-add("no-settings", "does not advertise its settings", to_client=in_results(DESCRIBE, _no_settings))
-
-add("refuses-declared", "refuses clients that declare the extension", to_server=_refuses_declared)
-
-add("wants-declared", "serves only clients that declare the extension", to_server=_wants_declared)
-
-add(
-    "no-gate",
-    "serves gated tools to everybody",
-    to_client=instead_of_error(-31044, lambda case: answer(case.message, said("welcome"))),
-)
-
-add(
-    "no-limit",
-    "has no limits",
-    to_client=instead_of_error(-31011, lambda case: answer(case.message, said("1"))),
-)
-
-add(
-    "no-modes",
-    "takes ids of transport-mode sessions for its own",
-    to_client=instead_of_error(
-        -32600, lambda case: answer(case.message, {"resumed": True}), "mode_conflict"
+    Fault(
+        "locks-out-displaced",
+        "refuses everything on a displaced connection",
+        to_server=_locked_out,
+        to_client=_locks_out,
+    ),
+    Fault("loses-answers", "drops the answers to a displaced connection", to_client=_loses_answers),
+    Fault(
+        "late-end-kills",
+        "ends delivery when any connection of the session ends",
+        when_cut="silence",
+    ),
+    Fault("crosses-ids", "mixes up requests of one id on two connections", to_client=_crosses_ids),
+    Fault(
+        "allows-duplicates",
+        "serves two requests with one id",
+        to_client=instead_of_error(
+            -32600, lambda case: answer(case.message, said("served")), "duplicate_id"
+        ),
+    ),
+    Fault("remembers-ids", "never lets an id be used again", to_server=_remembers_ids),
+    Fault("cancels-the-cut", "cancels what runs when its connection breaks", when_cut="cancel"),
+    Fault("ignores-cuts", "does not notice that a client went away", ignores_cuts=True),
+    Fault("lies-about-cancels", "lets go on what should be cancelled", to_client=_never_cancelled),
+    Fault("no-cancel", "ignores cancels", to_server=_no_cancel),
+    Fault(
+        "cancels-by-key-alone",
+        "cancels by key, whatever session is named",
+        to_server=_cancels_by_key_alone,
+    ),
+    Fault("ignores-keys", "does not know request keys", to_server=strip(KEY)),
+    Fault("one-key-for-all", "takes every key for the same", to_server=_one_key),
+    Fault(
+        "keys-of-all-sessions",
+        "knows keys beyond their session",
+        to_server=_one_answer_per_key,
+        to_client=_learns_answers,
+    ),
+    Fault(
+        "kept-without-metadata",
+        "answers a known key without the session's metadata",
+        to_client=in_results([], _kept_without_metadata),
+    ),
+    Fault(
+        "progress-to-the-first",
+        "sends progress to the first sending only",
+        to_client=_progress_to_the_first,
+    ),
+    Fault(
+        "any-content",
+        "answers a known key whatever is asked",
+        to_client=instead_of_error(
+            -32600, lambda case: answer(case.message, said("1")), "key_reused"
+        ),
+    ),
+    Fault("strict-content", "takes metadata for content", to_server=_strict_content),
+    Fault(
+        "odd-keys",
+        "ignores malformed keys",
+        to_server=strip(KEY, lambda case: not isinstance(meta_of(case.message)[KEY], str)),
+    ),
+    Fault(
+        "counted-questions",
+        "numbers its questions",
+        to_client=_counted_questions,
+        to_server=_counted_answers,
+    ),
+    Fault("asks-once", "does not ask an open question again", to_client=_asks_once),
+    Fault("last-answer-counts", "takes the last answer to a question", to_server=_last_answer),
+    Fault("asks-anyone", "asks clients that cannot be asked", to_client=_asks_anyone),
+    Fault(
+        "no-capability", "does not declare sessions", to_client=in_results(DESCRIBE, _no_capability)
+    ),
+    Fault(
+        "no-settings",
+        "does not advertise its settings",
+        to_client=in_results(DESCRIBE, _no_settings),
+    ),
+    Fault(
+        "refuses-declared",
+        "refuses clients that declare the extension",
+        to_server=_refuses_declared,
+    ),
+    Fault(
+        "wants-declared",
+        "serves only clients that declare the extension",
+        to_server=_wants_declared,
+    ),
+    Fault(
+        "no-gate",
+        "serves gated tools to everybody",
+        to_client=instead_of_error(-31044, lambda case: answer(case.message, said("welcome"))),
+    ),
+    Fault(
+        "no-limit",
+        "has no limits",
+        to_client=instead_of_error(-31011, lambda case: answer(case.message, said("1"))),
+    ),
+    Fault(
+        "no-modes",
+        "takes ids of transport-mode sessions for its own",
+        to_client=instead_of_error(
+            -32600, lambda case: answer(case.message, {"resumed": True}), "mode_conflict"
+        ),
     ),
 )

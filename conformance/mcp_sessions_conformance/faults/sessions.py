@@ -8,7 +8,6 @@ from mcp_sessions_conformance.faults.common import (
     END,
     RESUME,
     START,
-    add,
     answer,
     drop_member,
     event_like,
@@ -28,7 +27,7 @@ from mcp_sessions_conformance.faults.common import (
     strip,
     tool,
 )
-from mcp_sessions_conformance.saboteur import Case, Late
+from mcp_sessions_conformance.saboteur import Case, Fault, Late
 from mcp_sessions_conformance.values import SESSION, Json, as_object
 
 
@@ -236,135 +235,131 @@ def _hides_what_began(case: Case) -> list[Json | Late] | None:
     return [case.message] if data.pop("started", None) is not None else None
 
 
-add(
-    "id-not-ascii",
-    "mints ids with other characters",
-    to_client=in_results([START], set_member("sessionId", "sé ssion")),
-)
-
-add("one-id-for-all", "gives every session the same id", to_client=in_results([START], _same_id))
-
-add(
-    "start-without-expiry",
-    "does not say when a session expires",
-    to_client=in_results([START], drop_member("expiresAt")),
-)
-
-add("picky-start", "wants params for session/start, and only its own", to_server=_picky_start)
-
-add(
-    "head-is-garbage",
-    "gives a head that is no position",
-    to_client=in_results([START], _head_is_garbage),
-)
-
-add("adopts-ids", "takes the id that a caller brings", to_client=in_results([START], _adopt))
-
-add(
-    "knows-all-methods",
-    "answers methods that it does not have",
-    to_client=instead_of_error(-32601, lambda case: answer(case.message, {})),
-)
-
-add(
-    "resume-says-little",
-    "answers session/resume with resumed and catchup only",
-    to_client=in_results([RESUME], _resume_says_little),
-)
-
-add(
-    "knows-every-session",
-    "serves sessions that are not there",
-    to_client=instead_of_error(-32043, _knows_everything),
-)
-
-add(
-    "not-found-for-everything",
-    "takes every mistake for a lost session",
-    to_client=instead_of_error(
-        -32602, lambda case: refuse(case.message, -32043, "Session not found")
+FAULTS = (
+    Fault(
+        "id-not-ascii",
+        "mints ids with other characters",
+        to_client=in_results([START], set_member("sessionId", "sé ssion")),
     ),
+    Fault(
+        "one-id-for-all", "gives every session the same id", to_client=in_results([START], _same_id)
+    ),
+    Fault(
+        "start-without-expiry",
+        "does not say when a session expires",
+        to_client=in_results([START], drop_member("expiresAt")),
+    ),
+    Fault(
+        "picky-start", "wants params for session/start, and only its own", to_server=_picky_start
+    ),
+    Fault(
+        "head-is-garbage",
+        "gives a head that is no position",
+        to_client=in_results([START], _head_is_garbage),
+    ),
+    Fault("adopts-ids", "takes the id that a caller brings", to_client=in_results([START], _adopt)),
+    Fault(
+        "knows-all-methods",
+        "answers methods that it does not have",
+        to_client=instead_of_error(-32601, lambda case: answer(case.message, {})),
+    ),
+    Fault(
+        "resume-says-little",
+        "answers session/resume with resumed and catchup only",
+        to_client=in_results([RESUME], _resume_says_little),
+    ),
+    Fault(
+        "knows-every-session",
+        "serves sessions that are not there",
+        to_client=instead_of_error(-32043, _knows_everything),
+    ),
+    Fault(
+        "not-found-for-everything",
+        "takes every mistake for a lost session",
+        to_client=instead_of_error(
+            -32602, lambda case: refuse(case.message, -32043, "Session not found")
+        ),
+    ),
+    Fault(
+        "tells-who-resumes",
+        "tells every client that it was displaced",
+        to_client=_tells_who_resumes,
+    ),
+    Fault(
+        "answers-after-replay", "replays before it answers session/resume", to_client=_late_resume
+    ),
+    Fault(
+        "forgets-subscriptions",
+        "forgets what a resumed session subscribed to",
+        to_client=_forgets_subscriptions,
+    ),
+    Fault(
+        "everyone-hears",
+        "goes on sending events to displaced connections",
+        to_client=_everyone_hears,
+    ),
+    Fault("loses-replay", "says that it replays, and does not", to_client=_loses_replay),
+    Fault(
+        "end-names-session",
+        "answers the end of a session with its metadata",
+        to_client=in_results([END, DELETE], _adds_session),
+    ),
+    Fault("talks-after-end", "sends events of sessions that ended", to_client=_talks_after_end),
+    Fault(
+        "forgets-waiting",
+        "never answers what ran in a session that ended",
+        to_client=instead_of_error(-32043, lambda case: None if tool(case.asked) else case.message),
+    ),
+    Fault(
+        "families-apart",
+        "keeps the sessions of both families apart",
+        to_server=_apart,
+        to_client=_learns_created,
+    ),
+    Fault("needs-initialize", "wants a handshake before everything", to_server=_needs_initialize),
+    Fault(
+        "sessions-for-all",
+        "puts session metadata into every result",
+        to_client=in_results([], _sessions_for_all),
+    ),
+    Fault(
+        "ignores-metadata",
+        "ignores the session that a request names",
+        to_server=strip(SESSION, lambda case: case.message.get("method") != DELETE),
+    ),
+    Fault("forgets-current", "has no current session", to_server=_forgets_current),
+    Fault("always-current", "serves every request in the last session", to_server=_always_current),
+    Fault(
+        "tolerates-malformed",
+        "ignores malformed session metadata",
+        to_server=strip(SESSION, _is_malformed),
+    ),
+    Fault("takes-misplaced", "takes a session from the wrong place", to_server=_takes_misplaced),
+    Fault("no-metadata", "answers without session metadata", to_client=in_results([], no_metadata)),
+    Fault(
+        "no-metadata-on-lists",
+        "answers list requests without session metadata",
+        to_client=in_results([], _no_metadata_on_lists),
+    ),
+    Fault(
+        "oldest-state",
+        "always answers with the first state",
+        to_client=in_results([], _oldest_state),
+    ),
+    Fault(
+        "mixes-sessions",
+        "serves all sessions of a connection in the first",
+        to_server=_mixes_sessions,
+    ),
+    Fault(
+        "remembers-the-ended",
+        "keeps a session current that was ended",
+        to_server=_remembers_the_ended,
+    ),
+    Fault(
+        "never-no-stream",
+        "promises a replay where nothing can be pushed",
+        to_client=in_results([RESUME], _never_no_stream),
+    ),
+    Fault("hides-what-began", "does not say that a request had begun", to_client=_hides_what_began),
 )
-
-add("tells-who-resumes", "tells every client that it was displaced", to_client=_tells_who_resumes)
-
-add("answers-after-replay", "replays before it answers session/resume", to_client=_late_resume)
-
-add(
-    "forgets-subscriptions",
-    "forgets what a resumed session subscribed to",
-    to_client=_forgets_subscriptions,
-)
-
-add("everyone-hears", "goes on sending events to displaced connections", to_client=_everyone_hears)
-
-add("loses-replay", "says that it replays, and does not", to_client=_loses_replay)
-
-add(
-    "end-names-session",
-    "answers the end of a session with its metadata",
-    to_client=in_results([END, DELETE], _adds_session),
-)
-
-add("talks-after-end", "sends events of sessions that ended", to_client=_talks_after_end)
-
-add(
-    "forgets-waiting",
-    "never answers what ran in a session that ended",
-    to_client=instead_of_error(-32043, lambda case: None if tool(case.asked) else case.message),
-)
-
-add(
-    "families-apart",
-    "keeps the sessions of both families apart",
-    to_server=_apart,
-    to_client=_learns_created,
-)
-
-add("needs-initialize", "wants a handshake before everything", to_server=_needs_initialize)
-
-add(
-    "sessions-for-all",
-    "puts session metadata into every result",
-    to_client=in_results([], _sessions_for_all),
-)
-
-add(
-    "ignores-metadata",
-    "ignores the session that a request names",
-    to_server=strip(SESSION, lambda case: case.message.get("method") != DELETE),
-)
-
-add("forgets-current", "has no current session", to_server=_forgets_current)
-
-add("always-current", "serves every request in the last session", to_server=_always_current)
-
-add(
-    "tolerates-malformed",
-    "ignores malformed session metadata",
-    to_server=strip(SESSION, _is_malformed),
-)
-
-add("takes-misplaced", "takes a session from the wrong place", to_server=_takes_misplaced)
-
-add("no-metadata", "answers without session metadata", to_client=in_results([], no_metadata))
-
-add(
-    "no-metadata-on-lists",
-    "answers list requests without session metadata",
-    to_client=in_results([], _no_metadata_on_lists),
-)
-
-add("oldest-state", "always answers with the first state", to_client=in_results([], _oldest_state))
-
-add("mixes-sessions", "serves all sessions of a connection in the first", to_server=_mixes_sessions)
-
-add("remembers-the-ended", "keeps a session current that was ended", to_server=_remembers_the_ended)
-
-add(
-    "never-no-stream",
-    "promises a replay where nothing can be pushed",
-    to_client=in_results([RESUME], _never_no_stream),
-)
-
-add("hides-what-began", "does not say that a request had begun", to_client=_hides_what_began)

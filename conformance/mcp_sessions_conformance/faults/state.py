@@ -6,7 +6,6 @@ from mcp_sessions_conformance.faults.common import (
     CREATE,
     DELETE,
     END,
-    add,
     answer,
     arguments,
     code_of,
@@ -22,7 +21,7 @@ from mcp_sessions_conformance.faults.common import (
     strip,
     tool,
 )
-from mcp_sessions_conformance.saboteur import Case, Late
+from mcp_sessions_conformance.saboteur import Case, Fault, Late
 from mcp_sessions_conformance.values import SESSION, Json, as_object
 
 
@@ -167,68 +166,60 @@ def _plain_state(result: Json, case: Case) -> None:
         found["state"] += f"~{arguments(case.asked or {}).get('value')}"
 
 
-add("create-wants-params", "wants params for sessions/create", to_server=_create_wants_params)
-
-add("picky-create", "wants no params for sessions/create", to_server=_picky_create)
-
-add(
-    "extra-member",
-    "describes a session with more members",
-    to_client=in_results([CREATE], _extra_member),
-)
-
-add(
-    "create-ignores-metadata",
-    "creates a session inside a session",
-    to_server=strip(SESSION, lambda case: case.message.get("method") == CREATE),
-)
-
-add(
-    "create-head-is-garbage",
-    "gives a head of a created session that is no position",
-    to_client=in_results([CREATE], _create_head_is_garbage),
-)
-
-add("delete-takes-params", "deletes the session that params name", to_server=_delete_takes_params)
-
-add("delete-takes-current", "deletes the current session", to_server=_delete_takes_current)
-
-add("end-takes-metadata", "ends the session that _meta names", to_server=_end_takes_metadata)
-
-add("any-state", "does not look at state", to_server=_any_state)
-
-add(
-    "believes-tokens",
-    "takes an old token for the state",
-    to_server=_believes_tokens,
-    to_client=_learns_tokens,
-)
-
-add("state-here-only", "keeps state on one connection", to_server=_state_here_only)
-
-add(
-    "new-token-always",
-    "mints a new token for every answer",
-    to_server=_old_token,
-    to_client=in_results([], _new_token),
-)
-
-add("talkative-errors", "says in its errors what it found", to_client=_talkative)
-
-add("state-first", "looks at state before it looks for the session", to_client=_state_first)
-
-add("first-writer-wins", "keeps the first value of a key", to_server=_first_writer_wins)
-
-add(
-    "failing-writes",
-    "keeps what a failed request changed",
-    to_server=_failing_writes,
-    to_client=_fails_after,
-)
-
-add(
-    "plain-state",
-    "puts values into tokens as they are",
-    to_server=_old_token,
-    to_client=in_results([], _plain_state),
+FAULTS = (
+    Fault(
+        "create-wants-params", "wants params for sessions/create", to_server=_create_wants_params
+    ),
+    Fault("picky-create", "wants no params for sessions/create", to_server=_picky_create),
+    Fault(
+        "extra-member",
+        "describes a session with more members",
+        to_client=in_results([CREATE], _extra_member),
+    ),
+    Fault(
+        "create-ignores-metadata",
+        "creates a session inside a session",
+        to_server=strip(SESSION, lambda case: case.message.get("method") == CREATE),
+    ),
+    Fault(
+        "create-head-is-garbage",
+        "gives a head of a created session that is no position",
+        to_client=in_results([CREATE], _create_head_is_garbage),
+    ),
+    Fault(
+        "delete-takes-params",
+        "deletes the session that params name",
+        to_server=_delete_takes_params,
+    ),
+    Fault("delete-takes-current", "deletes the current session", to_server=_delete_takes_current),
+    Fault("end-takes-metadata", "ends the session that _meta names", to_server=_end_takes_metadata),
+    Fault("any-state", "does not look at state", to_server=_any_state),
+    Fault(
+        "believes-tokens",
+        "takes an old token for the state",
+        to_server=_believes_tokens,
+        to_client=_learns_tokens,
+    ),
+    Fault("state-here-only", "keeps state on one connection", to_server=_state_here_only),
+    Fault(
+        "new-token-always",
+        "mints a new token for every answer",
+        to_server=_old_token,
+        to_client=in_results([], _new_token),
+    ),
+    Fault("talkative-errors", "says in its errors what it found", to_client=_talkative),
+    Fault("state-first", "looks at state before it looks for the session", to_client=_state_first),
+    Fault("first-writer-wins", "keeps the first value of a key", to_server=_first_writer_wins),
+    Fault(
+        "failing-writes",
+        "keeps what a failed request changed",
+        to_server=_failing_writes,
+        to_client=_fails_after,
+    ),
+    Fault(
+        "plain-state",
+        "puts values into tokens as they are",
+        to_server=_old_token,
+        to_client=in_results([], _plain_state),
+    ),
 )
