@@ -31,7 +31,13 @@ from typing import Any, cast
 
 from mcp_sessions_conformance.values import Json, is_timestamp, issued_after
 
-MISSING: Any = object()
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Any = _Missing()
 """Stands for a member that is not there."""
 
 
