@@ -9,7 +9,7 @@ from mcp_sessions_conformance.peer import (
 )
 from mcp_sessions_conformance.scene import Scene
 from mcp_sessions_conformance.stdio_peer import StdioPeer
-from mcp_sessions_conformance.values import Json
+from mcp_sessions_conformance.values import Json, as_object
 from mcp_sessions_conformance.websocket_peer import WebSocketPeer, bearer_subprotocol
 
 
@@ -30,6 +30,7 @@ async def open_connection(scene: Scene, step: Json) -> None:
         await scene.peers[name].close()
     scene.peers[name] = peer
     if isinstance(peer, StdioPeer) and peer.is_initialized:
+        await _forget_current(peer)
         return
     peer.capabilities = scene.fill(step.get("capabilities", {}))
     if isinstance(peer, WebSocketPeer) and not await _connect(scene, peer, step):
@@ -102,3 +103,15 @@ async def _initialize(scene: Scene, peer: Peer, step: Json) -> None:
         peer.is_initialized = True
     scene.matches("the result of initialize", step.get("result", {}), answer.message["result"])
     scene.capture(step, answer.message["result"])
+
+
+async def _forget_current(peer: StdioPeer) -> None:
+    """Leave the pipe without a current session: that of an earlier vector may have ended
+    elsewhere, and would be missed here.
+    """
+    if peer.era != "handshake":
+        return
+    started = await peer.answer(await peer.request("session/start", {}))
+    session = as_object(started.message.get("result")).get("sessionId")
+    if isinstance(session, str):
+        await peer.answer(await peer.request("session/end", {"sessionId": session}))
