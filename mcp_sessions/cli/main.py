@@ -25,6 +25,7 @@ COMMANDS = {
     "bridge": "give a stdio-only host a remote server that survives its connections",
     "sessions": "list, show and end the sessions of a store",
     "acp": "serve an ACP agent whose conversations can be loaded",
+    "conformance": "test a server or a client against the sessions extension",
     "keygen": "print a new random key",
 }
 
@@ -61,6 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from mcp_sessions.cli import acp
 
                 return acp.main(chosen.arguments)
+            case "conformance":
+                from mcp_sessions.cli import conformance
+
+                return conformance.main(chosen.arguments)
             case "keygen":
                 from mcp_sessions.cli import keygen
 
@@ -81,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         usage="%(prog)s [--help] [--version] COMMAND ...",
         description="Resumable sessions for the Model Context Protocol.",
         epilog="commands:\n"
-        + "\n".join(f"  {name:<8} {what}" for name, what in COMMANDS.items())
+        + "\n".join(f"  {name:<12} {what}" for name, what in COMMANDS.items())
         + "\n\n'mcp-sessions COMMAND --help' tells the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -26,7 +26,16 @@ from tests.support.duplex import (
     websocket,
 )
 from tests.support.modern import ACKNOWLEDGED, SUBSCRIPTION_ID, wanted
-from tests.support.raw import EXTENSION, SESSION, at_most, call_params, in_session, text_of, uris
+from tests.support.raw import (
+    EXTENSION,
+    SESSION,
+    at_most,
+    call_params,
+    in_session,
+    keyed,
+    text_of,
+    uris,
+)
 from tests.support.world import Toolbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
@@ -394,6 +403,28 @@ async def test_a_listen_of_a_session_can_be_cancelled_and_its_id_is_taken(kind: 
         await world.layer.notify_resource_updated("note://a")
         (event,) = await peer.has_events(1)
         assert SUBSCRIPTION_ID not in event["params"]["_meta"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_modern_notification_leaves_the_connection_open(kind: str, named: bool) -> None:
+    """One that named a session, such as a cancellation by key, tore the connection down: it
+    was taken for one of the handshake era, whose sender the wrapped server would know.
+    """
+    async with duplex_world() as world:
+        peer = await world.connected(kind, modern=True)
+        session_id = (await peer.start())["sessionId"]
+        call = await peer.send(
+            "tools/call", call_params("wait", {"gate": "g"}), meta=keyed("k", session_id)
+        )
+        await at_most(WITHIN, world.inner.box.gate("g").started.wait())
+        await peer.notify("notifications/roots/list_changed", {"_meta": in_session(session_id)})
+        meta = keyed("k", session_id) if named else {}
+        params = {"requestId": "of no interest" if named else call, "_meta": meta}
+        await peer.notify("notifications/cancelled", params)
+        await at_most(WITHIN, world.inner.box.gate("g").cancelled.wait())
+        assert "error" in await peer.answer(call)
+        assert "tools" in await peer.result("tools/list")
 
 
 @pytest.mark.parametrize("kind", KINDS)

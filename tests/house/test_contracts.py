@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = ("", "transports", "conformance")
+"""Where packages are."""
 
 STRAYS = {
     "imports go down only": ("mcp_sessions/core/__init__.py", "import mcp_sessions.stores"),
@@ -19,6 +21,10 @@ STRAYS = {
     "only server.sdk and client.sdk know the MCP SDK": (
         "mcp_sessions/stores/__init__.py",
         "import mcp",
+    ),
+    "the conformance runner shares nothing with what it tests": (
+        "conformance/mcp_sessions_conformance/__init__.py",
+        "import mcp_sessions.ids",
     ),
     "nothing needs FastMCP to be installed": (
         "transports/mcp_sessions_transports/__init__.py",
@@ -33,7 +39,7 @@ def lint_imports(root: Path) -> dict[str, str]:
     done = subprocess.run(
         [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"],
         cwd=root,
-        env={"PYTHONPATH": f"{root}:{root / 'transports'}", "COLUMNS": "200"},
+        env={"PYTHONPATH": ":".join(str(root / f) for f in FOLDERS), "COLUMNS": "200"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -48,7 +54,7 @@ def lint_imports(root: Path) -> dict[str, str]:
 def copy(tmp_path: Path) -> Path:
     """The source tree, to be spoilt."""
     ignored = shutil.ignore_patterns("__pycache__")
-    for folder in ("mcp_sessions", "transports"):
+    for folder in ("mcp_sessions", "transports", "conformance"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path

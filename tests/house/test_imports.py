@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 HEAVY = ("mcp", "mcp_types", "fastmcp", "pydantic", "starlette", "uvicorn", "anyio", "asyncio")
+OURS = ("mcp_sessions", "mcp_sessions_transports")
 
 REPORT = f"""
 import sys
-sys.stderr.write(" ".join(name for name in {HEAVY!r} if name in sys.modules))
+sys.stderr.write(" ".join(name for name in {HEAVY + OURS!r} if name in sys.modules))
 """
 
 LIGHT = {
@@ -25,6 +26,8 @@ LIGHT = {
     "serve --help": "from mcp_sessions.cli.main import main; run(main, ['serve', '--help'])",
     "a wrong option": "from mcp_sessions.cli.main import main; run(main, ['serve', '--port', 'x'])",
     "bridge --help": "from mcp_sessions.cli.main import main; run(main, ['bridge', '--help'])",
+    "conformance --help": "from mcp_sessions.cli.main import main; run(main, "
+    "['conformance', '--help'])",
     "a jar": "from mcp_sessions import FileJar",
     "keygen": "from mcp_sessions.cli.main import main; run(main, ['keygen'])",
 }
@@ -68,10 +71,12 @@ import mcp_sessions.core
 for module in pkgutil.walk_packages(mcp_sessions.core.__path__, "mcp_sessions.core."):
     importlib.import_module(module.name)
 """
-    assert loaded_after(code, tmp_path) == []
+    assert not set(loaded_after(code, tmp_path)) & set(HEAVY)
 
 
-@pytest.mark.parametrize("package", ["mcp_sessions", "mcp_sessions_transports"])
+@pytest.mark.parametrize(
+    "package", ["mcp_sessions", "mcp_sessions_transports", "mcp_sessions_conformance"]
+)
 def test_a_root_package_can_be_imported_first_and_alone(package: str, tmp_path: Path) -> None:
     """No import works only because another one came before it."""
     code = f"""
@@ -81,4 +86,6 @@ for module in pkgutil.walk_packages(root.__path__, {package + "."!r}):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 """
-    loaded_after(code, tmp_path)
+    loaded = loaded_after(code, tmp_path)
+    if package == "mcp_sessions_conformance":
+        assert not {"mcp", "mcp_types", "mcp_sessions", "mcp_sessions_transports"} & set(loaded)

@@ -40,13 +40,21 @@ def test_only_uniquely_named_packages_land_in_site_packages(wheel: zipfile.ZipFi
 
     assert top == {
         "mcp_sessions",
+        "mcp_sessions_conformance",
         "mcp_sessions_transports",
         f"mcp_sessions-{__version__}.dist-info",
     }
 
 
-def test_both_packages_tell_type_checkers_that_they_are_typed(wheel: zipfile.ZipFile) -> None:
-    assert {"mcp_sessions/py.typed", "mcp_sessions_transports/py.typed"} <= set(wheel.namelist())
+def test_the_packages_tell_type_checkers_that_they_are_typed(wheel: zipfile.ZipFile) -> None:
+    packages = ("mcp_sessions", "mcp_sessions_conformance", "mcp_sessions_transports")
+    assert {f"{package}/py.typed" for package in packages} <= set(wheel.namelist())
+
+
+def test_the_vectors_travel_inside_the_runner(wheel: zipfile.ZipFile) -> None:
+    folder = ROOT / "conformance" / "vectors"
+    shipped = {name for name in wheel.namelist() if name.endswith(".json")}
+    assert shipped == {f"mcp_sessions_conformance/vectors/{path.name}" for path in folder.iterdir()}
 
 
 def test_the_scripts_of_the_redis_store_are_in_the_wheel(wheel: zipfile.ZipFile) -> None:
@@ -70,6 +78,6 @@ def test_the_wheel_has_the_version_the_licence_and_the_command(wheel: zipfile.Zi
 def test_the_source_distribution_leaves_out_caches_and_environments(tmp_path: Path) -> None:
     with tarfile.open(build("sdist", tmp_path)) as archive:
         inside = {name.split("/")[1] for name in archive.getnames()}
-    assert {"mcp_sessions", "transports", "tests", "LICENSE", "README.md"} <= inside
+    assert {"mcp_sessions", "transports", "conformance", "tests", "LICENSE", "README.md"} <= inside
     unwanted = {".venv", ".cache", ".import_linter_cache", ".pytest_cache", ".ruff_cache"}
     assert not inside & (unwanted | {".git", "dist", "__pycache__"})

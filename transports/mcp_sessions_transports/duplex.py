@@ -334,10 +334,16 @@ class DuplexConnection:
         if isinstance(message, Answer):
             await router.answer(message, self._inbound(channel))
         elif isinstance(message, Notification):
-            if not self._cancels_listen(message):
-                handled = await router.notification(message, self._inbound(channel))
-                if handled is not None:
-                    await handled
+            if self._cancels_listen(message):
+                return
+            if self.peer.modern:
+                # The era has no other notification from a client, and no handshake for the
+                # wrapped server to know its sender by.
+                await router.cancel_keyed(message, self._inbound(channel))
+                return
+            handled = await router.notification(message, self._inbound(channel))
+            if handled is not None:
+                await handled
         elif message.method == "initialize" and not self.peer.modern:
             await self._initialize(message, channel)
         elif self._rules.is_modern(message.params) or self._lacks_envelope(message):

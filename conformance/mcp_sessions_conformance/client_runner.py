@@ -1,0 +1,199 @@
+"""Runs a client program against the scripted server, once for each duty."""
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+from mcp_sessions_conformance.duties import PLAYS, Play
+from mcp_sessions_conformance.loader import Duty
+from mcp_sessions_conformance.peer import Failure
+from mcp_sessions_conformance.saboteur import Fault, Saboteur, SaboteurApp
+from mcp_sessions_conformance.scripted import ScriptedServer, listening, serving
+from mcp_sessions_conformance.transcript import Transcript
+
+ONE_DUTY = 40.0
+"""Seconds for one duty."""
+
+ENDS_WITHIN = 10.0
+"""Seconds in which the program has to end once it is done."""
+
+
+@dataclass(frozen=True)
+class DutyOutcome:
+    """What came of one duty."""
+
+    duty: Duty
+    verdict: str
+    """``passed``, ``failure`` or ``warning``."""
+
+    sentence: str = ""
+    seconds: float = 0.0
+    wire: tuple[str, ...] = ()
+
+
+@dataclass
+class ClientRun:
+    """Everything that came of a run."""
+
+    command: str
+    outcomes: list[DutyOutcome] = field(default_factory=list[DutyOutcome])
+    seconds: float = 0.0
+
+    def count(self, verdict: str) -> int:
+        """How many outcomes of that kind there are."""
+        return sum(outcome.verdict == verdict for outcome in self.outcomes)
+
+    @property
+    def is_conformant(self) -> bool:
+        """Whether something was looked at, and no MUST failed."""
+        return bool(self.outcomes) and self.count("failure") == 0
+
+
+async def run_client(
+    command: str,
+    duties: Sequence[Duty],
+    *,
+    wait: float = 8.0,
+    progress: Callable[[DutyOutcome], None] | None = None,
+    fault: Fault | None = None,
+) -> ClientRun:
+    """Look at every duty; it never raises for what a client does.
+
+    Args:
+        fault: Makes the client wrong, to prove that the duties can fail.
+        command: Started with the scripted server's URL as its last argument.
+        duties: From ``load_duties``.
+        wait: Seconds that the client may take for anything.
+        progress: Told of each outcome.
+    """
+    begun = time.monotonic()
+    run = ClientRun(command)
+    for duty in duties:
+        outcome = await _look_at(command, duty, wait, fault)
+        run.outcomes.append(outcome)
+        if progress is not None:
+            progress(outcome)
+    run.seconds = time.monotonic() - begun
+    return run
+
+
+async def _look_at(command: str, duty: Duty, wait: float, fault: Fault | None) -> DutyOutcome:
+    play = PLAYS[duty.id]
+    server = ScriptedServer(
+        speaks=play.speaks, has_keys=play.has_keys, key_lifetime=play.key_lifetime, wait=wait
+    )
+    other = ScriptedServer(speaks=play.speaks, has_keys=play.has_keys, wait=wait)
+    begun = time.monotonic()
+    sentence = ""
+    stderr = b""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(serving(server))
+        await stack.enter_async_context(serving(other))
+        if fault is not None:
+            between = Saboteur(fault)
+            for each in (server, other):
+                app = SaboteurApp(each.url, fault, between)
+                each.url = await stack.enter_async_context(listening(app))
+        try:
+            process = await _start(command, server.url, duty)
+            reading = asyncio.create_task(_read(process))
+            try:
+                async with asyncio.timeout(ONE_DUTY):
+                    sentence = await _play(play, process, server, other)
+            finally:
+                await _stop(process)
+                stderr = await reading
+        except Failure as failure:
+            sentence = str(failure)
+        except TimeoutError:
+            sentence = f"the duty took longer than {ONE_DUTY:g} s"
+        # The boundary to a program that may do anything.
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            sentence = f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+    seconds = time.monotonic() - begun
+    if not sentence:
+        return DutyOutcome(duty, "passed", seconds=seconds)
+    return DutyOutcome(duty, duty.severity, sentence, seconds, _wire(server, stderr))
+
+
+async def _play(
+    play: Play, process: asyncio.subprocess.Process, server: ScriptedServer, other: ScriptedServer
+) -> str:
+    if play.may_fail:
+        await play.script(server, other)
+        return ""
+    script = asyncio.ensure_future(play.script(server, other))
+    ended = asyncio.create_task(process.wait())
+    await asyncio.wait({script, ended}, return_when=asyncio.FIRST_COMPLETED)
+    if not script.done():
+        # What it sent last may still be on its way to the script.
+        await asyncio.wait({script}, timeout=3.5)
+    if not script.done():
+        script.cancel()
+        await asyncio.wait({script}, timeout=1)
+        return f"the program ended with status {process.returncode} before it was done"
+    try:
+        script.result()
+    except Failure as failure:
+        if process.returncode is None:
+            raise
+        raise Failure(
+            f"{failure}; the program has ended with status {process.returncode}"
+        ) from None
+    try:
+        async with asyncio.timeout(ENDS_WITHIN):
+            status = await ended
+    except TimeoutError:
+        return f"the program did not end within {ENDS_WITHIN:g} s after it was told to"
+    return "" if status == 0 else f"the program ended with status {status}"
+
+
+async def _start(command: str, url: str, duty: Duty) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *shlex.split(command),
+            url,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "CONFORMANCE_URL": url, "CONFORMANCE_DUTY": duty.id},
+            start_new_session=os.name == "posix",
+        )
+    except (OSError, ValueError) as error:
+        raise Failure(f"the program cannot be started: {error}") from None
+
+
+async def _read(process: asyncio.subprocess.Process) -> bytes:
+    kept = b""
+    if process.stderr is not None:
+        while chunk := await process.stderr.read(65_536):
+            kept = (kept + chunk)[-4_000:]
+    return kept
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            if os.name == "posix":
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
+    await process.wait()
+
+
+def _wire(server: ScriptedServer, stderr: bytes) -> tuple[str, ...]:
+    transcript = Transcript()
+    for got in server.received:
+        transcript.note("client", "->", repr(got.message))
+    lines = [line[8:] for line in transcript.lines]
+    if stderr:
+        lines.append(f"stderr: {stderr.decode(errors='replace')[-1_500:]}")
+    return tuple(lines)

@@ -1,0 +1,118 @@
+"""What the command line calls: texts in, one tested thing out."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_sessions_conformance import report
+from mcp_sessions_conformance.client_runner import run_client
+from mcp_sessions_conformance.loader import BadVectors, load_duties, load_vectors
+from mcp_sessions_conformance.peer import Limits
+from mcp_sessions_conformance.runner import Progress, Selection, run
+from mcp_sessions_conformance.targets import BadTarget, Credentials, parse_target
+
+
+class BadInput(Exception):
+    """What the user gave makes no sense."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+@dataclass(frozen=True)
+class Tested:
+    """The outcome, for people, for programs, and in a word."""
+
+    text: str
+    document: dict[str, Any]
+    is_conformant: bool
+
+
+def listing() -> str:
+    """All vectors and duties, one per line."""
+    lines = [
+        f"{vector.suite:<20} {vector.id:<48} {vector.keyword:<6} "
+        f"{', '.join(vector.clauses):<20} {vector.description}"
+        for vector in load_vectors()
+    ]
+    lines += [
+        f"{'client-duties':<20} {duty.id:<48} {duty.keyword:<6} "
+        f"{', '.join(duty.clauses):<20} {duty.description}"
+        for duty in load_duties()
+    ]
+    return "\n".join(lines)
+
+
+async def test_server(
+    targets: Sequence[str],
+    *,
+    suites: Sequence[str] = (),
+    transports: Sequence[str] = (),
+    eras: Sequence[str] = (),
+    only: Sequence[str] = (),
+    token: str | None = None,
+    other_token: str | None = None,
+    wait: float = 5.0,
+    progress: Progress | None = None,
+) -> Tested:
+    """Play the vectors against the server that all targets lead to.
+
+    Args:
+        wait: Seconds that any one answer may take.
+
+    Raises:
+        BadInput: A target, a suite or an id is none.
+    """
+    try:
+        parsed = [parse_target(text) for text in targets]
+        vectors = load_vectors()
+    except (BadTarget, BadVectors) as error:
+        raise BadInput(str(error)) from error
+    _known("suite", suites, {vector.suite for vector in vectors})
+    _known("vector", only, {vector.id for vector in vectors})
+    done = await run(
+        parsed,
+        vectors,
+        selection=Selection(
+            frozenset(suites), frozenset(transports), frozenset(eras), frozenset(only)
+        ),
+        credentials=Credentials(token, other_token),
+        limits=Limits(wait=wait),
+        progress=progress,
+    )
+    return Tested(report.as_text(done), report.as_json(done), done.is_conformant)
+
+
+async def test_client(command: str, *, only: Sequence[str] = (), wait: float = 5.0) -> Tested:
+    """Look at what a client program does.
+
+    Args:
+        command: Started once for each duty, with a URL as its last argument.
+        only: Ids of duties; empty: all.
+        wait: Seconds that the client may take for anything.
+
+    Raises:
+        BadInput: The command is none, or an id is.
+    """
+    try:
+        words = shlex.split(command)
+        duties = load_duties()
+    except (ValueError, BadVectors) as error:
+        raise BadInput(str(error)) from error
+    if not words:
+        raise BadInput("--client needs a command")
+    _known("duty", only, {duty.id for duty in duties})
+    chosen = [duty for duty in duties if not only or duty.id in only]
+    done = await run_client(command, chosen, wait=wait)
+    return Tested(report.client_as_text(done), report.client_as_json(done), done.is_conformant)
+
+
+def _known(what: str, given: Sequence[str], known: set[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise BadInput(f"there is no {what} {name!r} (--list prints all)")

@@ -1,0 +1,17 @@
+"""The ways to be wrong that prove the vectors: see ``saboteur.py``.
+
+Each is something that a real server gets wrong. ``broken.py`` says which vector each is caught
+by; the tests of the runner play that table.
+"""
+
+from collections.abc import Mapping
+
+from mcp_sessions_conformance.faults import bindings, events, requests, sessions, state
+from mcp_sessions_conformance.saboteur import Fault
+
+FAULTS: Mapping[str, Fault] = {
+    fault.name: fault
+    for file in (sessions, events, state, requests, bindings)
+    for fault in file.FAULTS
+}
+"""By name."""

@@ -1,0 +1,197 @@
+"""What the files of faults share: reading messages, and kinds of faults."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+from mcp_sessions_conformance.saboteur import Case, Late
+from mcp_sessions_conformance.values import SESSION, Json, as_object
+
+UPDATED = "notifications/resources/updated"
+
+
+DETACHED = "notifications/sessions/detached"
+
+
+STATELESS = "session/start", "session/resume", "session/end", "sessions/create", "sessions/delete"
+
+
+def params_of(message: Json) -> Json:
+    """The params, or an empty object that is not in the message."""
+    return as_object(message.get("params"))
+
+
+def meta_of(message: Json) -> Json:
+    """The ``_meta`` of params, or an empty object that is not in the message."""
+    return as_object(params_of(message).get("_meta"))
+
+
+def named(message: Json) -> str | None:
+    """The session that a message names."""
+    return as_object(meta_of(message).get(SESSION)).get("sessionId")
+
+
+def tool(message: Json | None) -> str:
+    """The tool that a request calls, or nothing."""
+    if message is None or message.get("method") != "tools/call":
+        return ""
+    return str(params_of(message).get("name"))
+
+
+def arguments(message: Json) -> Json:
+    """The arguments of a tool call."""
+    return as_object(params_of(message).get("arguments"))
+
+
+def text_of(message: Json) -> str:
+    """The text in a tool's result."""
+    content: list[Json] = as_object(message.get("result")).get("content") or [{}]
+    return str(content[0].get("text"))
+
+
+def is_event(message: Json) -> bool:
+    """Whether it is a session event."""
+    return "method" in message and "sessionEventId" in params_of(message)
+
+
+def code_of(message: Json) -> int | None:
+    """The code of an error."""
+    return as_object(message.get("error")).get("code")
+
+
+def reason_of(message: Json) -> Any:
+    """The reason in an error's data."""
+    return as_object(as_object(message.get("error")).get("data")).get("reason")
+
+
+def answer(message: Json, result: Json) -> Json:
+    """A result for a request, or in the place of a response."""
+    return {"jsonrpc": "2.0", "id": message["id"], "result": result}
+
+
+def refuse(message: Json, code: int, text: str = "Refused", data: Any = None) -> Json:
+    """An error for a request, or in the place of a response."""
+    error: Json = {"code": code, "message": text}
+    if data is not None:
+        error["data"] = data
+    return {"jsonrpc": "2.0", "id": message["id"], "error": error}
+
+
+def said(text: str) -> Json:
+    """A tool's result."""
+    return {"content": [{"type": "text", "text": text}], "resultType": "complete"}
+
+
+Edit = Callable[[Json, Case], None]
+
+
+def in_results(methods: Iterable[str], edit: Edit) -> Callable[[Case], list[Json | Late] | None]:
+    """Edits the results of these methods; of none named: of all."""
+    wanted = frozenset(methods)
+
+    def rewrite(case: Case) -> list[Json | Late] | None:
+        result: Any = case.message.get("result")
+        if case.asked is None or not isinstance(result, dict):
+            return None
+        if wanted and case.asked["method"] not in wanted:
+            return None
+        edit(cast("Json", result), case)
+        return [case.message]
+
+    return rewrite
+
+
+def in_events(edit: Edit) -> Callable[[Case], list[Json | Late] | None]:
+    """Edits the params of session events."""
+
+    def rewrite(case: Case) -> list[Json | Late] | None:
+        if not is_event(case.message):
+            return None
+        edit(params_of(case.message), case)
+        return [case.message]
+
+    return rewrite
+
+
+def instead_of_error(
+    code: int, replace: Callable[[Case], Json | None], reason: str | None = None
+) -> Callable[[Case], list[Json | Late] | None]:
+    """Something else in the place of an error; None: nothing at all."""
+
+    def rewrite(case: Case) -> list[Json | Late] | None:
+        if code_of(case.message) != code or (reason and reason_of(case.message) != reason):
+            return None
+        replaced = replace(case)
+        return [replaced] if replaced is not None else []
+
+    return rewrite
+
+
+def strip(member: str, only: Callable[[Case], bool] = lambda _: True) -> Callable[[Case], Any]:
+    """Takes a member of ``_meta`` out of requests."""
+
+    def rewrite(case: Case) -> list[Json | Late] | None:
+        if member in meta_of(case.message) and only(case):
+            del meta_of(case.message)[member]
+            return [case.message]
+        return None
+
+    return rewrite
+
+
+def made(result: Json) -> Json:
+    session: Any = result.get("session")
+    return cast("Json", session) if isinstance(session, dict) else {}
+
+
+def spawn(push: Any) -> None:
+    task = asyncio.ensure_future(push)
+    _RUNNING.add(task)
+    task.add_done_callback(_RUNNING.discard)
+
+
+_RUNNING: set[Any] = set()
+
+
+def event_like(session: Any, uri: str, event_id: str = "9999999999999999999-999999999999") -> Json:
+    meta = {SESSION: {"sessionId": session}}
+    params = {"uri": uri, "sessionEventId": event_id, "_meta": meta}
+    return {"jsonrpc": "2.0", "method": UPDATED, "params": params}
+
+
+def no_metadata(result: Json, case: Case) -> None:
+    """Takes the session metadata out of a result."""
+    if isinstance(result.get("_meta"), dict):
+        result["_meta"].pop(SESSION, None)
+
+
+def state_of(result: Json) -> Json:
+    """The session metadata in a result, or the session that it made."""
+    return as_object(as_object(result.get("_meta")).get(SESSION)) or made(result)
+
+
+def set_member(member: str, value: Any) -> Edit:
+    def edit(result: Json, case: Case) -> None:
+        result[member] = value
+
+    return edit
+
+
+def drop_member(member: str) -> Edit:
+    def edit(result: Json, case: Case) -> None:
+        result.pop(member, None)
+
+    return edit
+
+
+numbers = itertools.count()
+
+
+START, RESUME, END = "session/start", "session/resume", "session/end"
+
+
+CREATE, DELETE = "sessions/create", "sessions/delete"
+
+
+DESCRIBE = "initialize", "server/discover"

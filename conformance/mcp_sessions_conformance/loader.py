@@ -1,0 +1,187 @@
+"""The vectors: files of JSON, read and checked against ``vector.schema.json``."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import jsonschema
+
+from mcp_sessions_conformance.peer import Era, Transport
+from mcp_sessions_conformance.values import Json
+
+TRANSPORTS: tuple[Transport, ...] = ("http", "websocket", "stdio")
+ERAS: tuple[Era, ...] = ("handshake", "modern")
+
+
+class BadVectors(Exception):
+    """A file of vectors is not what the schema asks for."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+@dataclass(frozen=True)
+class Vector:
+    """One conversation and what it proves."""
+
+    id: str
+    suite: str
+    clauses: tuple[str, ...]
+    keyword: Literal["MUST", "SHOULD", "MAY"]
+    """Of the clause: a failed MUST is a failure, all else is a warning."""
+
+    description: str
+    effect: str
+    """What a failure costs a user."""
+
+    steps: tuple[Json, ...]
+    transports: tuple[Transport, ...]
+    eras: tuple[Era, ...]
+    fresh: bool
+    """A pipe's program is started anew for it."""
+
+    @property
+    def severity(self) -> Literal["failure", "warning"]:
+        """What it is when it does not hold."""
+        return "failure" if self.keyword == "MUST" else "warning"
+
+    @property
+    def connections(self) -> frozenset[str]:
+        """Its connections to the server that is tested."""
+        return frozenset(
+            step["on"] for step in self.steps if step["step"] == "open" and _is_here(step)
+        )
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it needs a second way to the same server."""
+        return any(step["step"] == "open" and not _is_here(step) for step in self.steps)
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether it uses a credential."""
+        return "${token}" in json.dumps(self.steps)
+
+    @property
+    def needs_other_principal(self) -> bool:
+        """Whether it needs the credential of somebody else."""
+        return any(step.get("as") == "other" for step in self.steps)
+
+
+def _is_here(step: Json) -> bool:
+    return step.get("via", "here") == "here"
+
+
+@dataclass(frozen=True)
+class Duty:
+    """What a client has to do, and how it is looked at."""
+
+    id: str
+    clauses: tuple[str, ...]
+    keyword: Literal["MUST", "SHOULD", "MAY"]
+    description: str
+    script: str
+    """What the scripted server does, in words."""
+
+    effect: str
+
+    @property
+    def severity(self) -> Literal["failure", "warning"]:
+        """What it is when it does not hold."""
+        return "failure" if self.keyword == "MUST" else "warning"
+
+
+def vectors_directory() -> Path:
+    """The vectors shipped in the wheel, or ``conformance/vectors`` of a checkout."""
+    shipped = Path(__file__).parent / "vectors"
+    return shipped if shipped.is_dir() else Path(__file__).parents[1] / "vectors"
+
+
+def load_vectors(directory: Path | None = None) -> list[Vector]:
+    """All server vectors, in the order of their files.
+
+    Args:
+        directory: Where they are; its files are checked against the schema, which takes
+            seconds. None: those that come along, which a test has checked.
+
+    Raises:
+        BadVectors: A file is not what the schema asks for, or an id is there twice.
+    """
+    vectors: list[Vector] = []
+    for suite, body in _files(directory, "vectors"):
+        for given in cast("list[Json]", body["vectors"]):
+            vectors.append(
+                Vector(
+                    id=given["id"],
+                    suite=suite,
+                    clauses=tuple(given["clauses"]),
+                    keyword=given["keyword"],
+                    description=given["description"],
+                    effect=given["effect"],
+                    steps=tuple(given["steps"]),
+                    transports=tuple(given.get("transports", body.get("transports", TRANSPORTS))),
+                    eras=tuple(given.get("eras", body.get("eras", ERAS))),
+                    fresh=given.get("fresh", False),
+                )
+            )
+    _check_ids(vector.id for vector in vectors)
+    return vectors
+
+
+def load_duties(directory: Path | None = None) -> list[Duty]:
+    """All that a client has to do; the argument is that of `load_vectors`.
+
+    Raises:
+        BadVectors: A file is not what the schema asks for, or an id is there twice.
+    """
+    duties = [
+        Duty(
+            id=given["id"],
+            clauses=tuple(given["clauses"]),
+            keyword=given["keyword"],
+            description=given["description"],
+            script=given["script"],
+            effect=given["effect"],
+        )
+        for _, body in _files(directory, "duties")
+        for given in cast("list[Json]", body["duties"])
+    ]
+    _check_ids(duty.id for duty in duties)
+    return duties
+
+
+def _files(named: Path | None, member: str) -> list[tuple[str, Json]]:
+    directory = named or vectors_directory()
+    # Its types are not all known to a type checker.
+    validator: Any = None
+    if named is not None:
+        schema = json.loads((directory / "vector.schema.json").read_text())
+        validator = jsonschema.Draft202012Validator(schema)
+    bodies: list[tuple[str, Json]] = []
+    for path in sorted(directory.glob("*.json")):
+        if path.name == "vector.schema.json":
+            continue
+        try:
+            body: Any = json.loads(path.read_text())
+        except ValueError as error:
+            raise BadVectors(f"{path.name} is no JSON: {error}") from error
+        wrong: Any = next(validator.iter_errors(body), None) if validator is not None else None
+        if wrong is not None:
+            raise BadVectors(f"{path.name}, {wrong.json_path}: {wrong.message[:300]}")
+        if member in body:
+            bodies.append((body["suite"], body))
+    return bodies
+
+
+def _check_ids(ids: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for vector_id in ids:
+        if vector_id in seen:
+            raise BadVectors(f"two vectors have the id {vector_id}")
+        seen.add(vector_id)

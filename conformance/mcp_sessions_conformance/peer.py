@@ -1,0 +1,348 @@
+"""One named connection of a vector, on whatever transport: what it sent, and what came.
+
+A peer does nothing by itself: what the server sends is kept, in order, until a step of the
+vector looks at it. Every wait is bounded, and so is what is kept: a server that floods, hangs,
+closes or sends garbage makes a `Failure`, and nothing else.
+"""
+
+import asyncio
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, cast
+
+from mcp_sessions_conformance.transcript import Transcript
+from mcp_sessions_conformance.values import SESSION, Json
+
+T = TypeVar("T")
+
+Era = Literal["handshake", "modern"]
+Transport = Literal["http", "websocket", "stdio"]
+
+HANDSHAKE_VERSION = "2025-11-25"
+MODERN_VERSION = "2026-07-28"
+CLIENT_INFO = {"name": "mcp-sessions-conformance", "version": "1"}
+
+
+class Failure(Exception):
+    """The server did not do what the vector expects."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long the runner waits, and how much it takes."""
+
+    wait: float = 5.0
+    """Seconds that anything expected may take."""
+
+    start: float = 15.0
+    """Seconds that a program may take until its first answer."""
+
+    end: float = 3.0
+    """Seconds that a program may take to end by itself."""
+
+    quiet: float = 0.15
+    """Seconds in which nothing may come where nothing is expected."""
+
+    max_messages: int = 20_000
+    """Messages that one connection may receive."""
+
+    max_bytes: int = 64 * 1024 * 1024
+    """Bytes that one connection may receive."""
+
+    budget: float = 55.0
+    """Seconds for all vectors of one transport; what was not played by then has failed."""
+
+
+@dataclass(eq=False)
+class Arrival:
+    """A message that came."""
+
+    message: Json
+    stream: str
+    """Where it came: ``socket``, or over HTTP ``get`` or the name of one response."""
+
+    sse_id: str | None = None
+    used: bool = False
+    """A step has looked at it."""
+
+    @property
+    def is_response(self) -> bool:
+        """Whether it answers a request."""
+        return "method" not in self.message
+
+    @property
+    def event_of(self) -> str | None:
+        """The session of which it is an event, if it is one."""
+        params = self.message.get("params")
+        if self.is_response or "id" in self.message or not isinstance(params, dict):
+            return None
+        members = cast("Json", params)
+        meta = members.get("_meta")
+        named: Any = cast("Json", meta).get(SESSION) if isinstance(meta, dict) else None
+        if "sessionEventId" not in members or not isinstance(named, dict):
+            return None
+        found = cast("Json", named).get("sessionId")
+        return found if isinstance(found, str) else None
+
+
+@dataclass(eq=False)
+class Sent:
+    """A request that was sent."""
+
+    id: Any
+    method: str
+    stream: str = "socket"
+    """Where its answer comes, unless the stream is resumed elsewhere."""
+
+    status: int | None = None
+    """The HTTP status, once it is known."""
+
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The HTTP response's headers."""
+
+    ended: str = ""
+    """How the way back ended; empty while an answer may come."""
+
+    body: str = ""
+    """The beginning of a response that is no JSON-RPC message."""
+
+    task: "asyncio.Task[None] | None" = None
+
+
+class Peer(ABC):
+    """One connection. Its requests are numbered from 0."""
+
+    transport: Transport
+
+    def __init__(self, name: str, era: Era, transcript: Transcript, limits: Limits) -> None:
+        self.name = name
+        self.era: Era = era
+        self.transcript = transcript
+        self.limits = limits
+        self.capabilities: Json = {}
+        self.arrivals: list[Arrival] = []
+        self.sent: list[Sent] = []
+        self.problems: list[str] = []
+        """What the server did that no server may, whatever the vector is about."""
+
+        self.listens: dict[str, Sent] = {}
+        """Session → the open ``subscriptions/listen`` of it."""
+
+        self.ended = ""
+        """How the connection ended; empty while it is open."""
+
+        self.close_code: int | None = None
+        self.accepted: Mapping[str, str] = {}
+        """Headers of the response that opened it."""
+
+        self.first_id = 0
+        """Answers to requests with a lower id belong to an earlier vector."""
+
+        self.next_id = 0
+        self._bytes = 0
+        self._changed = asyncio.Event()
+
+    # --- the port --------------------------------------------------------------------------
+
+    @abstractmethod
+    async def post(self, message: Any, sent: Sent | None, headers: Mapping[str, str]) -> None:
+        """Send one message; headers are for HTTP.
+
+        Raises:
+            Failure: It cannot be sent.
+        """
+
+    @abstractmethod
+    async def cut(self, what: str) -> None:
+        """Break the connection without a word, or a part of it; see the schema."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Leave in order. It never raises."""
+
+    # --- sending ---------------------------------------------------------------------------
+
+    def enveloped(self, params: Json | None, meta: Json) -> Json | None:
+        """``params`` with ``meta``, and with what its era adds."""
+        given = cast("Json", (params or {}).get("_meta") or {})
+        merged = {**given, **meta}
+        if self.era == "modern":
+            merged = {
+                "io.modelcontextprotocol/protocolVersion": MODERN_VERSION,
+                "io.modelcontextprotocol/clientInfo": CLIENT_INFO,
+                "io.modelcontextprotocol/clientCapabilities": self.capabilities,
+                **merged,
+            }
+        if merged:
+            return {**(params or {}), "_meta": merged}
+        return params
+
+    async def request(
+        self,
+        method: str,
+        params: Json | None = None,
+        *,
+        meta: Json | None = None,
+        request_id: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Sent:
+        """Send a request; do not wait for the answer."""
+        if request_id is None:
+            request_id = self.next_id
+            self.next_id += 1
+        message: Json = {"jsonrpc": "2.0", "id": request_id, "method": method}
+        members = self.enveloped(params, meta or {})
+        if members is not None:
+            message["params"] = members
+        sent = Sent(request_id, method)
+        self.sent.append(sent)
+        self.transcript.note(self.name, "->", json.dumps(message))
+        await self.post(message, sent, headers or {})
+        return sent
+
+    async def notify(
+        self, method: str, params: Json | None = None, *, meta: Json | None = None
+    ) -> None:
+        """Send a notification."""
+        message: Json = {"jsonrpc": "2.0", "method": method}
+        members = self.enveloped(params, meta or {}) if meta or params is not None else None
+        if members is not None:
+            message["params"] = members
+        self.transcript.note(self.name, "->", json.dumps(message))
+        await self.post(message, None, {})
+
+    async def respond(self, request: Json, answer: Json) -> None:
+        """Answer a request of the server's."""
+        message = {"jsonrpc": "2.0", "id": request.get("id"), **answer}
+        self.transcript.note(self.name, "->", json.dumps(message))
+        await self.post(message, None, {})
+
+    # --- what came -------------------------------------------------------------------------
+
+    def took(self, text: str | bytes, stream: str, sse_id: str | None = None) -> None:
+        """A message came; what is none is a problem.
+
+        Raises:
+            Failure: More came than the runner takes.
+        """
+        self._bytes += len(text)
+        if len(self.arrivals) >= self.limits.max_messages or self._bytes > self.limits.max_bytes:
+            raise Failure(
+                f"the server floods: {len(self.arrivals)} messages, {self._bytes} bytes on "
+                f"connection {self.name}"
+            )
+        shown = text if isinstance(text, str) else text.decode(errors="replace")
+        self.transcript.note(self.name, "<-", shown)
+        try:
+            message: Any = json.loads(text)
+        except (ValueError, RecursionError):
+            self.problem(f"what came is no JSON: {shown[:200]!r}")
+            return
+        if not isinstance(message, dict) or cast("Json", message).get("jsonrpc") != "2.0":
+            self.problem(f"what came is no JSON-RPC message: {shown[:200]!r}")
+            return
+        arrival = Arrival(cast("Json", message), stream, sse_id)
+        if arrival.is_response:
+            self._check_response(arrival)
+        self.arrivals.append(arrival)
+        self.announce()
+
+    def _check_response(self, arrival: Arrival) -> None:
+        message = arrival.message
+        if "result" not in message and "error" not in message:
+            self.problem(f"a message is neither request nor response: {message!r:.200}")
+        request_id = message.get("id")
+        if request_id is None or (isinstance(request_id, int) and request_id < self.first_id):
+            return
+        asked = sum(sent.id == request_id for sent in self.sent)
+        answered = sum(a.is_response and a.message.get("id") == request_id for a in self.arrivals)
+        if not asked:
+            self.problem(f"an answer to a request that was never sent: id {request_id!r}")
+        elif answered >= asked:
+            self.problem(f"request {request_id!r} was answered more than once")
+
+    def problem(self, sentence: str) -> None:
+        """The server did what no server may."""
+        if len(self.problems) < 20:
+            self.problems.append(sentence)
+        self.announce()
+
+    def announce(self) -> None:
+        """Something changed: whoever waits looks again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def over(self, how: str) -> None:
+        """The connection ended."""
+        if not self.ended:
+            self.ended = how
+            self.transcript.note(self.name, "--", f"ended: {how}")
+        for sent in self.sent:
+            sent.ended = sent.ended or how
+        self.announce()
+
+    async def until(
+        self, look: Callable[[], T | None], what: Callable[[], str], within: float | None = None
+    ) -> T:
+        """What ``look()`` finds, once it finds something.
+
+        Raises:
+            Failure: It did not in time, or a problem came up first.
+        """
+        seconds = self.limits.wait if within is None else within
+        deadline = asyncio.get_running_loop().time() + seconds
+        while True:
+            changed = self._changed
+            found = look()
+            if found is not None:
+                return found
+            if self.problems:
+                raise Failure(self.problems[0])
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                raise Failure(f"{what()} did not come within {seconds:g} s")
+            try:
+                async with asyncio.timeout(left):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+
+    def response_to(self, sent: Sent) -> Arrival | None:
+        """The response to a request, if it is here."""
+        like_it = [other for other in self.sent if other.id == sent.id]
+        found = [a for a in self.arrivals if a.is_response and a.message.get("id") == sent.id]
+        own = [arrival for arrival in found if arrival.stream == sent.stream]
+        if sent.stream != "socket" and (own or len(like_it) > 1):
+            return own[0] if own else None
+        position = like_it.index(sent)
+        return found[position] if position < len(found) else None
+
+    async def answer(self, sent: Sent, within: float | None = None) -> Arrival:
+        """The response to a request, once it is here.
+
+        Raises:
+            Failure: It did not come.
+        """
+
+        def look() -> Arrival | None:
+            found = self.response_to(sent)
+            if found is None and sent.ended:
+                body = f": {sent.body!r}" if sent.body else ""
+                status = f" (HTTP {sent.status})" if sent.status is not None else ""
+                raise Failure(f"no answer to {sent.method}: {sent.ended}{status}{body}")
+            return found
+
+        return await self.until(look, lambda: f"the answer to {sent.method}", within)
+
+    async def fence(self) -> None:
+        """Return when what the server sent before now has come, as far as that can be known."""
+        await asyncio.sleep(self.limits.quiet)

@@ -1,0 +1,144 @@
+"""The outcome of a run, for people and for programs."""
+
+from collections import Counter
+from typing import Any
+
+from mcp_sessions_conformance.client_runner import ClientRun, DutyOutcome
+from mcp_sessions_conformance.loader import Duty, Vector
+from mcp_sessions_conformance.runner import Outcome, Run
+
+WIRE_LINES = 40
+"""Of one failed vector; the JSON report has all that were kept."""
+
+
+def as_text(run: Run) -> str:
+    """The report that people read: what is wrong first, the sum last."""
+    parts = [_finding(outcome) for outcome in run.outcomes if outcome.verdict != "passed"]
+    parts.append(_summary(run))
+    return "\n\n".join(parts)
+
+
+def _finding(outcome: Outcome) -> str:
+    return _found(outcome.vector, outcome.way, outcome.verdict, outcome.sentence, outcome.wire)
+
+
+def _found(
+    rule: Vector | Duty, where: str, verdict: str, sentence: str, wire: tuple[str, ...]
+) -> str:
+    head = "FAILED" if verdict == "failure" else "warning"
+    lines = list(wire)
+    if len(lines) > WIRE_LINES:
+        lines = [*lines[: WIRE_LINES // 2], "        …", *lines[-WIRE_LINES // 2 :]]
+    return "\n".join(
+        [
+            f"{head}  {rule.id}  ({where})",
+            f"  rule    {rule.keyword} {', '.join(rule.clauses)}: {rule.description}",
+            f"  effect  {rule.effect}",
+            f"  found   {sentence}",
+            *(["  wire"] if lines else []),
+            *(f"    {line}" for line in lines),
+        ]
+    )
+
+
+def _summary(run: Run) -> str:
+    lines: list[str] = []
+    ways = list(dict.fromkeys(outcome.way for outcome in run.outcomes))
+    for way in ways:
+        here = [outcome for outcome in run.outcomes if outcome.way == way]
+        counts = Counter(outcome.verdict for outcome in here)
+        seconds = sum(outcome.seconds for outcome in here)
+        lines.append(
+            f"{way:<42} {counts['passed']:4d} passed, {counts['failure']:3d} failed, "
+            f"{counts['warning']:3d} warnings  {seconds:6.1f} s"
+        )
+    reasons = Counter(
+        (entry.reason if not entry.way else f"{entry.way}: {entry.reason}")
+        for entry in run.not_selected
+    )
+    for reason, count in sorted(reasons.items()):
+        lines.append(f"not selected: {count:3d}  {reason}")
+    if not run.outcomes:
+        lines.append("nothing was played: no vector was selected")
+    lines.append(
+        f"{run.count('passed')} passed, {run.count('failure')} failed, "
+        f"{run.count('warning')} warnings in {run.seconds:.1f} s: "
+        + ("conformant" if run.is_conformant else "NOT conformant")
+    )
+    return "\n".join(lines)
+
+
+def as_json(run: Run) -> dict[str, Any]:
+    """The report that programs read."""
+    return {
+        "targets": run.targets,
+        "conformant": run.is_conformant,
+        "seconds": round(run.seconds, 3),
+        "counts": {
+            "passed": run.count("passed"),
+            "failed": run.count("failure"),
+            "warnings": run.count("warning"),
+            "notSelected": len(run.not_selected),
+        },
+        "outcomes": [
+            {
+                "vector": outcome.vector.id,
+                "suite": outcome.vector.suite,
+                "clauses": list(outcome.vector.clauses),
+                "keyword": outcome.vector.keyword,
+                "way": outcome.way,
+                "verdict": outcome.verdict,
+                "found": outcome.sentence,
+                "effect": outcome.vector.effect,
+                "seconds": round(outcome.seconds, 3),
+                "wire": list(outcome.wire),
+            }
+            for outcome in run.outcomes
+        ],
+        "notSelected": [
+            {"vector": entry.vector.id, "way": entry.way, "reason": entry.reason}
+            for entry in run.not_selected
+        ],
+    }
+
+
+def client_as_text(run: ClientRun) -> str:
+    """The report on a client, for people."""
+    parts = [_duty_finding(o) for o in run.outcomes if o.verdict != "passed"]
+    parts.append(
+        f"{run.count('passed')} passed, {run.count('failure')} failed, "
+        f"{run.count('warning')} warnings in {run.seconds:.1f} s: "
+        + ("conformant" if run.is_conformant else "NOT conformant")
+    )
+    return "\n\n".join(parts)
+
+
+def _duty_finding(outcome: DutyOutcome) -> str:
+    return _found(outcome.duty, "client", outcome.verdict, outcome.sentence, outcome.wire)
+
+
+def client_as_json(run: ClientRun) -> dict[str, Any]:
+    """The report on a client, for programs."""
+    return {
+        "client": run.command,
+        "conformant": run.is_conformant,
+        "seconds": round(run.seconds, 3),
+        "counts": {
+            "passed": run.count("passed"),
+            "failed": run.count("failure"),
+            "warnings": run.count("warning"),
+        },
+        "outcomes": [
+            {
+                "duty": outcome.duty.id,
+                "clauses": list(outcome.duty.clauses),
+                "keyword": outcome.duty.keyword,
+                "verdict": outcome.verdict,
+                "found": outcome.sentence,
+                "effect": outcome.duty.effect,
+                "seconds": round(outcome.seconds, 3),
+                "wire": list(outcome.wire),
+            }
+            for outcome in run.outcomes
+        ],
+    }

@@ -1,0 +1,184 @@
+"""What the steps of a vector share: its connections, what was captured, and how to compare."""
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+from mcp_sessions_conformance.http_peer import HttpPeer
+from mcp_sessions_conformance.loader import Vector
+from mcp_sessions_conformance.matching import mismatch
+from mcp_sessions_conformance.peer import Arrival, Era, Failure, Limits, Peer, Sent, Transport
+from mcp_sessions_conformance.transcript import Transcript
+from mcp_sessions_conformance.values import KEY, SESSION, Json, filled, pointed
+
+
+class Way(Protocol):
+    """How a vector reaches the server: one transport in one era."""
+
+    @property
+    def transport(self) -> Transport:
+        """Which transport."""
+        ...
+
+    @property
+    def era(self) -> Era:
+        """In which era."""
+        ...
+
+    async def peer(self, name: str, transcript: Transcript, *, other: bool) -> Peer:
+        """A new connection, not yet opened; on a pipe the one there is.
+
+        Args:
+            other: With the credential of somebody else.
+
+        Raises:
+            Failure: There is none.
+        """
+        ...
+
+    async def renew(self) -> None:
+        """On a pipe: what comes next is served by a new program."""
+        ...
+
+    @property
+    def tokens(self) -> Mapping[str, str]:
+        """The credentials, as ``token`` and ``other_token``; those that were given."""
+        ...
+
+
+class Scene:
+    """One vector, while it is played."""
+
+    def __init__(self, vector: Vector, here: Way, other: Way | None, limits: Limits) -> None:
+        self.vector = vector
+        self.here = here
+        self.other = other
+        self.limits = limits
+        self.transcript = Transcript()
+        self.names: Json = {"unique": uuid.uuid4().hex[:12], **here.tokens}
+        """What was captured, and what the runner gives."""
+
+        self.peers: dict[str, Peer] = {}
+        self.named: dict[str, tuple[Peer, Sent]] = {}
+        """The requests that a step named."""
+
+        self.asked: dict[str, Json] = {}
+        """The server's requests that a step named."""
+
+        self.sessions: dict[str, Peer] = {}
+        """The sessions that were made, and where."""
+
+    def peer(self, step: Json) -> Peer:
+        """The connection of a step."""
+        peer = self.peers.get(step["on"])
+        if peer is None:
+            raise AssertionError(f"{self.vector.id} uses {step['on']} before it opens it")
+        return peer
+
+    def http_peer(self, step: Json) -> HttpPeer:
+        """The same, which is over HTTP."""
+        peer = self.peer(step)
+        if not isinstance(peer, HttpPeer):
+            raise AssertionError(f"{self.vector.id}: {step['step']} is for HTTP")
+        return peer
+
+    def fill(self, template: Any) -> Any:
+        """What a template stands for."""
+        return filled(template, self.names)
+
+    def meta(self, step: Json) -> Json:
+        """The ``_meta`` that a step's shorthands stand for."""
+        meta: Json = {}
+        if "session" in step:
+            session = self.fill(step["session"])
+            if session is None:
+                meta[SESSION] = None
+            else:
+                meta[SESSION] = {"sessionId": session}
+                if "state" in step:
+                    meta[SESSION]["state"] = self.fill(step["state"])
+        if "key" in step:
+            meta[KEY] = self.fill(step["key"])
+        return meta
+
+    def capture(self, step: Json, document: Any) -> None:
+        """Take what a step captures."""
+        for name, pointer in cast("dict[str, str]", step.get("capture", {})).items():
+            self.names[name] = pointed(document, pointer)
+
+    def matches(self, what: str, shape: Any, value: Any) -> None:
+        """Compare.
+
+        Raises:
+            Failure: It has not that shape.
+        """
+        wrong = mismatch(self.fill(shape), value)
+        if wrong is not None:
+            raise Failure(f"{what}: {wrong}")
+
+    def remember(self, peer: Peer, sent: Sent, message: Json) -> None:
+        """A session that was made is ended after the vector."""
+        result: Any = message.get("result")
+        if not isinstance(result, dict):
+            return
+        found: Any = cast("Json", result).get("sessionId")
+        if sent.method == "sessions/create":
+            session: Any = cast("Json", result).get("session")
+            found = cast("Json", session).get("sessionId") if isinstance(session, dict) else None
+        elif sent.method not in ("session/start", "session/resume"):
+            return
+        if isinstance(found, str):
+            self.sessions[found] = peer
+
+    async def request(self, peer: Peer, step: Json) -> Sent:
+        """Send the request of a step."""
+        return await peer.request(
+            step["method"],
+            self.fill(step["params"]) if "params" in step else None,
+            meta=self.meta(step),
+            request_id=self.fill(step["id"]) if "id" in step else None,
+            headers=self.fill(step.get("headers", {})),
+        )
+
+    async def answered(
+        self, peer: Peer, sent: Sent, step: Json, within: float | None = None
+    ) -> None:
+        """Wait for the answer to a request, and compare it with a step.
+
+        Raises:
+            Failure: It did not come, or is another one.
+        """
+        arrival = await peer.answer(sent, within)
+        arrival.used = True
+        message = arrival.message
+        self.remember(peer, sent, message)
+        what = f"the answer to {sent.method}"
+        if step.get("failed", False):
+            failed: Json = {"$any": [{"error": {}}, {"result": {"isError": True}}]}
+            self.matches(what, failed, message)
+        elif "error" in step:
+            if "error" not in message:
+                raise Failure(f"{what}: a result came, expected an error: {message!r:.300}")
+            self.matches(f"{what}, error", step["error"], message["error"])
+        else:
+            if "result" not in message:
+                raise Failure(f"{what}: an error came: {message.get('error')!r:.500}")
+            self.matches(f"{what}, result", step.get("result", {}), message["result"])
+        if "status" in step and peer.transport == "http":
+            self.matches(f"{what}, HTTP status", step["status"], sent.status)
+        if "http_headers" in step and peer.transport == "http":
+            self.matches(f"{what}, HTTP headers", step["http_headers"], dict(sent.headers))
+        self.capture(step, message.get("result", message.get("error")))
+
+    def is_after(self, peer: Peer, name: str, arrival: Arrival) -> None:
+        """Check that a message came after the answer to a named request.
+
+        Raises:
+            Failure: It came before.
+        """
+        _, sent = self.named[name]
+        answer = peer.response_to(sent)
+        if answer is None or peer.arrivals.index(answer) > peer.arrivals.index(arrival):
+            raise Failure(
+                f"{arrival.message.get('method')} came before the answer to {sent.method}"
+            )

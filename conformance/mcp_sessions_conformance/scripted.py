@@ -1,0 +1,545 @@
+"""A server of the handshake era that does what a duty's script says, and notes what it is sent.
+
+It is driven from both sides. The client program asks the tool ``next`` what to do, over and
+over; the script answers with an `Instruction`. Between two of these the script pushes events,
+cuts connections, forgets sessions, and looks at what came.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, MutableMapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import uvicorn
+
+from mcp_sessions_conformance.peer import Failure
+from mcp_sessions_conformance.values import EXTENSION, KEY, SESSION, Json, as_object
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+Instruction = Json
+"""What the client is told to do; see conformance/README.md."""
+
+ELEVATION = ("start", "resume", "end")
+DATA_LAYER = ("create", "delete", "state")
+
+MOST_REQUESTS = 5_000
+"""HTTP requests of one client; one that sends more has failed."""
+
+
+@dataclass
+class Got:
+    """A message that a client sent."""
+
+    message: Json
+    headers: dict[str, str]
+    number: int
+
+    @property
+    def method(self) -> str:
+        """Its method; an answer has none."""
+        return str(self.message.get("method", ""))
+
+    @property
+    def params(self) -> Json:
+        """Its params."""
+        return as_object(self.message.get("params"))
+
+    @property
+    def meta(self) -> Json:
+        """Its ``_meta``."""
+        return as_object(self.params.get("_meta"))
+
+    @property
+    def named(self) -> Json:
+        """The session metadata that it carries."""
+        return as_object(self.meta.get(SESSION))
+
+    @property
+    def tool(self) -> str:
+        """The tool that it calls."""
+        return str(self.params.get("name")) if self.method == "tools/call" else ""
+
+    @property
+    def key(self) -> Any:
+        """Its request key."""
+        return self.meta.get(KEY)
+
+
+@dataclass
+class Held:
+    """A call that waits for the script."""
+
+    got: Got
+    answer: "asyncio.Future[Json]"
+    """The result, or the whole message if it has an ``error``."""
+
+
+@dataclass
+class _Session:
+    log: list[tuple[str, Json]] = field(default_factory=list[tuple[str, Json]])
+    connection: str | None = None
+
+
+class ScriptedServer:
+    """One server, for one run of one client."""
+
+    def __init__(
+        self,
+        *,
+        speaks: tuple[str, ...],
+        has_keys: bool = True,
+        key_lifetime: float = 600,
+        wait: float = 8.0,
+    ) -> None:
+        """Take what it is.
+
+        Args:
+            speaks: Which session methods it has: `ELEVATION`, `DATA_LAYER` or both.
+            has_keys: Whether it knows request keys.
+            key_lifetime: For how many seconds it says that it knows one.
+            wait: Seconds that the client may take for anything.
+        """
+        self.speaks = speaks
+        self.has_keys = has_keys
+        self.key_lifetime = key_lifetime
+        self.is_away = False
+        """Everything is answered 503."""
+
+        self.knocks = 0
+        """HTTP requests that came while it was away."""
+
+        self.wait = wait
+        self.url = ""
+        self.received: list[Got] = []
+        self.sessions: dict[str, _Session] = {}
+        self.state: str | None = None
+        """What results carry as ``state``; None: none."""
+
+        self.override: Callable[[Got], Json | None] | None = None
+        """Answers a request (``result`` or ``error``) in the server's place."""
+
+        self.resume_result: Callable[[Got, Json], Json] | None = None
+        """Changes the result of ``session/resume``."""
+
+        self._calls: asyncio.Queue[Held] = asyncio.Queue()
+        self._connections: dict[str, dict[str, None]] = {}
+        self._streams: dict[str, asyncio.Queue[Json]] = {}
+        self._unsent: dict[str, list[Json]] = {}
+        """Connection → what waits for its GET stream."""
+
+        self._cut = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._numbers = itertools.count(1)
+        self.next_event = 1
+
+    # --- for scripts -------------------------------------------------------------------------
+
+    async def until(
+        self, look: Callable[[], Any], what: str, *, within: float | None = None
+    ) -> Any:
+        """What ``look()`` finds, once it finds something.
+
+        Raises:
+            Failure: It did not in time.
+        """
+        seconds = self.wait if within is None else within
+        deadline = asyncio.get_running_loop().time() + seconds
+        while True:
+            changed = self._changed
+            found = look()
+            if found:
+                return found
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                raise Failure(f"{what} did not come within {seconds:g} s")
+            try:
+                async with asyncio.timeout(left):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+
+    def got(self, method: str = "", *, tool: str = "") -> list[Got]:
+        """What came so far, of that method or tool."""
+        return [
+            got
+            for got in self.received
+            if (not method or got.method == method) and (not tool or got.tool == tool)
+        ]
+
+    async def held(self, tool: str) -> Held:
+        """The next call that waits, which has to be of this tool.
+
+        Raises:
+            Failure: None came, or another.
+        """
+        try:
+            async with asyncio.timeout(self.wait):
+                held = await self._calls.get()
+        except TimeoutError:
+            raise Failure(f"the client did not call {tool} within {self.wait:g} s") from None
+        if held.got.tool != tool:
+            raise Failure(f"the client called {held.got.tool}, not {tool}")
+        return held
+
+    async def instruct(self, instruction: Instruction) -> Json:
+        """Answer the next call of ``next``; what the client said in it."""
+        held = await self.held("next")
+        held.answer.set_result({"content": [{"type": "text", "text": json.dumps(instruction)}]})
+        return cast("Json", held.got.params.get("arguments") or {})
+
+    def push(self, uri: str, *, session_id: str | None = None) -> str:
+        """An event of a session: kept, and sent where it is attached. Its id."""
+        name = session_id or next(reversed(self.sessions))
+        session = self.sessions[name]
+        # Nothing in it is a number to count with, and it still sorts.
+        event_id = f"ev~{self.next_event:06d}/x"
+        self.next_event += 1
+        params: Json = {"uri": uri, "sessionEventId": event_id}
+        params["_meta"] = {SESSION: {"sessionId": name}}
+        message = {"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": params}
+        session.log.append((event_id, message))
+        self.send_to(session.connection, message)
+        return event_id
+
+    def tell(self, message: Json) -> None:
+        """Send a message on every open stream."""
+        for connection in list(self._streams):
+            self.send_to(connection, {"jsonrpc": "2.0", **message})
+
+    def lose_connections(self) -> None:
+        """Every connection breaks, and the server knows none of them any more."""
+        self._connections.clear()
+        self.cut()
+
+    def cut(self) -> None:
+        """Every open response and stream breaks."""
+        self._streams.clear()
+        self._cut.set()
+        self._cut = asyncio.Event()
+        for session in self.sessions.values():
+            session.connection = None
+
+    async def streaming(self) -> None:
+        """Return when a client listens.
+
+        Raises:
+            Failure: None does.
+        """
+        await self.until(lambda: self._streams, "a GET stream")
+
+    # --- the ASGI application ----------------------------------------------------------------
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve; see ASGI."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        headers = {k.decode().lower(): v.decode("latin-1") for k, v in scope["headers"]}
+        body = b""
+        more = True
+        while more:
+            part = await receive()
+            if part["type"] == "http.disconnect":
+                return
+            body += part.get("body", b"")
+            more = part.get("more_body", False)
+        connection = headers.get("mcp-session-id")
+        if self.is_away or len(self.received) > MOST_REQUESTS:
+            self.knocks += 1
+            await _reply(send, 503, b"")
+        elif scope["method"] == "POST":
+            await self._post(body, headers, connection, send)
+        elif connection not in self._connections:
+            await _reply(send, 404, b'{"error":"unknown session"}')
+        elif scope["method"] == "GET":
+            await self._get(connection or "", receive, send)
+        else:
+            self._connections.pop(connection or "", None)
+            await _reply(send, 200, b"")
+
+    async def _post(
+        self, body: bytes, headers: dict[str, str], connection: str | None, send: Send
+    ) -> None:
+        try:
+            value: Any = json.loads(body)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            await _reply(send, 400, b'{"error":"no JSON-RPC message"}')
+            return
+        got = Got(cast("Json", value), headers, len(self.received))
+        self.received.append(got)
+        self._changed.set()
+        self._changed = asyncio.Event()
+        if got.method == "initialize":
+            made = f"connection-{next(self._numbers)}"
+            self._connections[made] = {}
+            await _answer(send, got, {"result": self._welcome(got)}, made)
+        elif headers.get("mcp-protocol-version", "") >= "2026":
+            # It speaks the handshake era only.
+            error = {"code": -32022, "message": "Unsupported protocol version"}
+            data = {"supported": ["2025-11-25"], "requested": headers["mcp-protocol-version"]}
+            await _answer(send, got, {"error": {**error, "data": data}}, None, status=400)
+        elif connection is not None and connection not in self._connections:
+            await _reply(send, 404, b'{"error":"unknown session"}')
+        elif "id" not in got.message or not got.method:
+            await _reply(send, 202, b"")
+        elif got.tool:
+            await self._call(got, send)
+        else:
+            await _answer(send, got, self._served(got, connection), None)
+
+    def _welcome(self, got: Got) -> Json:
+        capabilities: Json = {"tools": {}, "resources": {"subscribe": True}, "sessions": {}}
+        if "start" in self.speaks:
+            settings: Json = {
+                "features": [*self.speaks, *(["requestKey"] if self.has_keys else [])]
+            }
+            settings["window"] = {"maxEvents": 100, "maxBytes": 65_536, "maxAge": 600}
+            if self.has_keys:
+                settings["requestKeys"] = {"lifetime": self.key_lifetime, "maxBytes": 65_536}
+            capabilities["extensions"] = {EXTENSION: settings}
+        version = got.params.get("protocolVersion", "2025-11-25")
+        info = {"name": "scripted", "version": "1"}
+        return {"protocolVersion": version, "capabilities": capabilities, "serverInfo": info}
+
+    def _served(self, got: Got, connection: str | None) -> Json:
+        if self.override is not None:
+            answered = self.override(got)
+            if answered is not None:
+                return answered
+        method = got.method
+        if method.startswith("session/") and "start" not in self.speaks:
+            return _error(-32601, "Method not found")
+        if method.startswith("sessions/") and "create" not in self.speaks:
+            return _error(-32601, "Method not found")
+        match method:
+            case "session/start":
+                name = self._make(connection)
+                return {"result": {"sessionId": name, "sessionEventId": "ev~000000/x"}}
+            case "sessions/create":
+                session = {"sessionId": self._make(connection), "state": self.state or ""}
+                return {"result": {"session": session}}
+            case "session/resume":
+                return self._resume(got, connection)
+            case "session/end" | "sessions/delete":
+                name = got.params.get("sessionId") or got.named.get("sessionId")
+                known = self.sessions.pop(str(name), None)
+                return {"result": {}} if known is not None else _not_found(name)
+            case "tools/list":
+                return {"result": {"tools": [_tool("next"), _tool("work")]}}
+            case "resources/subscribe" | "resources/unsubscribe" | "ping":
+                return {"result": {}}
+            case "resources/list":
+                return {"result": {"resources": []}}
+            case _:
+                return _error(-32601, "Method not found")
+
+    def _make(self, connection: str | None) -> str:
+        name = f"session-{next(self._numbers)}-{id(self):x}"
+        self.sessions[name] = _Session(connection=connection)
+        return name
+
+    def _resume(self, got: Got, connection: str | None) -> Json:
+        name, position = got.params.get("sessionId"), got.params.get("lastSessionEventId")
+        session = self.sessions.get(str(name))
+        if session is None:
+            return _not_found(name)
+        session.connection = connection
+        head = session.log[-1][0] if session.log else "ev~000000/x"
+        missed = [m for event_id, m in session.log if position is not None and event_id > position]
+        result: Json = {"resumed": True, "catchup": position is not None, "sessionEventId": head}
+        result["replayed"] = len(missed)
+        if self.resume_result is not None:
+            result = self.resume_result(got, result)
+        if result["catchup"]:
+            for message in missed:
+                self.send_to(connection, message)
+        return {"result": result}
+
+    async def _call(self, got: Got, send: Send) -> None:
+        """A tool call is answered by the script, on a stream that can be cut."""
+        if self.override is not None:
+            answered = self.override(got)
+            if answered is not None:
+                await _answer(send, got, answered, None)
+                return
+        future: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
+        cut = asyncio.ensure_future(self._cut.wait())
+        await _begin_stream(send)
+        self._calls.put_nowait(Held(got, future))
+        await asyncio.wait({future, cut}, return_when=asyncio.FIRST_COMPLETED)
+        if not future.done():
+            # Nothing more, and no end: the connection breaks.
+            return
+        cut.cancel()
+        result = future.result()
+        if "error" in result:
+            answered = {"error": result["error"]}
+        else:
+            if got.named:
+                metadata: Json = {"sessionId": got.named.get("sessionId")}
+                if self.state is not None:
+                    metadata["state"] = self.state
+                meta: Json = {SESSION: metadata, **as_object(result.get("_meta"))}
+                result = {**result, "_meta": meta}
+            answered = {"result": result}
+        message = {"jsonrpc": "2.0", "id": got.message["id"], **answered}
+        await _send_event(send, message)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _get(self, connection: str, receive: Receive, send: Send) -> None:
+        queue: asyncio.Queue[Json] = asyncio.Queue()
+        await _begin_stream(send)
+        for message in self._unsent.pop(connection, []):
+            queue.put_nowait(message)
+        self._streams[connection] = queue
+        self._changed.set()
+        self._changed = asyncio.Event()
+        cut = asyncio.ensure_future(self._cut.wait())
+        gone = asyncio.ensure_future(receive())
+        try:
+            while not cut.done() and not gone.done():
+                taken = asyncio.ensure_future(queue.get())
+                await asyncio.wait({taken, cut, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if taken.done():
+                    await _send_event(send, taken.result())
+                else:
+                    taken.cancel()
+        finally:
+            cut.cancel()
+            gone.cancel()
+            if self._streams.get(connection) is queue:
+                del self._streams[connection]
+
+    def send_to(self, connection: str | None, message: Json) -> None:
+        """Put a message on a connection's GET stream, or where that will find it."""
+        if connection is None:
+            return
+        stream = self._streams.get(connection)
+        if stream is not None:
+            stream.put_nowait(message)
+        else:
+            self._unsent.setdefault(connection, []).append(message)
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return
+
+
+def _error(code: int, text: str, data: Any = None) -> Json:
+    error: Json = {"code": code, "message": text}
+    if data is not None:
+        error["data"] = data
+    return {"error": error}
+
+
+def _not_found(name: Any) -> Json:
+    return _error(-32043, "Session not found", {"sessionId": name})
+
+
+def _tool(name: str) -> Json:
+    return {"name": name, "description": name, "inputSchema": {"type": "object"}}
+
+
+async def _reply(send: Send, status: int, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json")] if body else []
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _answer(
+    send: Send, got: Got, answered: Json, connection: str | None, *, status: int = 200
+) -> None:
+    headers = [(b"content-type", b"application/json")]
+    if connection is not None:
+        headers.append((b"mcp-session-id", connection.encode()))
+    body = json.dumps({"jsonrpc": "2.0", "id": got.message.get("id"), **answered}).encode()
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _begin_stream(send: Send) -> None:
+    headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b": hello\n\n", "more_body": True})
+
+
+async def _send_event(send: Send, message: Json) -> None:
+    block = f"data: {json.dumps(message)}\n\n".encode()
+    await send({"type": "http.response.body", "body": block, "more_body": True})
+
+
+@asynccontextmanager
+async def serving(server: ScriptedServer) -> AsyncGenerator[str]:
+    """Serve it on a free port of this machine; its URL."""
+    async with listening(server) as url:
+        server.url = url
+        try:
+            yield url
+        finally:
+            server.cut()
+
+
+@asynccontextmanager
+async def listening(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> AsyncGenerator[str]:
+    """Serve an ASGI application on a free port of this machine; its URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        app,
+        log_level="critical",
+        access_log=False,
+        ws="websockets-sansio",
+        ws_max_size=64 * 1024 * 1024,
+        ws_per_message_deflate=False,
+        timeout_graceful_shutdown=1,
+    )
+    runner = _Runner(config)
+    task = asyncio.create_task(runner.serve([listener]))
+    try:
+        await runner.has_started()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+    finally:
+        runner.should_exit = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(3):
+                await asyncio.shield(task)
+        task.cancel()
+        await asyncio.wait([task], timeout=1)
+        listener.close()
+
+
+class _Runner(uvicorn.Server):
+    """Leaves the program's signal handlers alone, and says when it has started."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._has_started = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        await super().startup(sockets=sockets)
+        self._has_started.set()
+
+    async def has_started(self) -> None:
+        """Return when it has; an error after ten seconds."""
+        async with asyncio.timeout(10):
+            await self._has_started.wait()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield

@@ -1,0 +1,132 @@
+"""Steps about events: asking for them, and what comes."""
+
+from typing import Any, cast
+
+from mcp_sessions_conformance.matching import MISSING, mismatch
+from mcp_sessions_conformance.peer import (
+    Arrival,
+    Failure,
+    Peer,
+)
+from mcp_sessions_conformance.scene import Scene
+from mcp_sessions_conformance.values import Json
+
+SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
+ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+
+
+async def collect(scene: Scene, step: Json) -> None:
+    """See the schema."""
+    peer = scene.peer(step)
+    session = scene.fill(step["session"]) if "session" in step else None
+    shapes: list[Any] = step["events"] if "events" in step else [{}] * step["count"]
+
+    def enough() -> list[Arrival] | None:
+        found = _events(scene, peer, session)
+        return found if len(found) >= len(shapes) else None
+
+    def seen() -> str:
+        there = [arrival.message for arrival in _events(scene, peer, session)]
+        return f"{len(shapes)} events (there are {len(there)}: {there!r:.600})"
+
+    found = await peer.until(enough, seen)
+    if step.get("exactly", True):
+        await peer.fence()
+        found = _events(scene, peer, session)
+    messages = [arrival.message for arrival in found]
+    if not step.get("exactly", True):
+        found, messages = found[: len(shapes)], messages[: len(shapes)]
+    scene.matches("the events", shapes, messages)
+    for arrival in found:
+        arrival.used = True
+        if "after_answer" in step:
+            scene.is_after(peer, step["after_answer"], arrival)
+    if step.get("increasing", session is not None):
+        ids = [message["params"].get("sessionEventId", MISSING) for message in messages]
+        for earlier, later in zip(ids, ids[1:], strict=False):
+            scene.matches("the order of the events", {"$after": earlier}, later)
+    scene.capture(step, messages)
+    for name, index in cast("dict[str, int]", step.get("capture_sse", {})).items():
+        if found[index].sse_id is None:
+            raise Failure("the event has no SSE id")
+        scene.names[name] = found[index].sse_id
+
+
+async def silence(scene: Scene, step: Json) -> None:
+    """See the schema."""
+    peer = scene.peer(step)
+    session = scene.fill(step["session"]) if "session" in step else None
+    await peer.fence()
+    there = [arrival.message for arrival in _events(scene, peer, session)]
+    if there:
+        raise Failure(f"nothing should come, but there is {there!r:.600}")
+
+
+async def subscribe(scene: Scene, step: Json) -> None:
+    """Ask to hear of resources (and lists): as the era does it."""
+    peer = scene.peer(step)
+    if peer.era == "modern":
+        await _open_listen(scene, peer, step)
+        return
+    for uri in scene.fill(step.get("resources", [])):
+        sent = await peer.request("resources/subscribe", {"uri": uri}, meta=scene.meta(step))
+        await scene.answered(peer, sent, {})
+
+
+async def listen(scene: Scene, step: Json) -> None:
+    """Be where events come: in the modern era over HTTP that takes a stream."""
+    peer = scene.peer(step)
+    if peer.era == "modern" and peer.transport == "http":
+        await _open_listen(scene, peer, step)
+
+
+def _events(scene: Scene, peer: Peer, session: str | None) -> list[Arrival]:
+    """See the schema."""
+    return [
+        arrival
+        for arrival in peer.arrivals
+        if not arrival.used
+        and not arrival.is_response
+        and "id" not in arrival.message
+        and arrival.message.get("method") != ACKNOWLEDGED
+        and (session is None or arrival.event_of == session)
+    ]
+
+
+async def _open_listen(scene: Scene, peer: Peer, step: Json) -> None:
+    """See the schema."""
+    wanted: Json = {f"{name}ListChanged": True for name in step.get("lists", [])}
+    resources = scene.fill(step.get("resources", []))
+    if resources:
+        wanted["resourceSubscriptions"] = resources
+    sent = await peer.request(
+        "subscriptions/listen",
+        {"notifications": wanted},
+        meta=scene.meta(step),
+        headers=scene.fill(step.get("headers", {})),
+    )
+    if "name" in step:
+        scene.named[step["name"]] = (peer, sent)
+    session = scene.fill(step.get("session", ""))
+
+    def look() -> Arrival | None:
+        for arrival in peer.arrivals:
+            params: Any = arrival.message.get("params")
+            if arrival.message.get("method") == ACKNOWLEDGED and not mismatch(
+                {"_meta": {SUBSCRIPTION_ID: sent.id}}, params
+            ):
+                return arrival
+        answer = peer.response_to(sent)
+        if answer is not None:
+            raise Failure(f"subscriptions/listen was answered: {answer.message!r:.400}")
+        if sent.ended:
+            raise Failure(f"subscriptions/listen: HTTP {sent.status} {sent.ended} {sent.body}")
+        return None
+
+    acknowledged = await peer.until(look, lambda: "the acknowledgement of subscriptions/listen")
+    acknowledged.used = True
+    peer.listens[session] = sent
+    if step.get("first", False):
+        mine = [a for a in peer.arrivals if a.stream == sent.stream]
+        if mine[0] is not acknowledged:
+            raise Failure(f"before the acknowledgement came {mine[0].message!r:.300}")

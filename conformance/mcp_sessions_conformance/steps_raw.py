@@ -1,0 +1,119 @@
+"""Steps below messages (HTTP, frames, streams), and about captured values."""
+
+import json
+from typing import Any, cast
+
+from mcp_sessions_conformance.http_peer import RAW, HttpPeer
+from mcp_sessions_conformance.peer import (
+    Arrival,
+    Failure,
+    Sent,
+)
+from mcp_sessions_conformance.scene import Scene
+from mcp_sessions_conformance.stdio_peer import StdioPeer
+from mcp_sessions_conformance.values import Json, spoilt
+from mcp_sessions_conformance.websocket_peer import WebSocketPeer
+
+
+async def stream(scene: Scene, step: Json) -> None:
+    """Open the GET stream of a handshake-era connection, again."""
+    peer = scene.http_peer(step)
+    sent = await peer.open_stream(scene.fill(step["after"]) if "after" in step else None)
+    scene.matches("the status of GET", step.get("status", 200), sent.status)
+    if step.get("primed", False):
+        before = len(peer.arrivals)
+        await peer.until(lambda: peer.last_sse_id, lambda: "an event with an id and without data")
+        if len(peer.arrivals) > before:
+            raise Failure("a message came before the priming event")
+    if "name" in step:
+        scene.named[step["name"]] = (peer, sent)
+    if "of" in step:
+        # The rest of that response comes here.
+        scene.named[step["of"]][1].ended = ""
+
+
+async def http(scene: Scene, step: Json) -> None:
+    """See the schema."""
+    peer = scene.http_peer(step)
+    body = step.get("body")
+    encoded: bytes | None = None
+    headers: dict[str, Any] = dict(scene.fill(step.get("headers", {})))
+    if body is not None:
+        given = scene.fill(body)
+        encoded = given.encode() if isinstance(given, str) else json.dumps(given).encode()
+        headers.setdefault("Content-Type", "application/json")
+    sent = await peer.http(step["verb"], headers, encoded, RAW)
+    await peer.until(
+        lambda: sent if sent.status is not None or sent.ended else None,
+        lambda: f"the response to {step['verb']}",
+    )
+    if sent.status is None:
+        raise Failure(f"{step['verb']}: {sent.ended}")
+    if "status" in step:
+        scene.matches("the HTTP status", step["status"], sent.status)
+    if "http_headers" in step:
+        scene.matches("the HTTP headers", step["http_headers"], dict(sent.headers))
+    if "json" in step:
+        await peer.finished(sent)
+        try:
+            document = json.loads(sent.body)
+        except ValueError:
+            raise Failure(f"the body is no JSON: {sent.body[:300]!r}") from None
+        scene.matches("the body", step["json"], document)
+    if sent.status == 200 and step["verb"] == "GET" and sent.task is not None:
+        sent.task.cancel()
+
+
+async def frame(scene: Scene, step: Json) -> None:
+    """See the schema."""
+    peer = scene.peer(step)
+    if isinstance(peer, HttpPeer):
+        raise AssertionError(f"{scene.vector.id}: frames are for WebSocket and stdio")
+    text: str = scene.fill(step.get("text", ""))
+    if "repeat" in step:
+        text = text * step["repeat"]
+    framed: str | bytes = text.encode() if step.get("binary", False) else text
+    own_id = _id_in(text)
+    if own_id is not None:
+        peer.sent.append(Sent(own_id, "the frame"))
+    scene.transcript.note(peer.name, "->", f"{text[:200]!r}, {len(text)} characters")
+    if isinstance(peer, (WebSocketPeer, StdioPeer)):
+        try:
+            await peer.frame(framed)
+        except Failure as failure:
+            # It may be refused before it is all sent: the next step looks at how.
+            scene.transcript.note(peer.name, "--", str(failure))
+    if "refusal" in step:
+
+        def look() -> Arrival | None:
+            for arrival in peer.arrivals:
+                if arrival.used or "error" not in arrival.message:
+                    continue
+                if arrival.message.get("id") in (None, own_id):
+                    return arrival
+            return None
+
+        found = await peer.until(look, lambda: "the error that answers the message")
+        found.used = True
+        scene.matches("the refusal", step["refusal"], found.message)
+
+
+async def spoil(scene: Scene, step: Json) -> None:
+    """See the schema."""
+    scene.names[step["to"]] = spoilt(str(scene.fill(step["value"])), step["how"])
+
+
+async def check(scene: Scene, step: Json) -> None:
+    """See the schema."""
+    scene.matches(step["message"], step["shape"], scene.fill(step["value"]))
+
+
+def _id_in(text: str) -> Any:
+    """The id of a message, if it is one and has one."""
+    if len(text) > 10_000:
+        return None
+    try:
+        message: Any = json.loads(text)
+    except ValueError:
+        return None
+    return cast("Json", message).get("id") if isinstance(message, dict) else None

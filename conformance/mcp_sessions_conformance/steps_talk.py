@@ -1,0 +1,87 @@
+"""Steps that send messages and wait for answers."""
+
+import asyncio
+
+from mcp_sessions_conformance.matching import mismatch
+from mcp_sessions_conformance.peer import (
+    Arrival,
+    Failure,
+)
+from mcp_sessions_conformance.scene import Scene
+from mcp_sessions_conformance.values import Json
+
+
+async def send(scene: Scene, step: Json) -> None:
+    """See the schema."""
+    peer = scene.peer(step)
+    sent = await scene.request(peer, step)
+    if "name" in step:
+        scene.named[step["name"]] = (peer, sent)
+    if "name" not in step or "result" in step or "error" in step:
+        await scene.answered(peer, sent, step)
+
+
+async def notify(scene: Scene, step: Json) -> None:
+    """See the schema."""
+    params = scene.fill(step["params"]) if "params" in step else None
+    await scene.peer(step).notify(step["method"], params, meta=scene.meta(step))
+
+
+async def expect(scene: Scene, step: Json) -> None:
+    """See the schema."""
+    if "answer" in step:
+        peer, sent = scene.named[step["answer"]]
+        await scene.answered(peer, sent, step)
+        return
+    peer = scene.peer(step)
+    if "request" in step:
+        shape, kind = step["request"], "a request"
+    else:
+        shape, kind = step["notification"], "a notification"
+    wanted = scene.fill(shape)
+
+    def look() -> Arrival | None:
+        for arrival in peer.arrivals:
+            if arrival.used or arrival.is_response:
+                continue
+            is_request = "id" in arrival.message
+            if is_request == (kind == "a request") and not mismatch(wanted, arrival.message):
+                return arrival
+        return None
+
+    found = await peer.until(look, lambda: f"{kind} like {wanted!r:.300}")
+    found.used = True
+    if "after_answer" in step:
+        scene.is_after(peer, step["after_answer"], found)
+    if "name" in step:
+        scene.asked[step["name"]] = found.message
+    if "capture_sse" in step:
+        if found.sse_id is None:
+            raise Failure("what came has no SSE id")
+        scene.names[step["capture_sse"]] = found.sse_id
+    scene.capture(step, found.message)
+
+
+async def reply(scene: Scene, step: Json) -> None:
+    """See the schema."""
+    asked = scene.asked[step["to"]]
+    answer = {m: scene.fill(step[m]) for m in ("result", "error") if m in step}
+    await scene.peer(step).respond(asked, answer)
+
+
+async def wait(scene: Scene, step: Json) -> None:
+    """Ask again until the answer has the shape."""
+    peer = scene.peer(step)
+    deadline = asyncio.get_running_loop().time() + scene.limits.wait
+    scene.names["attempt"] = 0
+    while True:
+        scene.names["attempt"] += 1
+        sent = await scene.request(peer, step)
+        try:
+            await scene.answered(peer, sent, step)
+        except Failure:
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+            await asyncio.sleep(0.01)
+        else:
+            return

@@ -1,0 +1,217 @@
+"""What is tested: ``http(s)://…``, ``ws(s)://…`` or ``stdio:COMMAND``, in one era or both."""
+
+import asyncio
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from mcp_sessions_conformance.http_peer import HttpPeer
+from mcp_sessions_conformance.peer import Era, Failure, Limits, Peer, Transport
+from mcp_sessions_conformance.stdio_peer import Program, StdioPeer
+from mcp_sessions_conformance.transcript import Transcript
+from mcp_sessions_conformance.websocket_peer import WebSocketPeer
+
+REACHABLE_WITHIN = 10.0
+"""Seconds that a server may take until its port is open, or its program is started."""
+
+
+class BadTarget(Exception):
+    """A TARGET that is none."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+@dataclass(frozen=True)
+class Target:
+    """One way to the server, as the user gave it."""
+
+    transport: Transport
+    text: str
+    """A URL, or a command."""
+
+
+def parse_target(text: str) -> Target:
+    """The target that ``text`` names.
+
+    Raises:
+        BadTarget: It names none.
+    """
+    if text.startswith("stdio:"):
+        command = text.removeprefix("stdio:").strip()
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise BadTarget(f"the command of {text!r} cannot be read: {error}") from None
+        if not words:
+            raise BadTarget("stdio: needs a command, as in 'stdio:python server.py'")
+        return Target("stdio", command)
+    scheme, _, _ = text.partition("://")
+    transports: dict[str, Transport] = {
+        "http": "http",
+        "https": "http",
+        "ws": "websocket",
+        "wss": "websocket",
+    }
+    if scheme not in transports or "://" not in text:
+        raise BadTarget(f"TARGET is an http(s):// or ws(s):// URL or stdio:COMMAND, not {text!r}")
+    try:
+        parts = urlsplit(text)
+        has_host = parts.hostname and (parts.port is None or parts.port)
+    except ValueError:
+        has_host = None
+    if not has_host:
+        raise BadTarget(f"{text!r} names no host")
+    return Target(transports[scheme], text)
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Bearer tokens of two principals; None: there is none."""
+
+    token: str | None = None
+    other: str | None = None
+
+    def names(self) -> dict[str, str]:
+        """Those that were given, by the names that vectors use."""
+        given = {"token": self.token, "other_token": self.other}
+        return {name: token for name, token in given.items() if token is not None}
+
+
+@dataclass
+class UrlWay:
+    """A URL in one era."""
+
+    target: Target
+    era: Era
+    limits: Limits
+    credentials: Credentials
+
+    @property
+    def transport(self) -> Transport:
+        """``http`` or ``websocket``."""
+        return self.target.transport
+
+    @property
+    def name(self) -> str:
+        """For the report."""
+        return f"{self.transport}/{self.era}"
+
+    @property
+    def tokens(self) -> Mapping[str, str]:
+        """See ``Way``."""
+        return self.credentials.names()
+
+    async def peer(self, name: str, transcript: Transcript, *, other: bool) -> Peer:
+        """See ``Way``."""
+        make = HttpPeer if self.transport == "http" else WebSocketPeer
+        token = self.credentials.other if other else self.credentials.token
+        return make(name, self.target.text, self.era, transcript, self.limits, token=token)
+
+    async def renew(self) -> None:
+        """Nothing outlives a vector here."""
+
+    async def reachable(self) -> None:
+        """Return when the port is open, or when that took too long."""
+        parts = urlsplit(self.target.text)
+        port = parts.port or (443 if parts.scheme in ("https", "wss") else 80)
+        deadline = asyncio.get_running_loop().time() + REACHABLE_WITHIN
+        while asyncio.get_running_loop().time() < deadline:
+            try:
+                async with asyncio.timeout(1):
+                    _, writer = await asyncio.open_connection(parts.hostname, port)
+                writer.close()
+                return
+            except (OSError, TimeoutError):
+                await asyncio.sleep(0.05)
+
+
+@dataclass
+class Pipe:
+    """The one program of a ``stdio:`` target that runs at a time."""
+
+    target: Target
+    limits: Limits
+    _peer: StdioPeer | None = field(default=None, init=False)
+    starts: int = field(default=0, init=False)
+    """Programs that were started; one that ends at once is not started for ever."""
+
+    async def peer(self, era: Era) -> StdioPeer:
+        """The pipe, to a program that has spoken no other era.
+
+        Raises:
+            Failure: The program cannot be started, or ends again and again.
+        """
+        if self._peer is not None and (self._peer.era != era or self._peer.ended):
+            await self.stop()
+        if self._peer is None:
+            if self.starts >= 25:
+                raise Failure(f"the program was started {self.starts} times, and ended each time")
+            self.starts += 1
+            program = Program(shlex.split(self.target.text), ends_within=self.limits.end)
+            peer = StdioPeer(program, era, self.limits)
+            await peer.start()
+            self._peer = peer
+        return self._peer
+
+    async def stop(self) -> None:
+        """End the program."""
+        if self._peer is not None:
+            await self._peer.close()
+            self._peer = None
+
+
+@dataclass
+class PipeWay:
+    """A pipe in one era."""
+
+    pipe: Pipe
+    era: Era
+    transport: Transport = "stdio"
+
+    @property
+    def target(self) -> Target:
+        """As the user gave it."""
+        return self.pipe.target
+
+    @property
+    def name(self) -> str:
+        """For the report."""
+        return f"stdio/{self.era}"
+
+    @property
+    def tokens(self) -> Mapping[str, str]:
+        """A pipe's peer is who started the program."""
+        return {}
+
+    async def peer(self, name: str, transcript: Transcript, *, other: bool) -> StdioPeer:
+        """See ``Way``."""
+        is_new = self.pipe.starts
+        peer = await self.pipe.peer(self.era)
+        peer.lend(name, transcript)
+        if self.pipe.starts != is_new and self.era == "modern":
+            # A program may take longer to start than to answer; in the handshake era it is
+            # ``initialize`` that waits longer.
+            sent = await peer.request("server/discover")
+            await peer.answer(sent, within=self.pipe.limits.start)
+        return peer
+
+    async def renew(self) -> None:
+        """The next vector gets a new program."""
+        await self.pipe.stop()
+
+    async def reachable(self) -> None:
+        """Start the program, which may have a port as well."""
+        try:
+            await self.pipe.peer(self.era)
+        except Failure:
+            # Each vector says so.
+            return
+
+
+RunningWay = UrlWay | PipeWay

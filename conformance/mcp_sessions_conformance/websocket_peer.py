@@ -1,0 +1,159 @@
+"""A WebSocket, as a client of either era speaks it."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidStatus,
+    InvalidURI,
+    WebSocketException,
+)
+from websockets.typing import Subprotocol
+
+from mcp_sessions_conformance.peer import Era, Failure, Limits, Peer, Sent, Transport
+from mcp_sessions_conformance.transcript import Transcript
+
+MAX_FRAME = 16 * 1024 * 1024
+
+
+class WebSocketPeer(Peer):
+    """One WebSocket."""
+
+    transport: Transport = "websocket"
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        era: Era,
+        transcript: Transcript,
+        limits: Limits,
+        *,
+        token: str | None = None,
+    ) -> None:
+        super().__init__(name, era, transcript, limits)
+        self.url = url
+        self.token = token
+        self._socket: ClientConnection | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    async def connect(
+        self,
+        *,
+        subprotocols: Sequence[str] = ("mcp",),
+        headers: Mapping[str, str] | None = None,
+        compression: bool = False,
+    ) -> int:
+        """Open it; the HTTP status: 101, or the one with which it was refused.
+
+        Args:
+            subprotocols: What is offered.
+            compression: Offer it.
+
+        Raises:
+            Failure: The server is not there, or it is no WebSocket server.
+        """
+        given = dict(headers or {})
+        if self.token is not None:
+            given.setdefault("Authorization", f"Bearer {self.token}")
+        try:
+            socket = await connect(
+                self.url,
+                subprotocols=[Subprotocol(name) for name in subprotocols] or None,
+                additional_headers=given,
+                compression="deflate" if compression else None,
+                open_timeout=self.limits.wait,
+                close_timeout=1,
+                ping_interval=None,
+                max_size=MAX_FRAME,
+                proxy=None,
+            )
+        except InvalidStatus as refused:
+            self.over(f"refused with HTTP {refused.response.status_code}")
+            return refused.response.status_code
+        except (OSError, InvalidHandshake, InvalidURI, TimeoutError, WebSocketException) as error:
+            raise Failure(f"no WebSocket: {type(error).__name__}: {error}") from None
+        self._socket = socket
+        response = socket.response
+        self.accepted = {k.lower(): v for k, v in response.headers.raw_items()} if response else {}
+        self._reader = asyncio.create_task(self._read(socket))
+        return 101
+
+    async def _read(self, socket: ClientConnection) -> None:
+        how = "the server closed it"
+        try:
+            async for frame in socket:
+                if isinstance(frame, bytes):
+                    self.problem("a binary frame came; messages are text frames")
+                    continue
+                self.took(frame, "socket")
+        except ConnectionClosed as closed:
+            how = f"broken: {closed}"
+        except (OSError, WebSocketException) as error:
+            how = f"broken: {type(error).__name__}: {error}"
+        except Failure as flood:
+            self.problem(str(flood))
+        self.close_code = socket.close_code
+        self.over(f"{how} (code {socket.close_code})")
+
+    async def post(self, message: Any, sent: Sent | None, headers: Mapping[str, str]) -> None:
+        """See :class:`Peer`."""
+        await self.frame(json.dumps(message))
+
+    async def frame(self, data: str | bytes) -> None:
+        """Send one frame as it is.
+
+        Raises:
+            Failure: The connection is gone, or the server does not take it.
+        """
+        socket = self._socket
+        if socket is None:
+            raise Failure(f"connection {self.name} is not open")
+        try:
+            async with asyncio.timeout(self.limits.wait):
+                await socket.send(data)
+        except TimeoutError:
+            raise Failure(f"the server took nothing for {self.limits.wait:g} s") from None
+        except (ConnectionClosed, OSError) as error:
+            raise Failure(f"the server closed the connection: {error}") from None
+
+    async def fence(self) -> None:
+        """See :class:`Peer`: what was sent first comes first."""
+        if self.ended:
+            return
+        sent = await self.request("ping")
+        await self.answer(sent)
+        await asyncio.sleep(0.02)
+
+    async def cut(self, what: str) -> None:
+        """See :class:`Peer`."""
+        if self._socket is not None:
+            self.transcript.note(self.name, "--", "the client cuts the connection")
+            self._socket.transport.abort()
+            if self._reader is not None:
+                await asyncio.wait([self._reader], timeout=self.limits.wait)
+
+    async def close(self) -> None:
+        """See :class:`Peer`."""
+        if self._socket is not None:
+            try:
+                async with asyncio.timeout(2):
+                    await self._socket.close()
+            except (OSError, WebSocketException, TimeoutError) as error:
+                self.transcript.note(self.name, "--", f"closing: {type(error).__name__}")
+                self._socket.transport.abort()
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.wait([self._reader], timeout=1)
+
+
+def bearer_subprotocol(token: str) -> str:
+    """The subprotocol in which a browser sends its credential."""
+    encoded = base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
+    return f"mcp.bearer.{encoded}"

@@ -1,0 +1,130 @@
+"""The client that the conformance duties are looked at with: it does what it is told.
+
+    mcp-sessions conformance --client 'python examples/conformance_client.py'
+
+The scripted server's tool ``next`` says what to do; ``conformance/README.md`` describes it, so
+that a client in another language can be tested the same way. All that is to be proved is done
+by ``resumable()``, none of it here.
+"""
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import mcp_types as types
+from mcp import MCPError
+from mcp.client.session import ClientSession
+
+from mcp_sessions import ReconnectPolicy, resumable
+
+QUICK = ReconnectPolicy(backoff_base=0.05, backoff_cap=0.5)
+TRIES = 5
+"""How often ``next`` is asked before the program gives up."""
+
+
+@dataclass
+class Noted:
+    """What the server said without being asked."""
+
+    heard: list[str] = field(default_factory=list[str])
+    """Resources that changed, in order."""
+
+    asked: int = 0
+    """Questions that were put to the user."""
+
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def message(self, message: object) -> None:
+        """The SDK hands over what comes."""
+        if isinstance(message, types.ResourceUpdatedNotification):
+            self.heard.append(str(message.params.uri))
+            self.changed.set()
+
+    async def question(self, context: object, params: object) -> types.ElicitResult:
+        """The user is asked, and answers."""
+        self.asked += 1
+        return types.ElicitResult(action="accept", content={"answer": f"answer {self.asked}"})
+
+    async def hear(self, count: int) -> None:
+        """Wait until so many changes were heard."""
+        async with asyncio.timeout(20):
+            while len(self.heard) < count:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+class Program:
+    """One connection to a scripted server."""
+
+    def __init__(self, session: ClientSession, noted: Noted) -> None:
+        self.session = session
+        self.noted = noted
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> str:
+        """The text of a tool's result."""
+        result = await self.session.call_tool(tool, arguments)
+        (content,) = result.content
+        return content.text if isinstance(content, types.TextContent) else ""
+
+    async def ask(self, outcome: str) -> dict[str, Any]:
+        """What to do next. Asking is harmless, so it may be repeated."""
+        for attempt in range(TRIES):
+            said = {"outcome": outcome, "heard": self.noted.heard[:], "asked": self.noted.asked}
+            try:
+                return json.loads(await self.call("next", said))
+            except MCPError:
+                if attempt == TRIES - 1:
+                    raise
+                await asyncio.sleep(0.1)
+        raise AssertionError("the last attempt raises")
+
+    async def obey(self) -> None:
+        """Do what the server says, until it says that it is done."""
+        outcome = ""
+        while True:
+            told = await self.ask(outcome)
+            match told.get("do"):
+                case "done":
+                    return
+                case "call":
+                    outcome = await self.outcome_of(told["tool"], told["arguments"])
+                case "hear":
+                    await self.noted.hear(told["count"])
+                case "connect":
+                    await connect(told["url"])
+                case _:
+                    pass  # "nothing": ask again
+
+    async def outcome_of(self, tool: str, arguments: dict[str, Any]) -> str:
+        """How a call ended."""
+        try:
+            return await self.call(tool, arguments)
+        except MCPError as error:
+            return f"error {error.code}"
+
+
+async def connect(url: str) -> None:
+    """Connect, and do as told."""
+    noted = Noted()
+    async with (
+        resumable(url, policy=QUICK) as (reading, writing),
+        ClientSession(
+            reading,
+            writing,
+            message_handler=noted.message,
+            elicitation_callback=noted.question,
+        ) as session,
+    ):
+        await session.initialize()
+        await Program(session, noted).obey()
+
+
+def main() -> None:
+    """Connect to the URL that is the last argument."""
+    asyncio.run(connect(sys.argv[-1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""``mcp-sessions conformance TARGET…``: play the conformance vectors against a server.
+
+The runner is a package of its own, and stands outside: it shares nothing with what it tests.
+It is imported when there is something to run, and so is asyncio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mcp_sessions.cli import arguments as types
+from mcp_sessions.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mcp_sessions_conformance.runner import Outcome
+
+TOKEN = "CONFORMANCE_TOKEN"
+OTHER_TOKEN = "CONFORMANCE_OTHER_TOKEN"
+NOT_CONFORMANT = 1
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Test a server, or a client, and return the exit status: 0 if no MUST failed.
+
+    Raises:
+        ConfigurationError: An argument is wrong, or the extra is not installed.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not (options.list or options.client or options.targets):
+        parser.error("which TARGET? a URL or stdio:COMMAND, or --client COMMAND")
+    if options.client and options.targets:
+        parser.error("--client tests a client: it takes no TARGET")
+    import asyncio
+
+    try:
+        import mcp_sessions_conformance.entry as entry
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the runner needs {error.name}: pip install 'mcp-sessions[conformance]'"
+        ) from error
+    out = Path(options.json) if options.json else None
+    try:
+        if options.list:
+            print(entry.listing())
+            return 0
+        if options.client:
+            tested = asyncio.run(
+                entry.test_client(options.client, only=options.only, wait=options.timeout)
+            )
+        else:
+            tested = asyncio.run(
+                entry.test_server(
+                    options.targets,
+                    suites=options.suite,
+                    transports=options.transport,
+                    eras=options.era,
+                    only=options.only,
+                    token=os.environ.get(TOKEN),
+                    other_token=os.environ.get(OTHER_TOKEN),
+                    wait=options.timeout,
+                    progress=show_progress,
+                )
+            )
+    except entry.BadInput as error:
+        raise ConfigurationError(str(error)) from error
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    if out is not None:
+        try:
+            out.write_text(json.dumps(tested.document, indent=1) + "\n")
+        except OSError as error:
+            raise ConfigurationError(f"{out} cannot be written: {error.strerror}") from error
+    print(tested.text)
+    return 0 if tested.is_conformant else NOT_CONFORMANT
+
+
+def show_progress(way: str, number: int, of: int, outcome: Outcome | None) -> None:
+    """One line for each way; on a terminal it counts, elsewhere it names what is wrong."""
+    if sys.stderr.isatty():
+        end = "\n" if number == of else ""
+        print(f"\r{way:<42} {number:4d} of {of}", end=end, file=sys.stderr, flush=True)
+    elif outcome is None:
+        print(f"{way}: {of} vectors", file=sys.stderr, flush=True)
+    elif outcome.verdict != "passed":
+        print(f"{way}: {outcome.vector.id}: {outcome.sentence}"[:400], file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = types.OneLineParser(
+        prog="mcp-sessions conformance",
+        description="Test a server, or a client, against the sessions extension.",
+        epilog=f"Bearer tokens come from the environment: {TOKEN}, and {OTHER_TOKEN} for a "
+        "second principal. Exit status: 0 if every MUST holds, 1 if not, 2 for wrong arguments. "
+        "The server needs the fixture tools that conformance/README.md describes.",
+    )
+    parser.add_argument(
+        "targets",
+        nargs="*",
+        metavar="TARGET",
+        help="http(s)://…, ws(s)://… or 'stdio:COMMAND'; several are ways to one server, and "
+        "enable the vectors that move between transports",
+    )
+    parser.add_argument(
+        "--client",
+        metavar="COMMAND",
+        help="test a client instead: COMMAND is started with the URL of a scripted server as its "
+        "last argument",
+    )
+    parser.add_argument("--suite", action="append", default=[], help="only this suite; repeatable")
+    parser.add_argument(
+        "--transport",
+        action="append",
+        default=[],
+        choices=("http", "websocket", "stdio"),
+        help="only this transport; repeatable",
+    )
+    parser.add_argument(
+        "--era", action="append", default=[], choices=("handshake", "modern"), help="only this era"
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="ID", help="only this vector; repeatable"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the whole outcome there as well")
+    parser.add_argument(
+        "--timeout",
+        type=types.seconds,
+        default=5.0,
+        metavar="S",
+        help="seconds that any one answer may take; default: %(default)g",
+    )
+    parser.add_argument("--list", action="store_true", help="print all vectors, and end")
+    return parser

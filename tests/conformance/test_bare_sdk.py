@@ -1,0 +1,66 @@
+"""A server without sessions fails what needs them, and passes the rest."""
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+
+from mcp_sessions_conformance.loader import Vector
+from mcp_sessions_conformance.peer import Limits
+from mcp_sessions_conformance.report import as_text
+from mcp_sessions_conformance.runner import run
+from mcp_sessions_conformance.targets import parse_target
+from tests.support.servers import serve
+
+pytestmark = pytest.mark.anyio
+
+IMPATIENT = Limits(wait=1.0, quiet=0.05, budget=240)
+
+NEEDS_NO_SESSION = {
+    "a-foreign-origin-is-refused",
+    "a-request-without-a-connection-is-400",
+    "an-unknown-connection-is-404",
+    "named-elsewhere-is-not-named-2",
+    "one-endpoint-both-eras",
+    "sessions-are-optional",
+    "unknown-methods-are-method-not-found",
+}
+"""What the core protocol says as well, or says of servers that have no sessions."""
+
+
+@pytest.fixture(scope="module")
+def bare_url() -> Generator[str]:
+    """The SDK's own server, with the fixture tools that need no session."""
+    server = MCPServer[Any]("bare", version="1.0")
+
+    @server.tool(structured_output=False)
+    async def echo(msg: str) -> str:
+        return msg
+
+    @server.tool(structured_output=False)
+    async def session_id() -> str:
+        return "none"
+
+    @server.tool(structured_output=False)
+    async def update(uri: str, ctx: Context[Any, Any], times: int = 1) -> str:
+        for _ in range(times):
+            await ctx.notify_resource_updated(uri)
+        return "updated"
+
+    del echo, session_id, update
+    with serve(server.streamable_http_app()) as running:
+        yield running.url()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+async def test_what_needs_sessions_fails_and_the_rest_passes(
+    bare_url: str, vectors: list[Vector]
+) -> None:
+    done = await run([parse_target(bare_url)], vectors, limits=IMPATIENT)
+
+    passed = {o.vector.id for o in done.outcomes if o.verdict == "passed"}
+    assert not done.is_conformant
+    assert passed == NEEDS_NO_SESSION, as_text(done)

@@ -1,0 +1,72 @@
+"""Our own client does every duty, and each duty is caught failing."""
+
+import sys
+
+import pytest
+
+from mcp_sessions_conformance.broken_clients import CLIENT_CAUGHT_BY, CLIENT_FAULTS
+from mcp_sessions_conformance.client_runner import run_client
+from mcp_sessions_conformance.loader import Duty, load_duties
+from mcp_sessions_conformance.report import client_as_json, client_as_text
+from tests.conformance.conftest import CLIENT_COMMAND
+
+pytestmark = pytest.mark.anyio
+
+DUTIES = load_duties()
+
+
+async def check(duties: list[Duty]) -> None:
+    """The example client does them."""
+    done = await run_client(CLIENT_COMMAND, duties, wait=15)
+    assert done.count("passed") == len(duties), client_as_text(done)
+    assert client_as_json(done)["conformant"]
+
+
+async def test_one_duty_is_done() -> None:
+    await check([duty for duty in DUTIES if duty.id == "resume-names-the-last-event"])
+
+
+async def test_one_duty_is_caught() -> None:
+    await caught(next(duty for duty in DUTIES if duty.id == "state-is-echoed-exactly"))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+async def test_every_duty_is_done() -> None:
+    await check(DUTIES)
+
+
+async def caught(duty: Duty) -> None:
+    """A client with the fault does not do it."""
+    fault = CLIENT_FAULTS[CLIENT_CAUGHT_BY[duty.id]]
+    done = await run_client(CLIENT_COMMAND, [duty], wait=6, fault=fault)
+    (outcome,) = done.outcomes
+    assert outcome.verdict == duty.severity, f"{duty.id} survives {fault.name}"
+    assert duty.effect in client_as_text(done)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("duty", DUTIES, ids=lambda duty: duty.id)
+async def test_every_duty_is_caught(duty: Duty) -> None:
+    await caught(duty)
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [("pass", "ended with status 0"), ("raise SystemExit(3)", "ended with status 3")],
+)
+async def test_a_program_that_does_nothing_fails(program: str, expected: str) -> None:
+    command = f'{sys.executable} -c "{program}"'
+    done = await run_client(command, DUTIES[:1], wait=1)
+    assert expected in done.outcomes[0].sentence
+
+
+async def test_a_program_that_never_connects_fails() -> None:
+    command = f'{sys.executable} -c "import time; time.sleep(60)"'
+    done = await run_client(command, DUTIES[:1], wait=1)
+    assert not done.is_conformant
+
+
+async def test_a_program_that_is_not_there_fails() -> None:
+    done = await run_client("/no/such/program", DUTIES[:1], wait=1)
+    assert "cannot be started" in done.outcomes[0].sentence

@@ -1,0 +1,108 @@
+"""``mcp-sessions conformance`` as a user sees it."""
+
+import builtins
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_sessions.cli.main import main
+
+FEW = ["--only", "start-answers-with-an-id", "--only", "sessions-are-optional"]
+
+
+def test_a_good_server_is_conformant(
+    server_url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CONFORMANCE_TOKEN", "alpha")
+    out = tmp_path / "out.json"
+    status = main(["conformance", server_url, *FEW, "--json", str(out)])
+    printed = capsys.readouterr()
+    assert status == 0, printed.out
+    assert printed.out.rstrip().endswith(": conformant")
+    assert "http/modern: 2 vectors" in printed.err
+    document = json.loads(out.read_text())
+    assert document["counts"] == {"passed": 4, "failed": 0, "warnings": 0, "notSelected": 0}
+
+
+def test_a_failure_is_explained(server_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without its credential, nothing works."""
+    status = main(["conformance", server_url, *FEW, "--era", "handshake"])
+    printed = capsys.readouterr().out
+    assert status == 1
+    for part in (
+        "FAILED  start-answers-with-an-id  (http/handshake)",
+        "rule    MUST STA1, STA2, SES5: session/start answers",
+        "effect  Without an id",
+        "found   step 1 (open on a)",
+        '"method": "initialize"',
+        "2 failed, 0 warnings",
+        "NOT conformant",
+    ):
+        assert part in printed, printed
+
+
+def test_nothing_played_is_not_conformant(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["conformance", "http://127.0.0.1:9/mcp", "--transport", "stdio"]
+    assert main(arguments) == 1
+    assert "nothing was played" in capsys.readouterr().out
+
+
+def test_the_list_names_vectors_and_duties(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conformance", "--list"]) == 0
+    printed = capsys.readouterr().out
+    assert "start-answers-with-an-id" in printed
+    assert "state-is-echoed-exactly" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ([], "which TARGET"),
+        (["localhost:8000"], "TARGET is an http(s)://"),
+        (["ftp://h/"], "TARGET is an http(s)://"),
+        (["http://"], "names no host"),
+        (["stdio:"], "needs a command"),
+        (["stdio:'"], "cannot be read"),
+        (["http://h/mcp", "--only", "nothing"], "there is no vector 'nothing'"),
+        (["http://h/mcp", "--suite", "nothing"], "there is no suite 'nothing'"),
+        (["--client", "x", "--only", "nothing"], "there is no duty 'nothing'"),
+        (["--client", "'"], "No closing quotation"),
+        (["--client", "x", "http://h/mcp"], "takes no TARGET"),
+        (["http://h/mcp", "--timeout", "0"], "above 0"),
+        (["http://h/mcp", "--transport", "carrier-pigeon"], "invalid choice"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line_and_status_2(
+    arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(["conformance", *arguments])
+    except SystemExit as ended:
+        status = ended.code
+    printed = capsys.readouterr().err
+    assert status == 2
+    assert part in printed
+    assert printed.count("\n") == 1
+
+
+def test_without_the_extra_it_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without_httpx(name: str, *rest: Any, **named: Any) -> Any:
+        if name == "httpx":
+            raise ModuleNotFoundError("No module named 'httpx'", name="httpx")
+        return real(name, *rest, **named)
+
+    for name in [name for name in sys.modules if name.startswith("mcp_sessions_conformance")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without_httpx)
+    assert main(["conformance", "--list"]) == 2
+    assert "httpx: pip install 'mcp-sessions[conformance]'" in capsys.readouterr().err

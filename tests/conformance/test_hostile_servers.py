@@ -1,0 +1,216 @@
+"""A server that hangs, lies, floods or sends garbage gives failed vectors, never a crash."""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.typing import Subprotocol
+
+from mcp_sessions_conformance.loader import Vector
+from mcp_sessions_conformance.peer import Limits
+from mcp_sessions_conformance.report import as_json, as_text
+from mcp_sessions_conformance.runner import Run, Selection, run
+from mcp_sessions_conformance.targets import parse_target
+
+pytestmark = pytest.mark.anyio
+
+HASTY = Limits(
+    wait=0.4, start=0.6, end=0.3, quiet=0.05, max_messages=200, max_bytes=1_000_000, budget=5
+)
+SOME = frozenset({"start-answers-with-an-id", "sessions-are-optional", "events-carry-an-id"})
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def response(body: bytes, *, kind: str = "application/json", head: str = "") -> bytes:
+    """An HTTP response."""
+    fields = f"content-type: {kind}\r\ncontent-length: {len(body)}\r\nmcp-session-id: x\r\n{head}"
+    return f"HTTP/1.1 200 OK\r\n{fields}\r\n".encode() + body
+
+
+async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+
+
+async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    return
+
+
+def says(answer: bytes) -> Talk:
+    """The same, whatever is asked."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(65_536):
+            writer.write(answer)
+            await writer.drain()
+
+    return talk
+
+
+async def floods(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """An event stream without end."""
+    await reader.read(65_536)
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+    message = b'data: {"jsonrpc":"2.0","method":"notifications/x","params":{}}\n\n'
+    while True:
+        writer.write(message * 100)
+        await writer.drain()
+
+
+async def never_ends_a_line(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(65_536)
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: ")
+    while True:
+        writer.write(b"x" * 1_000_000)
+        await writer.drain()
+
+
+DEEP = b"[" * 100_000
+
+SERVERS: dict[str, Talk] = {
+    "says nothing": says_nothing,
+    "hangs up": hangs_up,
+    "no HTTP": says(b"\x00\xff garbage \r\n\r\n"),
+    "half a head": says(b"HTTP/1.1 200 OK\r\ncontent-le"),
+    "no JSON": says(response(b"<html>hello</html>")),
+    "HTML": says(response(b"<html>hello</html>", kind="text/html")),
+    "no JSON-RPC": says(response(b"[1, 2, 3]")),
+    "JSON of no type": says(response(b"null")),
+    "deep JSON": says(response(DEEP)),
+    "no result": says(response(b'{"jsonrpc":"2.0","id":0}')),
+    "odd result": says(response(b'{"jsonrpc":"2.0","id":0,"result":[]}')),
+    "odd error": says(response(b'{"jsonrpc":"2.0","id":0,"error":"no"}')),
+    "an answer to another": says(response(b'{"jsonrpc":"2.0","id":99,"result":{}}')),
+    "no UTF-8": says(response(b"data: \xff\xfe\n\n", kind="text/event-stream")),
+    "an empty stream": says(response(b"", kind="text/event-stream")),
+    "redirects": says(b"HTTP/1.1 307 Moved\r\nlocation: /mcp\r\ncontent-length: 0\r\n\r\n"),
+    "fails": says(b"HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n"),
+    "floods": floods,
+    "a line without end": never_ends_a_line,
+}
+
+
+@asynccontextmanager
+async def tcp(talk: Talk) -> AsyncGenerator[int]:
+    """A server that does nothing but ``talk``; its port."""
+
+    async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await talk(reader, writer)
+        except OSError:
+            pass  # the runner left: that is what it should do
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve_one, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def outcome(target: str, vectors: list[Vector]) -> Run:
+    """The outcome of some vectors, and it is an outcome."""
+    begun = time.monotonic()
+    done = await run([parse_target(target)], vectors, selection=Selection(only=SOME), limits=HASTY)
+    assert time.monotonic() - begun < 25
+    assert done.outcomes
+    assert as_text(done)
+    assert as_json(done)["conformant"] == done.is_conformant
+    return done
+
+
+@pytest.mark.parametrize("name", SERVERS)
+async def test_over_http(name: str, vectors: list[Vector]) -> None:
+    async with tcp(SERVERS[name]) as port:
+        done = await outcome(f"http://127.0.0.1:{port}/mcp", vectors)
+    assert done.count("passed") == 0, as_text(done)
+
+
+@pytest.mark.parametrize("name", ["says nothing", "hangs up", "no HTTP", "HTML", "fails"])
+async def test_what_is_no_websocket(name: str, vectors: list[Vector]) -> None:
+    async with tcp(SERVERS[name]) as port:
+        done = await outcome(f"ws://127.0.0.1:{port}/mcp", vectors)
+    assert done.count("passed") == 0, as_text(done)
+
+
+async def floods_frames(socket: ServerConnection) -> None:
+    while True:
+        await socket.send('{"jsonrpc":"2.0","method":"notifications/x"}')
+
+
+def answers(frame: str | bytes) -> Callable[[ServerConnection], Awaitable[None]]:
+    """The same frame, whatever is asked."""
+
+    async def talk(socket: ServerConnection) -> None:
+        async for _ in socket:
+            await socket.send(frame)
+
+    return talk
+
+
+async def closes(socket: ServerConnection) -> None:
+    await socket.recv()
+    await socket.close(4999, "no")
+
+
+async def ignores(socket: ServerConnection) -> None:
+    async for _ in socket:
+        pass
+
+
+SOCKETS: dict[str, Callable[[ServerConnection], Awaitable[None]]] = {
+    "garbage": answers("garbage"),
+    "binary": answers(b"\x00"),
+    "no result": answers('{"jsonrpc":"2.0","id":0}'),
+    "closes": closes,
+    "ignores": ignores,
+    "floods": floods_frames,
+}
+
+
+@pytest.mark.parametrize("name", SOCKETS)
+async def test_over_websocket(name: str, vectors: list[Vector]) -> None:
+    async with serve(SOCKETS[name], "127.0.0.1", 0, subprotocols=[Subprotocol("mcp")]) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        done = await outcome(f"ws://127.0.0.1:{port}/mcp", vectors)
+    assert done.count("passed") == 0, as_text(done)
+
+
+PROGRAMS = {
+    "ends at once": "pass",
+    "ends with an error": "raise SystemExit('broken')",
+    "garbage": "import sys\nfor _ in sys.stdin: print('garbage', flush=True)",
+    "floods": 'while True: print(\'{"jsonrpc":"2.0","method":"notifications/x"}\')',
+    "ignores": "import sys\nfor _ in sys.stdin: pass",
+    "does not read": "import time; time.sleep(60)",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_over_a_pipe(name: str, vectors: list[Vector]) -> None:
+    import shlex
+
+    target = f"stdio:{shlex.join([sys.executable, '-c', PROGRAMS[name]])}"
+    done = await outcome(target, vectors)
+    assert done.count("passed") == 0, as_text(done)
+
+
+async def test_a_program_that_is_not_there(vectors: list[Vector]) -> None:
+    done = await outcome("stdio:/no/such/program", vectors)
+    assert done.count("passed") == 0
+    assert all("cannot be started" in o.sentence for o in done.outcomes)
+
+
+async def test_time_that_is_used_up_fails_what_is_left(vectors: list[Vector]) -> None:
+    """A server that always hangs does not hold the runner for ever."""
+    limits = Limits(wait=0.3, budget=0.2)
+    async with tcp(says_nothing) as port:
+        done = await run([parse_target(f"http://127.0.0.1:{port}/mcp")], vectors, limits=limits)
+    not_played = [o for o in done.outcomes if o.sentence.startswith("not played")]
+    assert len(not_played) > 100
+    assert {o.verdict for o in not_played} == {"failure", "warning"}

@@ -1,0 +1,89 @@
+"""Our own server passes every vector, on every transport."""
+
+import socket
+
+import pytest
+
+from mcp_sessions_conformance.loader import Vector
+from mcp_sessions_conformance.peer import Limits
+from mcp_sessions_conformance.report import as_text
+from mcp_sessions_conformance.runner import Run, Selection, play_one, run, why_not
+from mcp_sessions_conformance.targets import parse_target
+from tests.conformance.conftest import CREDENTIALS, STDIO_COMMAND, way
+
+pytestmark = pytest.mark.anyio
+
+WAYS = ("http/handshake", "http/modern", "websocket/handshake", "websocket/modern")
+PATIENT = Limits(wait=15.0, budget=300.0)
+"""A loaded machine is no fault of the server's."""
+
+SAMPLE = 12
+"""Every so many vectors are played in the fast run."""
+
+
+def passed(done: Run) -> bool:
+    """Whether everything did; the report explains a failure."""
+    return done.is_conformant and done.count("warning") == 0
+
+
+@pytest.mark.parametrize("name", WAYS)
+async def test_a_sample_of_the_vectors_passes(
+    name: str, server_url: str, vectors: list[Vector]
+) -> None:
+    here = way(name, server_url, PATIENT)
+    chosen = [v for v in vectors if why_not(v, here, None) is None]
+    # Another part on each way.
+    for vector in chosen[WAYS.index(name) :: SAMPLE]:
+        outcome = await play_one(vector, here, None, PATIENT)
+        assert outcome.verdict == "passed", "\n".join([outcome.sentence, *outcome.wire])
+
+
+async def test_a_session_moves_between_transports(server_url: str, vectors: list[Vector]) -> None:
+    for vector in vectors:
+        if vector.crosses:
+            here, other = way(WAYS[0], server_url, PATIENT), way(WAYS[3], server_url, PATIENT)
+            outcome = await play_one(vector, here, other, PATIENT)
+            assert outcome.verdict == "passed", "\n".join([outcome.sentence, *outcome.wire])
+
+
+async def test_the_vectors_of_a_pipe_pass(vectors: list[Vector]) -> None:
+    only = frozenset(v.id for v in vectors if v.transports == ("stdio",))
+    target = parse_target(f"stdio:{STDIO_COMMAND}")
+    done = await run([target], vectors, selection=Selection(only=only), limits=PATIENT)
+    assert len(done.outcomes) == 6
+    assert passed(done), as_text(done)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+async def test_every_vector_passes_over_http_and_websocket(
+    server_url: str, vectors: list[Vector]
+) -> None:
+    targets = [parse_target(server_url), parse_target(server_url.replace("http", "ws", 1))]
+    done = await run(targets, vectors, credentials=CREDENTIALS, limits=PATIENT)
+    assert passed(done), as_text(done)
+    played = {outcome.vector.id for outcome in done.outcomes}
+    assert {v.id for v in vectors if v.transports != ("stdio",)} == played
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+async def test_every_vector_passes_on_a_pipe(vectors: list[Vector]) -> None:
+    done = await run([parse_target(f"stdio:{STDIO_COMMAND}")], vectors, limits=PATIENT)
+    assert passed(done), as_text(done)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+async def test_sessions_move_between_a_pipe_and_the_network(vectors: list[Vector]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    targets = [f"stdio:{STDIO_COMMAND} --port {port}", f"http://127.0.0.1:{port}/mcp"]
+    done = await run(
+        [parse_target(text) for text in targets],
+        vectors,
+        selection=Selection(suites=frozenset({"cross-transport"})),
+        limits=PATIENT,
+    )
+    assert passed(done), as_text(done)
+    assert len({outcome.way for outcome in done.outcomes}) == 8
