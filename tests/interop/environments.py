@@ -4,10 +4,13 @@ Each is installed once, into a folder that is kept, and used again as long as wh
 for has not changed. A missing prerequisite is a failure that names it, never a skip.
 """
 
+import fcntl
 import hashlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -29,14 +32,15 @@ def python1_command() -> list[str]:
     home = ROOT / ".cache" / "interop" / "py1"
     python = home / "bin" / "python"
     wanted = _digest(requirements.read_bytes(), sys.version.encode())
-    if not _is_installed(home, wanted):
-        shutil.rmtree(home, ignore_errors=True)
-        _run([sys.executable, "-m", "venv", str(home)], needs="Python's venv module")
-        _run(
-            [str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)],
-            needs="pip, with a package index it can reach",
-        )
-        _remember(home, wanted)
+    with _one_at_a_time():
+        if not _is_installed(home, wanted):
+            shutil.rmtree(home, ignore_errors=True)
+            _run([sys.executable, "-m", "venv", str(home)], needs="Python's venv module")
+            _run(
+                [str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)],
+                needs="pip, with a package index it can reach",
+            )
+            _remember(home, wanted)
     return [str(python), str(HERE / "python1" / "driver.py")]
 
 
@@ -56,10 +60,21 @@ def typescript_command(project: str = "typescript") -> list[str]:
     home = HERE / project
     modules = home / "node_modules"
     wanted = _digest((home / "package-lock.json").read_bytes())
-    if not _is_installed(modules, wanted):
-        _run([npm, "ci"], cwd=home, needs="npm, with a registry it can reach")
-        _remember(modules, wanted)
+    with _one_at_a_time():
+        if not _is_installed(modules, wanted):
+            _run([npm, "ci"], cwd=home, needs="npm, with a registry it can reach")
+            _remember(modules, wanted)
     return [node, str(home / "driver.mjs")]
+
+
+@contextmanager
+def _one_at_a_time() -> Generator[None]:
+    """Several test processes may want the same client at once."""
+    lock = ROOT / ".cache" / "interop" / "lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def _digest(*parts: bytes) -> str:
