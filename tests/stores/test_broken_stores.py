@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from anyio.lowlevel import checkpoint
 
-from mcp_sessions import testing
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
@@ -26,7 +25,16 @@ from mcp_sessions.ids import (
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.base import Admitted, Appended, Attached, Data, Mode, SessionRecord
 from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.testing import Check
+from mcp_sessions.testing import (
+    Check,
+    admission,
+    attachment,
+    belongings,
+    check_session_store,
+    lives,
+    logs,
+)
+from mcp_sessions.testing.parts import NOW
 
 
 class CountsInACopy(MemoryStore):
@@ -151,7 +159,7 @@ class DetachesWhoeverIsThere(MemoryStore):
     """A late close cuts off the new connection (fluxmq#597)."""
 
     async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
-        record = await self.load(session_id, now=testing.NOW)
+        record = await self.load(session_id, now=NOW)
         if record is not None and record.attachment is not None:
             fencing_epoch = record.attachment.fencing_epoch
         return await super().detach(session_id, fencing_epoch)
@@ -244,33 +252,33 @@ class SharesItsData(MemoryStore):
 @pytest.mark.parametrize(
     ("store", "check"),
     [
-        (CountsInACopy, testing.two_writers_neither_repeat_nor_skip_an_id),
-        (MixesStreams, testing.streams_and_sessions_never_cross),
-        (ReplaysWithoutTheEpoch, testing.a_replay_is_whole_or_refused_with_its_reason),
+        (CountsInACopy, logs.two_writers_neither_repeat_nor_skip_an_id),
+        (MixesStreams, logs.streams_and_sessions_never_cross),
+        (ReplaysWithoutTheEpoch, logs.a_replay_is_whole_or_refused_with_its_reason),
         (
             ReplaysWithoutTheEpoch,
-            testing.a_stream_made_anew_refuses_the_positions_of_the_old_one,
+            logs.a_stream_made_anew_refuses_the_positions_of_the_old_one,
         ),
-        (ReplaysWhatIsLeft, testing.a_replay_is_whole_or_refused_with_its_reason),
-        (TakesAheadForCaughtUp, testing.a_replay_is_whole_or_refused_with_its_reason),
-        (AttachesInTwoSteps, testing.what_is_stored_during_a_takeover_arrives_once_and_in_order),
+        (ReplaysWhatIsLeft, logs.a_replay_is_whole_or_refused_with_its_reason),
+        (TakesAheadForCaughtUp, logs.a_replay_is_whole_or_refused_with_its_reason),
+        (AttachesInTwoSteps, attachment.what_is_stored_during_a_takeover_arrives_once_and_in_order),
         (
             DisplacesThoughItIsNotFree,
-            testing.an_attach_that_wants_a_free_session_displaces_nobody,
+            attachment.an_attach_that_wants_a_free_session_displaces_nobody,
         ),
         (
             DetachesWhoeverIsThere,
-            testing.a_late_close_of_a_displaced_connection_changes_nothing,
+            attachment.a_late_close_of_a_displaced_connection_changes_nothing,
         ),
-        (LivesByBeingLookedAt, testing.a_session_expires_when_idle_and_a_request_moves_that),
-        (ServesStrangersFirst, testing.a_strangers_request_is_refused_before_it_has_any_effect),
-        (ForgetsKeys, testing.a_request_key_is_begun_once_and_its_answer_kept),
-        (ForgetsKeys, testing.one_key_sent_many_times_at_once_is_begun_once),
-        (ReapsWhatIsBusy, testing.expire_ends_what_is_overdue_and_spares_what_is_at_work),
-        (BringsTheEndedBack, testing.an_ended_session_leaves_no_trace_and_never_comes_back),
-        (MergesIntoAnOldState, testing.state_is_changed_key_by_key),
-        (LastWriteWins, testing.data_is_replaced_only_by_who_saw_its_newest_version),
-        (SharesItsData, testing.data_is_replaced_only_by_who_saw_its_newest_version),
+        (LivesByBeingLookedAt, lives.a_session_expires_when_idle_and_a_request_moves_that),
+        (ServesStrangersFirst, admission.a_strangers_request_is_refused_before_it_has_any_effect),
+        (ForgetsKeys, admission.a_request_key_is_begun_once_and_its_answer_kept),
+        (ForgetsKeys, admission.one_key_sent_many_times_at_once_is_begun_once),
+        (ReapsWhatIsBusy, lives.expire_ends_what_is_overdue_and_spares_what_is_at_work),
+        (BringsTheEndedBack, lives.an_ended_session_leaves_no_trace_and_never_comes_back),
+        (MergesIntoAnOldState, belongings.state_is_changed_key_by_key),
+        (LastWriteWins, belongings.data_is_replaced_only_by_who_saw_its_newest_version),
+        (SharesItsData, belongings.data_is_replaced_only_by_who_saw_its_newest_version),
     ],
     ids=lambda value: value.__name__,
 )
@@ -286,4 +294,4 @@ async def test_a_store_that_breaks_a_rule_fails_its_check(
 async def test_the_contract_as_a_whole_refuses_a_store_that_breaks_it() -> None:
     """``check_session_store``: what an author of a store calls."""
     with pytest.raises(AssertionError):
-        await testing.check_session_store(MixesStreams)
+        await check_session_store(MixesStreams)

@@ -1,0 +1,77 @@
+"""The store contract as checks, for authors of stores.
+
+Every store of this project passes them, and so must yours::
+
+    from mcp_sessions.testing import check_session_store
+
+    async def test_my_store() -> None:
+        await check_session_store(lambda: MyStore(...))
+
+A store that processes share has an exchange, and :func:`check_exchange` is for that.
+
+They need no test framework and read no clock: time is passed in, so nothing waits for it.
+They assert what :class:`~mcp_sessions.stores.base.SessionStore` promises and no more: where
+it leaves a choice (what becomes of a session between its deadline and the next ``expire``)
+they do not look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+
+from mcp_sessions.testing import admission, attachment, belongings, exchange, lives, logs
+from mcp_sessions.testing.parts import Check, MakeStore, MakeTwoStores
+
+__all__ = [
+    "EXCHANGE_CHECKS",
+    "STORE_CHECKS",
+    "Check",
+    "MakeStore",
+    "MakeTwoStores",
+    "check_exchange",
+    "check_session_store",
+]
+
+STORE_CHECKS: Sequence[Check] = (
+    *lives.CHECKS,
+    *admission.CHECKS,
+    *logs.CHECKS,
+    *attachment.CHECKS,
+    *belongings.CHECKS,
+)
+"""The rules, by name. Run them one by one to see which of them a store breaks."""
+
+EXCHANGE_CHECKS: Sequence[Callable[[MakeTwoStores], Awaitable[None]]] = exchange.CHECKS
+"""The rules of an exchange, by name."""
+
+
+async def check_session_store(make: MakeStore) -> None:
+    """Run every check of :data:`STORE_CHECKS`, each on a store that ``make`` makes for it.
+
+    Raises:
+        AssertionError: The contract is broken; the traceback names the check.
+        TimeoutError: A check did not come to its end within a minute.
+        RuntimeError: Python runs with ``-O``, which leaves out what the checks assert.
+    """
+    if not __debug__:
+        raise RuntimeError("the checks assert nothing under python -O")
+    for check in STORE_CHECKS:
+        with anyio.fail_after(60):
+            await check(make)
+
+
+async def check_exchange(make_two: MakeTwoStores) -> None:
+    """Run every check of :data:`EXCHANGE_CHECKS`, for stores that processes share.
+
+    Raises:
+        AssertionError: The contract of :class:`~mcp_sessions.stores.base.Exchange` is broken.
+        TimeoutError: What had to be heard was not, within a minute.
+        RuntimeError: Python runs with ``-O``, which leaves out what the checks assert.
+    """
+    if not __debug__:
+        raise RuntimeError("the checks assert nothing under python -O")
+    for check in EXCHANGE_CHECKS:
+        with anyio.fail_after(60):
+            await check(make_two)

@@ -1,0 +1,169 @@
+"""Admission and ownership: who may use a session, and which request runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.ids import (
+    RequestKey,
+)
+from mcp_sessions.principal import Principal
+from mcp_sessions.stores.base import (
+    KeyUse,
+    Mode,
+)
+from mcp_sessions.testing.parts import (
+    ALICE,
+    BOB,
+    HERE,
+    IDLE,
+    KEY,
+    MCP_MODES,
+    NOW,
+    RESULT,
+    THERE,
+    Check,
+    MakeStore,
+    at_once,
+    ids_of,
+    new_session,
+    opened,
+)
+
+
+async def a_strangers_request_is_refused_before_it_has_any_effect(make: MakeStore) -> None:
+    """Pitfalls B7, F4: foreign and unknown look the same, and not even a deadline moves."""
+    async with opened(make) as store:
+        session = await new_session(store)
+        for stranger in (BOB, Principal(), Principal("other", ALICE.issuer, ALICE.subject)):
+            for mode in MCP_MODES:
+                assert await session.admit(KEY, principal=stranger, mode=mode, now=NOW + 9) is None
+        assert await session.deadline() == NOW + IDLE
+        assert await session.begin(KEY) == (Begun.FIRST, None)
+
+
+async def a_refreshed_credential_of_the_same_identity_keeps_the_session(make: MakeStore) -> None:
+    """Pitfall F2. The record keeps the scopes that the session was made with (F3)."""
+    async with opened(make) as store:
+        scopes = frozenset({"read"})
+        session = await new_session(store, Principal("client", ALICE.issuer, ALICE.subject, scopes))
+        admitted = await session.admit(principal=ALICE)
+        assert admitted is not None and admitted.record.principal.scopes == scopes
+        assert await ids_of(store, ALICE) == {session.id}
+
+
+async def a_request_in_the_wrong_mode_changes_nothing(make: MakeStore) -> None:
+    """A session never changes its mode (document 002); the record says which it is."""
+    async with opened(make) as store:
+        session = await new_session(store, mode=Mode.TRANSPORT)
+        refused = await session.admit(KEY, mode=Mode.PROTOCOL, now=NOW + 9)
+        assert refused is not None and refused.record.mode is Mode.TRANSPORT
+        assert (refused.key, refused.outcome) == (None, None)
+        assert await session.deadline() == NOW + IDLE
+        admitted = await session.admit(KEY, mode=Mode.TRANSPORT)
+        assert admitted is not None and admitted.key is Begun.FIRST
+
+
+async def a_displaced_connection_is_told_and_changes_nothing(make: MakeStore) -> None:
+    """Pitfall B1: the store itself compares the fencing epoch, in the same step."""
+    async with opened(make) as store:
+        session, now = await new_session(store), NOW + 9
+        old, new = await session.attach(HERE), await session.attach(THERE)
+        late = await session.admit(KEY, fencing_epoch=old.fencing_epoch, now=now)
+        assert late is not None and late.displaced and late.key is None
+        assert await session.deadline() == NOW + IDLE
+        admitted = await session.admit(KEY, fencing_epoch=new.fencing_epoch, now=now)
+        assert admitted is not None and not admitted.displaced and admitted.key is Begun.FIRST
+        assert await session.deadline() == now + IDLE
+
+
+async def a_request_key_is_begun_once_and_its_answer_kept(make: MakeStore) -> None:
+    """Pitfall C2. Each session has keys of its own."""
+    async with opened(make) as store:
+        session, other = await new_session(store), await new_session(store)
+        assert await session.begin(KEY) == (Begun.FIRST, None)
+        again = await session.admit(KeyUse(KEY.key, KEY.digest, "process-2"))
+        assert again is not None and (again.key, again.outcome) == (Begun.RUNNING, None)
+        assert again.runner == KEY.runner
+        assert await store.finish_request(session.id, KEY.key, RESULT, now=NOW)
+        assert not await store.finish_request(session.id, KEY.key, b'"error":{}', now=NOW)
+        assert await session.begin(KEY) == (Begun.ANSWERED, RESULT)
+        assert await other.begin(KEY) == (Begun.FIRST, None)
+        assert not await store.finish_request(other.id, KEY.key, None, now=NOW)
+        assert await other.begin(KEY) == (Begun.DROPPED, None)
+        assert not await store.finish_request(other.id, RequestKey("unknown"), RESULT, now=NOW)
+
+
+async def a_key_with_other_content_is_given_no_answer(make: MakeStore) -> None:
+    """``Admitted.outcome``: "the kept answer, if ``key`` is ``ANSWERED``"."""
+    reused = KeyUse(KEY.key, b"other digest", KEY.runner)
+    async with opened(make) as store:
+        session = await new_session(store)
+        await session.begin(KEY)
+        assert await session.begin(reused) == (Begun.OTHER_CONTENT, None)
+        await store.finish_request(session.id, KEY.key, RESULT, now=NOW)
+        assert await session.begin(reused) == (Begun.OTHER_CONTENT, None)
+
+
+async def a_kept_answer_is_not_for_fewer_scopes(make: MakeStore) -> None:
+    """Pitfall F3: what a stronger credential began is answered to no weaker one."""
+    both = frozenset({"read", "write"})
+    strong = replace(KEY, scopes=both)
+    async with opened(make) as store:
+        session = await new_session(store)
+        assert await session.begin(strong) == (Begun.FIRST, None)
+        assert await session.begin(KEY) == (Begun.FEWER_SCOPES, None)
+        assert await store.finish_request(session.id, KEY.key, RESULT, now=NOW)
+        assert await session.begin(replace(KEY, scopes=frozenset({"read"}))) == (
+            Begun.FEWER_SCOPES,
+            None,
+        )
+        more = replace(KEY, scopes=both | {"admin"})
+        assert await session.begin(more) == (Begun.ANSWERED, RESULT)
+
+
+async def one_key_sent_many_times_at_once_is_begun_once(make: MakeStore) -> None:
+    """Pitfalls B5, C2."""
+    async with opened(make) as store:
+        session = await new_session(store)
+        begun: list[Begun | None] = []
+
+        async def send(_: int) -> None:
+            begun.append((await session.begin(KEY))[0])
+
+        await at_once(send)
+        assert begun.count(Begun.FIRST) == 1
+        assert begun.count(Begun.RUNNING) == len(begun) - 1
+
+
+async def request_keys_are_bounded_in_bytes_and_time(make: MakeStore) -> None:
+    """Pitfall C2: what is full refuses a new key; it never forgets a known one early."""
+    async with opened(make, request_key_bytes=2_000, request_key_lifetime=50) as store:
+        session = await new_session(store)
+        uses = [KeyUse(RequestKey(f"key-{n}"), b"digest", "process-1") for n in range(200)]
+        begun: list[Begun | None] = []
+        for use in uses:
+            begun.append((await session.begin(use))[0])
+            await store.finish_request(session.id, use.key, RESULT, now=NOW)
+        known = begun.count(Begun.FIRST)
+        assert 0 < known < len(uses), "the bytes of a session's keys have no bound"
+        assert begun == [Begun.FIRST] * known + [Begun.FULL] * (len(uses) - known)
+        for use in uses[:known]:
+            again, _ = await session.begin(use, now=NOW + 49)
+            assert again in {Begun.ANSWERED, Begun.DROPPED}
+        assert await session.begin(uses[-1], now=NOW + 51) == (Begun.FIRST, None)
+
+
+CHECKS: Sequence[Check] = (
+    a_strangers_request_is_refused_before_it_has_any_effect,
+    a_refreshed_credential_of_the_same_identity_keeps_the_session,
+    a_request_in_the_wrong_mode_changes_nothing,
+    a_displaced_connection_is_told_and_changes_nothing,
+    a_request_key_is_begun_once_and_its_answer_kept,
+    a_key_with_other_content_is_given_no_answer,
+    a_kept_answer_is_not_for_fewer_scopes,
+    one_key_sent_many_times_at_once_is_begun_once,
+    request_keys_are_bounded_in_bytes_and_time,
+)

@@ -1,0 +1,181 @@
+"""What else a session has: subscriptions, state, data, and where it is listed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mcp_sessions.ids import (
+    ConnectionId,
+    FencingEpoch,
+    SessionEventId,
+)
+from mcp_sessions.principal import Principal
+from mcp_sessions.stores.base import (
+    CurrentSession,
+    Mode,
+)
+from mcp_sessions.testing.parts import (
+    ALICE,
+    BOB,
+    MCP_MODES,
+    Check,
+    MakeStore,
+    at_once,
+    ids_of,
+    limit_of,
+    new_session,
+    opened,
+)
+
+
+async def subscriptions_belong_to_the_session(make: MakeStore) -> None:
+    """Those of both modes; once however often it asked; limited, with what is there kept."""
+    async with opened(make, max_subscriptions=2) as store:
+        first, second = [await new_session(store, mode=mode) for mode in MCP_MODES]
+        for session in (first, second):
+            for uri in ("note://1", "note://1", "note://2"):
+                assert await store.subscribe(session.id, uri)
+            over = await limit_of(lambda of=session: store.subscribe(of.id, "note://3"))
+            assert over == "max_subscriptions"
+            assert await store.subscribe(session.id, "note://2"), "it has that one already"
+            assert (await session.record()).subscriptions == {"note://1", "note://2"}
+        assert sorted(await store.subscribers("note://1")) == sorted([first.id, second.id])
+        assert not await store.subscribers("note://3")
+        for _ in range(2):
+            assert await store.unsubscribe(first.id, "note://1")
+            assert list(await store.subscribers("note://1")) == [second.id]
+        assert await store.subscribe(first.id, "note://3")
+
+
+async def a_listen_filter_replaces_the_subscriptions(make: MakeStore) -> None:
+    """protocol.md: it becomes the session's subscriptions and outlives the stream."""
+    async with opened(make, max_subscriptions=2) as store:
+        session = await new_session(store)
+        await store.subscribe(session.id, "note://1")
+        lists = frozenset({"tools"})
+        for uris in (
+            frozenset({"note://2", "note://3"}),
+            frozenset({"note://3"}),
+            frozenset[str](),
+        ):
+            assert await store.set_filter(session.id, uris, lists)
+            record = await session.record()
+            assert (record.subscriptions, record.lists) == (uris, lists)
+            for uri in ("note://1", "note://2", "note://3"):
+                assert (session.id in await store.subscribers(uri)) == (uri in uris)
+        many = frozenset({"note://4", "note://5", "note://6"})
+        over = await limit_of(lambda: store.set_filter(session.id, many, frozenset()))
+        assert over == "max_subscriptions"
+        record = await session.record()
+        assert (record.subscriptions, record.lists) == (frozenset(), lists)
+        assert not await store.subscribers("note://4")
+
+
+async def where_the_next_listen_stream_starts_is_remembered(make: MakeStore) -> None:
+    """protocol.md: a replay waits for the next listen."""
+    async with opened(make) as store:
+        session = await new_session(store)
+        for event_id in (await session.position(3), None):
+            await store.set_waits_from(session.id, event_id)
+            assert (await session.record()).waits_from == event_id
+        position = await session.position(0)
+        await store.set_waits_from(session.id, position)
+        displaced = await session.attach(None)
+        assert displaced.waits_from is None
+        assert (await session.record()).waits_from == position
+
+        async def listen(number: int) -> None:
+            taken.append((await session.attach(ConnectionId(f"listen-{number}"))).waits_from)
+
+        taken: list[SessionEventId | None] = []
+        await at_once(listen)
+        # One of them replays, whichever was first.
+        assert [start for start in taken if start is not None] == [position]
+        assert (await session.record()).waits_from is None
+
+
+async def state_is_changed_key_by_key(make: MakeStore) -> None:
+    """protocol.md: what a request changed is applied to the newest state; none is lost."""
+    async with opened(make) as store:
+        session = await new_session(store)
+        value: dict[str, Any] = {"list": [1], "gone": 1}
+        changed = await store.change_state(session.id, value, ())
+        assert changed is not None and changed.session_id == session.id
+        value["list"].append(2)
+        assert (await session.record()).state == {"list": [1], "gone": 1}
+        versions: list[int] = []
+
+        async def change(number: int) -> None:
+            record = await store.change_state(session.id, {f"key-{number}": number}, ["gone"])
+            assert record is not None
+            versions.append(record.state_version)
+
+        await at_once(change)
+        record = await session.record()
+        assert record.state == {"list": [1], **{f"key-{number}": number for number in range(20)}}
+        assert len(set(versions)) == 20 and record.state_version == max(versions)
+
+
+async def data_is_replaced_only_by_who_saw_its_newest_version(make: MakeStore) -> None:
+    """``session.data``: of many edits at once one is stored; a reader has its own copy."""
+    async with opened(make) as store:
+        session = await new_session(store)
+        empty = await store.load_data(session.id)
+        assert empty is not None and empty.value == {}
+        value: dict[str, Any] = {"list": [1]}
+        assert await store.replace_data(session.id, value, expected_version=empty.version)
+        value["list"].append(2)
+        read = await store.load_data(session.id)
+        assert read is not None and read.version != empty.version
+        read.value["list"].append(3)
+        again = await store.load_data(session.id)
+        assert again is not None and again.value == {"list": [1]}
+        version, kept = read.version, list[int]()
+
+        async def edit(number: int) -> None:
+            changed = {"number": number}
+            if await store.replace_data(session.id, changed, expected_version=version):
+                kept.append(number)
+
+        await at_once(edit)
+        last = await store.load_data(session.id)
+        assert last is not None and [last.value["number"]] == kept
+        assert not await store.replace_data(session.id, {}, expected_version=version)
+
+
+async def a_connections_own_state_is_kept_with_its_session(make: MakeStore) -> None:
+    """Transport-mode: its current session, and whether its GET stream was ever open."""
+    async with opened(make) as store:
+        session, target = await new_session(store, mode=Mode.TRANSPORT), await new_session(store)
+        for current in (CurrentSession(target.id, FencingEpoch(3)), None):
+            await store.set_current(session.id, current)
+            assert (await session.record()).current == current
+        assert not (await session.record()).stream_opened
+        for is_first in (True, False, False):
+            assert await store.mark_stream_opened(session.id) is is_first
+            assert (await session.record()).stream_opened
+
+
+async def sessions_can_be_listed_by_their_owner(make: MakeStore) -> None:
+    """Every live one, or every one of a principal."""
+    async with opened(make) as store:
+        first, second, theirs = (
+            await new_session(store),
+            await new_session(store),
+            await new_session(store, BOB),
+        )
+        assert await ids_of(store) == {first.id, second.id, theirs.id}
+        assert await ids_of(store, ALICE) == {first.id, second.id}
+        assert await ids_of(store, Principal()) == set()
+
+
+CHECKS: Sequence[Check] = (
+    subscriptions_belong_to_the_session,
+    a_listen_filter_replaces_the_subscriptions,
+    where_the_next_listen_stream_starts_is_remembered,
+    state_is_changed_key_by_key,
+    data_is_replaced_only_by_who_saw_its_newest_version,
+    a_connections_own_state_is_kept_with_its_session,
+    sessions_can_be_listed_by_their_owner,
+)

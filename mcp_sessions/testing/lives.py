@@ -1,0 +1,198 @@
+"""A session's life: made, used, expired, ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from mcp_sessions.ids import (
+    GET_STREAM,
+    SessionId,
+    parse_session_id,
+)
+from mcp_sessions.principal import Principal
+from mcp_sessions.stores.base import (
+    Mode,
+    Peer,
+)
+from mcp_sessions.testing.parts import (
+    ALICE,
+    BOB,
+    HERE,
+    IDLE,
+    KEY,
+    LIFETIME,
+    MCP_MODES,
+    MESSAGE,
+    NOW,
+    Check,
+    MakeStore,
+    SessionOf,
+    ids_of,
+    limit_of,
+    new_session,
+    opened,
+)
+
+
+async def a_new_session_is_remembered_as_it_was_made(make: MakeStore) -> None:
+    """Nobody attached, nothing subscribed, an empty log, the earlier of two deadlines."""
+    peer = Peer("2025-11-25", {"clientInfo": {"name": "checker"}})
+    async with opened(make) as store:
+        for mode in MCP_MODES:
+            made = await store.create(mode, ALICE, peer=peer, now=NOW)
+            session = SessionOf(store, made.session_id)
+            for record in (made, await session.record()):
+                assert parse_session_id(record.session_id) == session.id
+                assert (record.mode, record.principal, record.peer) == (mode, ALICE, peer)
+                assert (record.created_at, record.expires_at) == (NOW, NOW + IDLE)
+                assert record.ends_at == NOW + LIFETIME
+                assert (record.fencing_epoch, record.attachment, record.current) == (0, None, None)
+                assert not record.stream_opened and not record.subscriptions and not record.state
+                assert (record.lists, record.waits_from) == (None, None)
+            assert await session.position(0) == await session.head()
+    async with opened(make, idle_timeout=2 * LIFETIME) as store:
+        made = await store.create(Mode.PROTOCOL, ALICE, peer=None, now=NOW)
+        assert (made.peer, made.expires_at) == (None, NOW + LIFETIME)
+
+
+async def a_callers_id_is_never_adopted(make: MakeStore) -> None:
+    """Pitfall F5: an id that the store did not mint makes nothing and names no bucket."""
+    async with opened(make) as store:
+        stranger = SessionOf(store, SessionId("a-caller-chose-this"))
+        await stranger.check_gone()
+        # Again: what the first calls may have made would be found by now.
+        await stranger.check_gone()
+        assert not await store.all_sessions()
+
+
+async def open_sessions_are_limited_per_store_and_per_principal(make: MakeStore) -> None:
+    """Pitfall D3: what is refused is not made, and what ended makes room."""
+    stronger = Principal("client", ALICE.issuer, ALICE.subject, frozenset({"write"}))
+    async with opened(make, max_sessions=3, max_sessions_per_principal=2) as store:
+        first, _ = await new_session(store), await new_session(store)
+        assert await limit_of(lambda: new_session(store)) == "max_sessions_per_principal"
+        assert await limit_of(lambda: new_session(store, stronger)) == "max_sessions_per_principal"
+        await new_session(store, BOB)
+        assert await limit_of(lambda: new_session(store, BOB)) == "max_sessions"
+        assert len(await store.all_sessions()) == 3
+        await store.end(first.id)
+        await new_session(store)
+
+
+async def a_session_expires_when_idle_and_a_request_moves_that(make: MakeStore) -> None:
+    """Pitfalls D2, D3: the moment itself is too late; looking does not keep it alive."""
+    async with opened(make) as store:
+        session, late = await new_session(store), NOW + IDLE
+        assert await store.load(session.id, now=late - 1) is not None
+        assert await store.load(session.id, now=late) is None
+        assert await session.admit(now=late) is None
+        assert await session.admit(now=late, held=True) is not None
+        assert await session.deadline(now=late) == late + IDLE
+        await store.touch([session.id, SessionId("unknown")], now=late + 50)
+        assert await session.deadline(now=late) == late + 50 + IDLE
+
+
+async def a_session_expires_however_busy_when_its_lifetime_is_over(make: MakeStore) -> None:
+    """Pitfall D3: neither requests nor work at hand nor a touch move the absolute end."""
+    async with opened(make) as store:
+        session, over = await new_session(store), NOW + LIFETIME
+        for now in (NOW + 600, over - 1):
+            assert await session.admit(now=now, held=True) is not None
+            assert await session.deadline(now=now) <= over
+            await store.touch([session.id], now=now)
+            assert await session.deadline(now=now) <= over
+        for _ in range(2):
+            assert await store.load(session.id, now=over) is None
+            assert await session.admit(now=over, held=True) is None
+            assert await store.attach(session.id, HERE, now=over) is None
+            await store.touch([session.id], now=over)
+
+
+async def a_conversation_never_expires_and_forgets_nothing(make: MakeStore) -> None:
+    """Its log has no bound, is read in pages, and no other mode sees it."""
+    late = NOW + 100 * LIFETIME
+    async with opened(make, max_events=2, max_bytes=2, max_age=1) as store:
+        session = await new_session(store, mode=Mode.CONVERSATION)
+        for number in range(5):
+            await session.append(now=NOW + number)
+        assert not await store.expire(now=late, held=(), limit=9)
+        await store.touch([session.id], now=NOW)
+        for mode in MCP_MODES:
+            assert await store.admit(session.id, ALICE, mode=mode, now=NOW) is None
+        admitted = await store.admit(session.id, ALICE, mode=Mode.CONVERSATION, now=NOW)
+        assert admitted is not None
+        assert (admitted.record.expires_at, admitted.record.ends_at) == (math.inf, math.inf)
+        record = await store.load(session.id, now=late)
+        assert record is not None and record.mode is Mode.CONVERSATION
+        assert (await session.append(now=late)).event.number == 6
+        pages: list[list[int]] = []
+        after: str = await session.position(0)
+        while not pages or pages[-1]:
+            events, refusal = await store.read(session.id, after, now=late, limit=4)
+            assert refusal is None
+            pages.append([event.number for event in events])
+            after = events[-1].event_id if events else after
+        assert pages == [[1, 2, 3, 4], [5, 6], []]
+        assert await store.end(session.id) is not None
+        await session.check_gone()
+
+
+async def an_append_after_the_lifetime_stores_nothing(make: MakeStore) -> None:
+    """Pitfall D5, ``append``: "None if the session is unknown, ended or expired"."""
+    async with opened(make) as store:
+        session = await new_session(store)
+        assert await store.append(session.id, MESSAGE, now=NOW + LIFETIME) is None
+        assert await session.kept() == []
+
+
+async def expire_ends_what_is_overdue_and_spares_what_is_at_work(make: MakeStore) -> None:
+    """Pitfalls D2, D3, D5: each record is handed out once, then nothing brings it back."""
+    async with opened(make) as store:
+        held, *idle = [await new_session(store) for _ in range(4)]
+        young = await new_session(store, now=NOW + 50)
+        await store.subscribe(idle[0].id, "note://1")
+        assert not await store.expire(now=NOW + IDLE - 1, held=[], limit=9)
+        first = await store.expire(now=NOW + IDLE, held=[held.id], limit=2)
+        second = await store.expire(now=NOW + IDLE, held=[held.id], limit=9)
+        assert (len(first), len(second)) == (2, 1)
+        assert {record.session_id for record in (*first, *second)} == {each.id for each in idle}
+        assert {"note://1"} in [set(record.subscriptions) for record in (*first, *second)]
+        for session in idle:
+            await session.check_gone()
+        assert await ids_of(store) == {held.id, young.id}
+        assert await held.admit(now=NOW + IDLE, held=True) is not None
+        gone = await store.expire(now=NOW + LIFETIME, held=[held.id], limit=9)
+        assert held.id in {record.session_id for record in gone}
+
+
+async def an_ended_session_leaves_no_trace_and_never_comes_back(make: MakeStore) -> None:
+    """Pitfalls D4, D5, D7: every late call is refused, and ending again finds nothing."""
+    async with opened(make) as store:
+        session, other = await new_session(store), await new_session(store)
+        for each in (session, other):
+            await store.subscribe(each.id, "note://1")
+            await store.replace_data(each.id, {"n": 1}, expected_version=0)
+            await each.append()
+            await each.append(stream=GET_STREAM)
+            await each.admit(KEY)
+        await session.attach(HERE)
+        record = await store.end(session.id)
+        assert record is not None and record.session_id == session.id
+        assert record.attachment is not None and record.attachment.connection_id == HERE
+        await session.check_gone()
+        assert await ids_of(store) == set(await store.subscribers("note://1")) == {other.id}
+        assert await other.kept() == await other.kept(GET_STREAM) == [1]
+
+
+CHECKS: Sequence[Check] = (
+    a_new_session_is_remembered_as_it_was_made,
+    a_callers_id_is_never_adopted,
+    open_sessions_are_limited_per_store_and_per_principal,
+    a_session_expires_when_idle_and_a_request_moves_that,
+    a_session_expires_however_busy_when_its_lifetime_is_over,
+    a_conversation_never_expires_and_forgets_nothing,
+    an_append_after_the_lifetime_stores_nothing,
+    expire_ends_what_is_overdue_and_spares_what_is_at_work,
+    an_ended_session_leaves_no_trace_and_never_comes_back,
+)

@@ -1,0 +1,245 @@
+"""The log: ids, replay, the window, coalescing, streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from anyio.lowlevel import checkpoint
+
+from mcp_sessions.core.log import Draft
+from mcp_sessions.errors import Refusal
+from mcp_sessions.ids import (
+    EVENTS,
+    GET_STREAM,
+    FencingEpoch,
+    LogEpoch,
+    Position,
+    SessionId,
+)
+from mcp_sessions.stores.base import (
+    Mode,
+    Relayed,
+)
+from mcp_sessions.testing.parts import (
+    HERE,
+    NO_STREAM,
+    NOW,
+    POST_STREAM,
+    Check,
+    MakeStore,
+    at_once,
+    new_session,
+    opened,
+)
+
+
+async def events_get_their_ids_from_the_store_in_order_of_issue(make: MakeStore) -> None:
+    """Pitfalls A10, A14: whole ids, fit for a header, whose byte order is their order."""
+    async with opened(make) as store:
+        session = await new_session(store)
+        ids: list[str] = []
+        for number in range(1, 12):
+            event = (await session.append(Draft(b'{"id":"', b'"}'), now=NOW + number)).event
+            assert (event.number, event.at) == (number, NOW + number)
+            assert event.payload == b'{"id":"%s"}' % event.event_id.encode()
+            assert event.event_id == await session.head() == await session.position(number)
+            assert all("\x21" <= character <= "\x7e" for character in event.event_id)
+            ids.append(event.event_id)
+        assert ids == sorted(set(ids))
+
+
+async def two_writers_neither_repeat_nor_skip_an_id(make: MakeStore) -> None:
+    """Pitfall A10: 10,000 events."""
+    async with opened(make, max_events=20_000, max_bytes=10_000_000) as store:
+        session = await new_session(store)
+        issued: list[list[int]] = [[], []]
+
+        async def write(writer: int) -> None:
+            for _ in range(5_000):
+                issued[writer].append((await session.append()).event.number)
+                await checkpoint()
+
+        await at_once(write, times=2)
+        assert await session.kept() == sorted(issued[0] + issued[1]) == list(range(1, 10_001))
+        assert all(numbers == sorted(numbers) for numbers in issued)
+
+
+async def a_replay_is_whole_or_refused_with_its_reason(make: MakeStore) -> None:
+    """Pitfalls A1 to A4, A9: a position is an epoch and a number; zero events is a success."""
+    async with opened(make, max_events=3) as store:
+        session = await new_session(store)
+        assert await session.missed(0) == []
+        for _ in range(5):
+            await session.append()
+        for seen, missed in ((2, [3, 4, 5]), (4, [5]), (5, [])):
+            assert await session.missed(seen) == missed
+        at_four = await session.position(4)
+        older = Position(LogEpoch("0" * at_four.index("-")), 4).event_id()
+        for position, reason in (
+            (None, Refusal.NO_POSITION),
+            ("", Refusal.UNKNOWN_POSITION),
+            ("se_305", Refusal.UNKNOWN_POSITION),
+            (f"{at_four}\n", Refusal.UNKNOWN_POSITION),
+            (older, Refusal.LOG_REPLACED),
+            (await session.position(6), Refusal.AHEAD),
+            (await session.position(1), Refusal.EVICTED),
+            (await session.position(0), Refusal.EVICTED),
+        ):
+            assert await session.read(position) == ([], reason)
+            attached = await session.attach(HERE, position)
+            assert (list(attached.replay), attached.refusal) == ([], reason)
+
+
+async def the_window_is_bounded_in_events_bytes_and_age(make: MakeStore) -> None:
+    """Pitfall A13. The newest event is kept, however large; what is too old is not."""
+    async with opened(make, max_events=4, max_bytes=100, max_age=50) as store:
+        session = await new_session(store)
+        for _ in range(6):
+            await session.append()
+        assert await session.kept() == [3, 4, 5, 6]
+        await session.append(Draft(b"x" * 99), now=NOW + 10)
+        assert await session.kept() == [7]
+        await session.append(Draft(b"x" * 500), now=NOW + 10)
+        assert await session.kept() == [8]
+        at_seven, head = await session.position(7), await session.head()
+        assert await session.read(await session.position(6)) == ([], Refusal.EVICTED)
+        assert await session.read(at_seven, now=NOW + 60) == ([8], None)
+        attached = await session.attach(HERE, at_seven, now=NOW + 61)
+        assert (list(attached.replay), attached.refusal) == ([], Refusal.EXPIRED)
+        assert await session.read(at_seven, now=NOW + 61) == ([], Refusal.EXPIRED)
+        assert await session.read(head, now=NOW + 61) == ([], None)
+
+
+async def a_newer_event_replaces_the_older_one_of_its_key(make: MakeStore) -> None:
+    """Pitfall A12: the survivor keeps its newer id, the replaced id stays a position."""
+    async with opened(make) as store:
+        session = await new_session(store)
+        replaced = [
+            (await session.append(Draft(b"{}", key=key))).replaced
+            for key in ("a", None, "b", "a", None, "b")
+        ]
+        assert replaced == [False, False, False, True, False, True]
+        for seen, missed in ((0, [2, 4, 5, 6]), (1, [2, 4, 5, 6]), (3, [4, 5, 6]), (4, [5, 6])):
+            assert await session.missed(seen) == missed
+        # Where several sessions share a connection's stream, each has keys of its own.
+        for origin in (SessionId("one"), SessionId("two"), None, SessionId("one")):
+            await session.append(Draft(b"{}", key="a", origin=origin), stream=GET_STREAM)
+        assert await session.kept(GET_STREAM) == [2, 3, 4]
+
+
+async def streams_and_sessions_never_cross(make: MakeStore) -> None:
+    """Pitfall F6. A stream that is not there knows no position and has no head."""
+    async with opened(make) as store:
+        session, other = await new_session(store), await new_session(store)
+        assert await session.read(None, stream=POST_STREAM) == NO_STREAM
+        assert await store.head(session.id, stream=POST_STREAM) is None
+        start = await store.open_stream(session.id, POST_STREAM)
+        assert start is not None and start.number == 0
+        for stream in (EVENTS, GET_STREAM, POST_STREAM):
+            await session.append(stream=stream)
+        again = await store.open_stream(session.id, POST_STREAM)
+        assert again is not None and again.number == 1
+        for stream in (EVENTS, GET_STREAM, POST_STREAM):
+            assert await session.kept(stream) == [1]
+        assert await other.kept() == []
+        assert await other.read(start.event_id(), stream=POST_STREAM) == NO_STREAM
+
+
+async def a_stream_made_anew_refuses_the_positions_of_the_old_one(make: MakeStore) -> None:
+    """Pitfalls A1, A11: a new log has a new epoch, whatever its numbers."""
+    async with opened(make) as store:
+        session = await new_session(store)
+        await store.drop_stream(session.id, POST_STREAM)
+        old = (await session.append(stream=POST_STREAM)).event.event_id
+        await store.drop_stream(session.id, POST_STREAM)
+        assert await store.head(session.id, stream=POST_STREAM) is None
+        for _ in range(3):
+            await session.append(stream=POST_STREAM)
+        events, refusal = await session.read(old, stream=POST_STREAM)
+        assert not events
+        assert refusal in {Refusal.LOG_REPLACED, Refusal.UNKNOWN_POSITION}
+
+
+async def one_sessions_events_can_be_taken_off_a_connections_stream(make: MakeStore) -> None:
+    """They stand in their own log; what is left stays whole, and no position is lost."""
+    one, two = SessionId("one"), SessionId("two")
+    async with opened(make) as store:
+        session = await new_session(store, mode=Mode.TRANSPORT)
+        await store.drop_origin(session.id, one)
+        for origin in (one, two, None, one):
+            await session.append(Draft(b"{}", origin=origin), stream=GET_STREAM)
+        await store.drop_origin(session.id, one)
+        assert await session.kept(GET_STREAM) == [2, 3]
+        at_four = await session.position(4, GET_STREAM)
+        assert (await session.append(stream=GET_STREAM)).event.number == 5
+        assert await session.read(at_four, stream=GET_STREAM) == ([5], None)
+
+
+async def events_are_relayed_once_and_in_the_order_of_their_own_log(make: MakeStore) -> None:
+    """Whoever stored them, and whoever relays them first (pitfall A5)."""
+    async with opened(make) as store:
+        stream = await new_session(store, mode=Mode.TRANSPORT)
+        session = await new_session(store)
+        events = [(await session.append(Draft(b"{}", key=key))).event for key in "abcdb"]
+        start = Position(LogEpoch(events[0].event_id.partition("-")[0]), 0)
+
+        async def relay(number: int, epoch: int = 1, *, skips: bool = False) -> Relayed:
+            event = events[number - 1]
+            return await store.relay(
+                stream.id, session.id, FencingEpoch(epoch), event, now=NOW, skips=skips
+            )
+
+        async def origins() -> list[tuple[int, str | None]]:
+            after = await stream.position(0, GET_STREAM)
+            kept, _ = await store.read(stream.id, after, now=NOW, stream=GET_STREAM)
+            return [(event.number, event.origin) for event in kept]
+
+        assert await relay(1) == Relayed()
+        assert await store.carry(stream.id, session.id, FencingEpoch(1), start)
+        assert (await stream.record()).carried == {session.id: 1}
+        early = await relay(2)
+        assert early == Relayed(missing_after=start)
+        first = (await relay(1)).event
+        assert first is not None
+        assert (first.number, first.payload, first.origin) == (1, events[0].payload, session.id)
+        assert await relay(1) == Relayed()
+        assert (await relay(3)).missing_after == replace(start, number=1)
+        # Event 2 was replaced by event 5 in its log.
+        assert (await relay(3, skips=True)).event is not None
+        assert await relay(2) == Relayed()
+        assert (await relay(4)).event is not None
+        assert await relay(5, 2) == Relayed()
+        assert await origins() == [(1, session.id), (2, session.id), (3, session.id)]
+
+        # A new attachment takes over, and what was meant for the old one comes late.
+        assert await store.carry(stream.id, session.id, FencingEpoch(3), start)
+        assert not await store.carry(stream.id, session.id, FencingEpoch(2), start)
+        assert await origins() == []
+        assert await relay(5, 1, skips=True) == Relayed()
+        assert (await relay(5, 3, skips=True)).event is not None
+        # Who displaced the old attachment takes away what it left, and no more.
+        await store.drop_origin(stream.id, session.id, fencing_epoch=FencingEpoch(2))
+        assert (await stream.record()).carried == {session.id: 3}
+        assert await origins() == [(4, session.id)]
+        # Told twice, it goes on as it was.
+        assert await store.carry(stream.id, session.id, FencingEpoch(3), start)
+        assert await origins() == [(4, session.id)]
+        await store.drop_origin(stream.id, session.id, fencing_epoch=FencingEpoch(3))
+        assert await relay(5, 3, skips=True) == Relayed()
+        assert not (await stream.record()).carried
+        assert await origins() == []
+        assert not await store.carry(SessionId("unknown"), session.id, FencingEpoch(4), start)
+
+
+CHECKS: Sequence[Check] = (
+    events_get_their_ids_from_the_store_in_order_of_issue,
+    two_writers_neither_repeat_nor_skip_an_id,
+    a_replay_is_whole_or_refused_with_its_reason,
+    the_window_is_bounded_in_events_bytes_and_age,
+    a_newer_event_replaces_the_older_one_of_its_key,
+    streams_and_sessions_never_cross,
+    a_stream_made_anew_refuses_the_positions_of_the_old_one,
+    one_sessions_events_can_be_taken_off_a_connections_stream,
+    events_are_relayed_once_and_in_the_order_of_their_own_log,
+)
