@@ -144,22 +144,26 @@ class AcpSessionLayer:
 
     async def _run(self) -> None:
         served = asyncio.create_task(self.serve())
-        terminated = asyncio.Event()
+        stopped_by: list[signal.Signals] = []
 
-        def terminate() -> None:
-            terminated.set()
+        def stop(number: signal.Signals) -> None:
+            stopped_by.append(number)
             served.cancel()
 
         try:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+            # SIGINT too: a process that was started with it ignored (a shell's background
+            # job) would never see a KeyboardInterrupt.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, stop, number)
         except NotImplementedError:
             logger.debug("no signal handlers here")  # Windows: the process just ends
         try:
             await served
         except asyncio.CancelledError:
-            # Ctrl-C cancels too, and then this has to end as cancelled.
-            if not terminated.is_set():
+            if not stopped_by:
                 raise
+        if signal.SIGINT in stopped_by:
+            raise KeyboardInterrupt
 
     async def serve(
         self,
