@@ -13,7 +13,13 @@ import pytest
 from tests.interop import environments
 from tests.interop.clients import ClientKind, StockClient, connect
 from tests.interop.driver import Driver
-from tests.interop.harness import IS_BARE, RECONNECTS_BY_DEFAULT, Connect, UnderTest
+from tests.interop.harness import (
+    IN_DRIVERS,
+    IS_BARE,
+    RECONNECTS_BY_DEFAULT,
+    Connect,
+    UnderTest,
+)
 from tests.support.apps import KINDS, make_app
 from tests.support.bare import bare_asgi_app
 from tests.support.proxy import TcpProxy
@@ -91,6 +97,9 @@ def kind(request: pytest.FixtureRequest) -> ClientKind:
 @pytest.fixture
 def connected(kind: ClientKind, driver_of: Callable[[ClientKind], Driver]) -> Connect:
     """Connects clients of this test's kind."""
+    if kind in IN_DRIVERS:
+        # Now, since it may have to be installed: within a test the time is short.
+        driver_of(kind)
 
     def of_this_kind(
         url: str,

@@ -45,6 +45,8 @@ class Open(Protocol):
 @pytest.fixture
 def opened(driver_of: Callable[[ClientKind], Driver]) -> Open:
     """Opens clients."""
+    # Now, since it may have to be installed: within a test the time is short.
+    driver_of("typescript-2")
 
     def of_this_driver(url: str, mode: Mode) -> AbstractAsyncContextManager[TypeScript2]:
         return TypeScript2.open(driver_of("typescript-2"), url, mode)
