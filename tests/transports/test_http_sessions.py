@@ -88,7 +88,7 @@ async def test_a_handshake_that_fails_registers_nothing(params: Json | None) -> 
         await w.connected()  # there is room
 
 
-async def test_a_handshake_ignores_a_session_it_comes_with() -> None:
+async def test_a_handshake_makes_another_session_than_it_comes_with() -> None:
     """A client that initializes anew gets a new session; the old one is left alone."""
     async with world() as w:
         old = await w.connected()
@@ -106,6 +106,22 @@ async def test_a_handshake_ignores_a_session_it_comes_with() -> None:
         assert new.session_id not in (None, old.session_id)
         assert await new.text("session_id") == "none"
         assert await old.text("session_id") == session
+
+
+async def test_a_handshake_with_an_unknown_session_is_not_found() -> None:
+    """HTL1: it is a POST like every other, as in the SDK; nothing is made."""
+    async with world() as w:
+        client = w.client()
+        params = {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": {"name": "x", "version": "1"},
+        }
+        sent = client.send("initialize", params, headers={"Mcp-Session-Id": UNKNOWN})
+        reply = await sent.reply.done()
+
+        assert (reply.status, reply.json) == (404, NOT_FOUND)
+        assert reply.header("mcp-session-id") is None
 
 
 @pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
