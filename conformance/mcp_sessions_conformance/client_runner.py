@@ -7,13 +7,14 @@ import shlex
 import signal
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from mcp_sessions_conformance.duties import PLAYS, Play
 from mcp_sessions_conformance.loader import Duty
 from mcp_sessions_conformance.peer import Failure
+from mcp_sessions_conformance.runner import Progress
 from mcp_sessions_conformance.saboteur import Fault, Saboteur, SaboteurApp
 from mcp_sessions_conformance.scripted import ScriptedServer, listening, serving
 from mcp_sessions_conformance.transcript import Transcript
@@ -61,7 +62,7 @@ async def run_client(
     duties: Sequence[Duty],
     *,
     wait: float = 8.0,
-    progress: Callable[[DutyOutcome], None] | None = None,
+    progress: Progress | None = None,
     fault: Fault | None = None,
 ) -> ClientRun:
     """Look at every duty; it never raises for what a client does.
@@ -71,15 +72,19 @@ async def run_client(
         command: Started with the scripted server's URL as its last argument.
         duties: From ``load_duties``.
         wait: Seconds that the client may take for anything.
-        progress: Told of each outcome.
+        progress: Told of each outcome; the way is ``client``.
     """
     begun = time.monotonic()
     run = ClientRun(command)
-    for duty in duties:
+    if progress is not None:
+        progress("client", 0, len(duties), "")
+    for number, duty in enumerate(duties, start=1):
         outcome = await _look_at(command, duty, wait, fault)
         run.outcomes.append(outcome)
         if progress is not None:
-            progress(outcome)
+            passed = outcome.verdict == "passed"
+            wrong = "" if passed else f"{duty.id}: {outcome.sentence}"
+            progress("client", number, len(duties), wrong)
     run.seconds = time.monotonic() - begun
     return run
 

@@ -1,5 +1,6 @@
 """What the command line calls: texts in, one tested thing out."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from mcp_sessions_conformance.loader import BadVectors, load_duties, load_vector
 from mcp_sessions_conformance.peer import Limits
 from mcp_sessions_conformance.runner import Progress, Selection, run
 from mcp_sessions_conformance.targets import BadTarget, Credentials, parse_target
+
+_TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
 class BadInput(Exception):
@@ -66,8 +69,12 @@ async def test_server(
         wait: Seconds that any one answer may take.
 
     Raises:
-        BadInput: A target, a suite or an id is none.
+        BadInput: A target, a suite, an id or a token is none.
     """
+    for given in (token, other_token):
+        # As a header it would fail each vector, and none of them would say why.
+        if given is not None and not _TOKEN.fullmatch(given):
+            raise BadInput("a bearer token is of visible ASCII characters, without a space")
     try:
         parsed = [parse_target(text) for text in targets]
         vectors = load_vectors()
@@ -88,7 +95,13 @@ async def test_server(
     return Tested(report.as_text(done), report.as_json(done), done.is_conformant)
 
 
-async def test_client(command: str, *, only: Sequence[str] = (), wait: float = 5.0) -> Tested:
+async def test_client(
+    command: str,
+    *,
+    only: Sequence[str] = (),
+    wait: float = 5.0,
+    progress: Progress | None = None,
+) -> Tested:
     """Look at what a client program does.
 
     Args:
@@ -108,7 +121,7 @@ async def test_client(command: str, *, only: Sequence[str] = (), wait: float = 5
         raise BadInput("--client needs a command")
     _known("duty", only, {duty.id for duty in duties})
     chosen = [duty for duty in duties if not only or duty.id in only]
-    done = await run_client(command, chosen, wait=wait)
+    done = await run_client(command, chosen, wait=wait, progress=progress)
     return Tested(report.client_as_text(done), report.client_as_json(done), done.is_conformant)
 
 

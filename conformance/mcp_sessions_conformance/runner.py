@@ -84,8 +84,10 @@ class Selection:
         )
 
 
-Progress = Callable[[str, int, int, Outcome | None], None]
-"""Gets the way, how many of how many were played there, and the last outcome."""
+Progress = Callable[[str, int, int, str], None]
+"""Gets the way, how many of how many were played there (first 0), and what was wrong with the
+last: its id and a sentence, or nothing.
+"""
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,11 @@ async def run(
     pipes: list[Pipe] = []
     ways = _ways(targets, selection, limits, credentials or Credentials(), pipes)
     try:
+        waited_for: set[Target] = set()
         for way in sorted(ways, key=lambda way: way.transport != "stdio"):
-            if not isinstance(way, PipeWay) or way.pipe.starts == 0:
+            # Once for both eras: a server that is not there is not waited for twice.
+            if way.target not in waited_for:
+                waited_for.add(way.target)
                 await way.reachable()
         for place in [_Place(way, None) for way in ways] + _pairs(ways):
             await _play_at(place, wanted, done, limits, progress)
@@ -219,7 +224,7 @@ async def _play_at(
             done.not_selected.append(NotSelected(vector, place.name, reason))
     begun = time.monotonic()
     if progress is not None and chosen:
-        progress(place.name, 0, len(chosen), None)
+        progress(place.name, 0, len(chosen), "")
     for number, vector in enumerate(chosen, start=1):
         if time.monotonic() - begun > limits.budget:
             sentence = f"not played: the vectors before it took {limits.budget:g} s"
@@ -228,7 +233,9 @@ async def _play_at(
             outcome = await play_one(vector, place.here, place.other, limits)
         done.outcomes.append(outcome)
         if progress is not None:
-            progress(place.name, number, len(chosen), outcome)
+            passed = outcome.verdict == "passed"
+            wrong = "" if passed else f"{vector.id}: {outcome.sentence}"
+            progress(place.name, number, len(chosen), wrong)
 
 
 async def play_one(

@@ -12,13 +12,10 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from mcp_sessions.cli import arguments as types
 from mcp_sessions.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from mcp_sessions_conformance.runner import Outcome
 
 TOKEN = "CONFORMANCE_TOKEN"
 OTHER_TOKEN = "CONFORMANCE_OTHER_TOKEN"
@@ -38,6 +35,8 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("which TARGET? a URL or stdio:COMMAND, or --client COMMAND")
     if options.client and options.targets:
         parser.error("--client tests a client: it takes no TARGET")
+    if options.client and (options.suite or options.transport or options.era):
+        parser.error("--suite, --transport and --era choose vectors: --client takes --only")
     import asyncio
 
     try:
@@ -46,14 +45,22 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigurationError(
             f"the runner needs {error.name}: pip install 'mcp-sessions[conformance]'"
         ) from error
+    if options.list:
+        print(entry.listing())
+        return 0
     out = Path(options.json) if options.json else None
+    if out is not None:
+        # A run takes a minute: that its outcome would be lost is found before it.
+        _write(out, "", mode="a")
     try:
-        if options.list:
-            print(entry.listing())
-            return 0
         if options.client:
             tested = asyncio.run(
-                entry.test_client(options.client, only=options.only, wait=options.timeout)
+                entry.test_client(
+                    options.client,
+                    only=options.only,
+                    wait=options.timeout,
+                    progress=show_progress,
+                )
             )
         else:
             tested = asyncio.run(
@@ -63,8 +70,9 @@ def main(arguments: Sequence[str]) -> int:
                     transports=options.transport,
                     eras=options.era,
                     only=options.only,
-                    token=os.environ.get(TOKEN),
-                    other_token=os.environ.get(OTHER_TOKEN),
+                    # Set and empty is how a shell or a CI says that there is none.
+                    token=os.environ.get(TOKEN) or None,
+                    other_token=os.environ.get(OTHER_TOKEN) or None,
                     wait=options.timeout,
                     progress=show_progress,
                 )
@@ -72,25 +80,32 @@ def main(arguments: Sequence[str]) -> int:
     except entry.BadInput as error:
         raise ConfigurationError(str(error)) from error
     except KeyboardInterrupt:
+        print("mcp-sessions conformance: interrupted, nothing is proved", file=sys.stderr)
         return INTERRUPTED
-    if out is not None:
-        try:
-            out.write_text(json.dumps(tested.document, indent=1) + "\n")
-        except OSError as error:
-            raise ConfigurationError(f"{out} cannot be written: {error.strerror}") from error
     print(tested.text)
+    if out is not None:
+        _write(out, json.dumps(tested.document, indent=1) + "\n")
     return 0 if tested.is_conformant else NOT_CONFORMANT
 
 
-def show_progress(way: str, number: int, of: int, outcome: Outcome | None) -> None:
+def _write(out: Path, text: str, mode: Literal["a", "w"] = "w") -> None:
+    try:
+        with out.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigurationError(f"{out} cannot be written: {error.strerror}") from error
+
+
+def show_progress(where: str, number: int, of: int, wrong: str) -> None:
     """One line for each way; on a terminal it counts, elsewhere it names what is wrong."""
     if sys.stderr.isatty():
         end = "\n" if number == of else ""
-        print(f"\r{way:<42} {number:4d} of {of}", end=end, file=sys.stderr, flush=True)
-    elif outcome is None:
-        print(f"{way}: {of} vectors", file=sys.stderr, flush=True)
-    elif outcome.verdict != "passed":
-        print(f"{way}: {outcome.vector.id}: {outcome.sentence}"[:400], file=sys.stderr, flush=True)
+        print(f"\r{where:<42} {number:4d} of {of}", end=end, file=sys.stderr, flush=True)
+    elif number == 0:
+        what = "duties" if where == "client" else "vectors"
+        print(f"{where}: {of} {what}", file=sys.stderr, flush=True)
+    elif wrong:
+        print(f"{where}: {wrong}"[:400], file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -126,7 +141,11 @@ def _parser() -> argparse.ArgumentParser:
         "--era", action="append", default=[], choices=("handshake", "modern"), help="only this era"
     )
     parser.add_argument(
-        "--only", action="append", default=[], metavar="ID", help="only this vector; repeatable"
+        "--only",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="only this vector or duty; repeatable",
     )
     parser.add_argument("--json", metavar="FILE", help="write the whole outcome there as well")
     parser.add_argument(
@@ -136,5 +155,5 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds that any one answer may take; default: %(default)g",
     )
-    parser.add_argument("--list", action="store_true", help="print all vectors, and end")
+    parser.add_argument("--list", action="store_true", help="print all vectors and duties, and end")
     return parser

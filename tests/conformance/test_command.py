@@ -74,6 +74,10 @@ def test_the_list_names_vectors_and_duties(capsys: pytest.CaptureFixture[str]) -
         (["--client", "x", "--only", "nothing"], "there is no duty 'nothing'"),
         (["--client", "'"], "No closing quotation"),
         (["--client", "x", "http://h/mcp"], "takes no TARGET"),
+        (["--client", "x", "--suite", "client-duties"], "--client takes --only"),
+        (["--client", "x", "--transport", "http"], "--client takes --only"),
+        (["--client", "x", "--era", "modern"], "--client takes --only"),
+        (["http://h/mcp", "--json", "/no/such/folder/out.json"], "cannot be written"),
         (["http://h/mcp", "--timeout", "0"], "above 0"),
         (["http://h/mcp", "--transport", "carrier-pigeon"], "invalid choice"),
     ],
@@ -89,6 +93,41 @@ def test_what_makes_no_sense_is_one_line_and_status_2(
     assert status == 2
     assert part in printed
     assert printed.count("\n") == 1
+
+
+def test_an_empty_token_is_none(
+    server_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a CI sets it whose secret is not there: what needs a principal is not selected."""
+    monkeypatch.setenv("CONFORMANCE_TOKEN", "alpha")
+    monkeypatch.setenv("CONFORMANCE_OTHER_TOKEN", "")
+    only = ["--only", "a-foreign-connection-is-404", "--only", "sessions-are-optional"]
+    assert main(["conformance", server_url, "--era", "handshake", *only]) == 0
+    assert "it needs the credentials of two principals" in capsys.readouterr().out
+
+
+def test_a_token_that_is_no_header_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONFORMANCE_TOKEN", "alpha\n")
+    assert main(["conformance", "http://h/mcp"]) == 2
+    printed = capsys.readouterr().err
+    assert "a bearer token is of visible ASCII" in printed and "alpha" not in printed
+
+
+def test_a_client_is_reported_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Duty by duty while it runs, and at the end what is wrong."""
+    out = tmp_path / "out.json"
+    command = ["--client", f'{sys.executable} -c "raise SystemExit(3)"', "--timeout", "1"]
+    only = ["--only", "what-began-is-not-moved"]
+    assert main(["conformance", *command, *only, "--json", str(out)]) == 1
+    printed = capsys.readouterr()
+    assert (
+        "client: 1 duties\nclient: what-began-is-not-moved: session/start did not come"
+        in printed.err
+    )
+    assert "FAILED  what-began-is-not-moved  (client)" in printed.out
+    assert json.loads(out.read_text())["counts"] == {"passed": 0, "failed": 1, "warnings": 0}
 
 
 def test_without_the_extra_it_says_what_to_install(
