@@ -166,6 +166,39 @@ class ScriptedServer:
             except TimeoutError:
                 continue
 
+    async def never(self, look: Callable[[], Any], what: str, *, within: float) -> None:
+        """Return when ``look()`` found nothing for so many seconds.
+
+        Raises:
+            Failure: It found something, at once.
+        """
+        deadline = asyncio.get_running_loop().time() + within
+        while True:
+            changed = self._changed
+            if look():
+                raise Failure(what)
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await changed.wait()
+
+    async def has_read(self) -> None:
+        """Return when the client has read everything that its streams were sent so far: it
+        answers a ``ping`` that was sent after it, or gave its stream up.
+
+        Raises:
+            Failure: Neither came in time.
+        """
+        name = f"read-{next(self._numbers)}"
+        self.tell({"id": name, "method": "ping"})
+
+        def answered() -> bool:
+            return any(not got.method and got.message.get("id") == name for got in self.received)
+
+        await self.until(lambda: answered() or not self._streams, "the answer to ping")
+
     def got(self, method: str = "", *, tool: str = "") -> list[Got]:
         """What came so far, of that method or tool."""
         return [
@@ -256,6 +289,7 @@ class ScriptedServer:
         connection = headers.get("mcp-session-id")
         if self.is_away or len(self.received) > MOST_REQUESTS:
             self.knocks += 1
+            self._wake()
             await _reply(send, 503, b"")
         elif scope["method"] == "POST":
             await self._post(body, headers, connection, send)
@@ -279,8 +313,7 @@ class ScriptedServer:
             return
         got = Got(cast("Json", value), headers, len(self.received))
         self.received.append(got)
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._wake()
         if got.method == "initialize":
             made = f"connection-{next(self._numbers)}"
             self._connections[made] = {}
@@ -404,8 +437,7 @@ class ScriptedServer:
         for message in self._unsent.pop(connection, []):
             queue.put_nowait(message)
         self._streams[connection] = queue
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._wake()
         cut = asyncio.ensure_future(self._cut.wait())
         gone = asyncio.ensure_future(receive())
         try:
@@ -421,6 +453,12 @@ class ScriptedServer:
             gone.cancel()
             if self._streams.get(connection) is queue:
                 del self._streams[connection]
+                self._wake()
+
+    def _wake(self) -> None:
+        """Let those who wait look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def send_to(self, connection: str | None, message: Json) -> None:
         """Put a message on a connection's GET stream, or where that will find it."""
