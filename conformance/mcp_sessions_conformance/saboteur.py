@@ -1,16 +1,14 @@
 """A proxy before a good server that makes it wrong in one way: it proves that vectors can fail.
 
 It stands between the runner and the server, on HTTP (SSE included) and WebSocket as an ASGI
-application, on a pipe as a program: ``python -m mcp_sessions_conformance.saboteur FAULT
-COMMAND…``. What it does to each message is a `Fault`; those there are, are in ``faults.py``.
+application, on a pipe as a program (``saboteur_pipe.py``). What it does to each message is a
+`Fault`; those there are, are in ``faults/``.
 """
 
 import asyncio
 import contextlib
 import json
-import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, cast
 
 import httpx
@@ -19,7 +17,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from mcp_sessions_conformance import sse
-from mcp_sessions_conformance.values import Json, as_object
+from mcp_sessions_conformance.fault import Fault, Http, Late, Saboteur, Talk
+from mcp_sessions_conformance.values import Json
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -32,189 +31,6 @@ _HOP = frozenset(
     {"host", "connection", "content-length", "transfer-encoding", "keep-alive", "upgrade", "date"}
 )
 """Headers that are between two neighbours, not between the ends."""
-
-
-@dataclass(frozen=True)
-class Late:
-    """A message that goes out later than what comes after it."""
-
-    message: Json
-
-
-@dataclass(eq=False)
-class Talk:
-    """One connection of a client: a WebSocket, a pipe, or over HTTP what shares a
-    ``Mcp-Session-Id``.
-    """
-
-    name: str
-    push: Callable[[Json], Awaitable[None]] | None = None
-    """Sends to the client; over HTTP there while a GET stream is open."""
-
-    requests: dict[Any, Json] = field(default_factory=dict[Any, Json])
-    """The client's requests by id: the newest of each."""
-
-    initialized: bool = False
-    sessions: list[str] = field(default_factory=list[str])
-    """The sessions that were started, created or resumed here, newest last."""
-
-
-@dataclass
-class Case:
-    """One message on its way, and what is known about it."""
-
-    message: Json
-    talk: Talk
-    memory: dict[Any, Any]
-    """What the fault remembers, over all connections."""
-
-    asked: Json | None = None
-    """The request that this message answers."""
-
-    talks: dict[str, Talk] = field(default_factory=dict[str, Talk])
-    """All connections."""
-
-    answers: list[Json] = field(default_factory=list[Json])
-    """What the client is answered without asking the server."""
-
-    inject: list[Json] = field(default_factory=list[Json])
-    """What the server is sent beside it; over HTTP only, and nobody waits for the answer."""
-
-
-Rewrite = Callable[[Case], "list[Json | Late] | None"]
-"""What becomes of a message; None: it goes on as it is."""
-
-
-@dataclass
-class Http:
-    """The head of an HTTP request and, once it is there, of its response."""
-
-    verb: str
-    """``UPGRADE`` for a WebSocket."""
-
-    asked: dict[str, str]
-    """The request's headers, in lower case."""
-
-    memory: dict[Any, Any]
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict[str, str])
-    """The response's headers, in lower case."""
-
-    answer: tuple[int, Json] | None = None
-    """What the client is answered without asking the server."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One way to be wrong."""
-
-    name: str
-    says: str
-    """What such a server does."""
-
-    to_server: Rewrite | None = None
-    to_client: Rewrite | None = None
-    http: "Callable[[Http], None] | None" = None
-    """Changes an HTTP request, or answers it."""
-
-    status: "Callable[[Http], None] | None" = None
-    """Changes the head of an HTTP response."""
-
-    upgrade: Callable[[dict[str, str]], None] | None = None
-    """Changes the headers of the response that opens a WebSocket."""
-
-    close: int | None = None
-    """The close code that the client gets, whatever the server's is."""
-
-    ignores_cuts: bool = False
-    """The server does not notice that a client went away."""
-
-    binary: bool = False
-    """Its WebSocket messages are binary."""
-
-    primes: bool = True
-    """Its streams begin with a priming event."""
-
-    when_cut: str = ""
-    """``cancel``: what the client asked is cancelled when it goes away. ``silence``: no event
-    is sent to anybody any more."""
-
-    raw: Callable[[str], str | None] | None = None
-    """Takes a line or a frame as it came; None: it is dropped."""
-
-    limit: int = 16 * 1024 * 1024
-    """Bytes of a message that goes through to the server; a longer one is dropped."""
-
-
-class Saboteur:
-    """A fault at work."""
-
-    def __init__(self, fault: Fault) -> None:
-        self.fault = fault
-        self.memory: dict[Any, Any] = {}
-        self.talks: dict[str, Talk] = {}
-        self.is_silent = False
-        self.injected: list[Json] = []
-        """What the server is still to be sent."""
-
-    def talk(self, name: str) -> Talk:
-        """The connection of that name."""
-        return self.talks.setdefault(name, Talk(name))
-
-    def outgoing(self, message: Any, talk: Talk) -> tuple[list[Any], list[Json]]:
-        """What goes on to the server, and what the client is answered at once."""
-        if not isinstance(message, dict):
-            return [message], []
-        body = cast("Json", message)
-        if "method" in body and "id" in body:
-            talk.requests[_key(body["id"])] = body
-            talk.initialized = talk.initialized or body["method"] == "initialize"
-        if self.fault.to_server is None:
-            return [body], []
-        case = Case(json.loads(json.dumps(body)), talk, self.memory, None, self.talks)
-        rewritten = self.fault.to_server(case)
-        self.injected += case.inject
-        return ([body] if rewritten is None else list(rewritten)), case.answers
-
-    def incoming(self, message: Any, talk: Talk, asked: Json | None = None) -> list[Any]:
-        """What goes on to the client."""
-        if not isinstance(message, dict):
-            return [message]
-        body = cast("Json", message)
-        if "method" not in body and asked is None:
-            asked = talk.requests.get(_key(body.get("id")))
-        if self.is_silent and "sessionEventId" in (body.get("params") or {}):
-            return []
-        self._remember(body, talk, asked)
-        if self.fault.to_client is None:
-            return [body]
-        case = Case(json.loads(json.dumps(body)), talk, self.memory, asked, self.talks)
-        rewritten = self.fault.to_client(case)
-        self.injected += case.inject
-        return [body] if rewritten is None else list(rewritten)
-
-    def _remember(self, body: Json, talk: Talk, asked: Json | None) -> None:
-        result: Any = body.get("result")
-        if asked is None or not isinstance(result, dict):
-            return
-        found: Any = cast("Json", result).get("sessionId")
-        if asked["method"] == "sessions/create":
-            found = as_object(cast("Json", result).get("session")).get("sessionId")
-        elif asked["method"] == "session/resume":
-            found = as_object(asked.get("params")).get("sessionId")
-        elif asked["method"] != "session/start":
-            return
-        if isinstance(found, str):
-            talk.sessions.append(found)
-
-    def cut(self) -> None:
-        """A client went away."""
-        if self.fault.when_cut == "silence":
-            self.is_silent = True
-
-
-def _key(request_id: Any) -> Any:
-    return request_id if isinstance(request_id, (str, int)) else repr(request_id)
 
 
 class SaboteurApp:
@@ -547,77 +363,3 @@ async def _answer(send: Send, status: int, body: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-# --- a pipe ------------------------------------------------------------------------------------
-
-
-async def _lines(stream: asyncio.StreamReader) -> AsyncGenerator[bytes]:
-    rest = b""
-    while chunk := await stream.read(65_536):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line
-
-
-async def sabotage_pipe(fault: Fault, command: list[str]) -> None:
-    """Run a server program, and be its wrong standard input and output."""
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    if process.stdin is None or process.stdout is None:
-        raise AssertionError("both are pipes")
-    to_program, from_program = process.stdin, process.stdout
-    saboteur = Saboteur(fault)
-    talk = saboteur.talk("pipe")
-    loop = asyncio.get_running_loop()
-    ours = asyncio.StreamReader(limit=2**26)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(ours), sys.stdin)
-
-    def write(message: Any) -> None:
-        value = message.message if isinstance(message, Late) else message
-        sys.stdout.write(json.dumps(value) + "\n")
-        sys.stdout.flush()
-
-    async def up() -> None:
-        async for line in _lines(ours):
-            if len(line) > fault.limit:
-                continue
-            text: str | None = line.decode(errors="replace")
-            if fault.raw is not None:
-                text = fault.raw(line.decode(errors="replace"))
-            if text is None:
-                continue
-            try:
-                message = json.loads(text)
-            except ValueError:
-                message = None
-            if isinstance(message, dict):
-                messages, answers = saboteur.outgoing(message, talk)
-                for answer in answers:
-                    write(answer)
-                for changed in messages:
-                    to_program.write(json.dumps(changed).encode() + b"\n")
-            else:
-                to_program.write(text.encode() + b"\n")
-            await to_program.drain()
-        to_program.close()
-
-    async def down() -> None:
-        async for line in _lines(from_program):
-            for message in saboteur.incoming(json.loads(line), talk):
-                write(message)
-
-    await asyncio.gather(up(), down())
-    await process.wait()
-
-
-def main() -> None:
-    """Be a wrong program: ``saboteur FAULT COMMAND…``."""
-    from mcp_sessions_conformance.faults import FAULTS
-
-    asyncio.run(sabotage_pipe(FAULTS[sys.argv[1]], sys.argv[2:]))
-
-
-if __name__ == "__main__":
-    main()

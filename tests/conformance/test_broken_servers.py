@@ -78,7 +78,7 @@ async def test_the_whole_table_is_caught(server_url: str, vectors: list[Vector])
 @pytest.mark.full
 @pytest.mark.timeout(300)
 async def test_faults_of_a_pipe_are_caught(vectors: list[Vector]) -> None:
-    command = f"{sys.executable} -m mcp_sessions_conformance.saboteur"
+    command = f"{sys.executable} -m mcp_sessions_conformance.saboteur_pipe"
     for vector in vectors:
         if vector.transports != ("stdio",):
             continue

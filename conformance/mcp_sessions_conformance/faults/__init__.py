@@ -6,8 +6,8 @@ by; the tests of the runner play that table.
 
 from collections.abc import Mapping
 
+from mcp_sessions_conformance.fault import Fault
 from mcp_sessions_conformance.faults import bindings, events, requests, sessions, state
-from mcp_sessions_conformance.saboteur import Fault
 
 FAULTS: Mapping[str, Fault] = {
     fault.name: fault

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 
+from mcp_sessions_conformance.fault import Case, Fault, Http, Late
 from mcp_sessions_conformance.faults.common import (
     CREATE,
     RESUME,
@@ -18,7 +19,6 @@ from mcp_sessions_conformance.faults.common import (
     refuse,
     said,
 )
-from mcp_sessions_conformance.saboteur import Case, Fault, Http, Late
 from mcp_sessions_conformance.values import Json
 
 

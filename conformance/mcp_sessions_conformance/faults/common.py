@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from mcp_sessions_conformance.saboteur import Case, Late
+from mcp_sessions_conformance.fault import Case, Late
 from mcp_sessions_conformance.values import SESSION, Json, as_object
 
 UPDATED = "notifications/resources/updated"

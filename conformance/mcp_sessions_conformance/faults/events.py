@@ -2,6 +2,7 @@
 
 from typing import Any, cast
 
+from mcp_sessions_conformance.fault import Case, Fault, Late
 from mcp_sessions_conformance.faults.common import (
     CREATE,
     RESUME,
@@ -17,7 +18,6 @@ from mcp_sessions_conformance.faults.common import (
     params_of,
     refuse,
 )
-from mcp_sessions_conformance.saboteur import Case, Fault, Late
 from mcp_sessions_conformance.values import SESSION, Json
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any, cast
 
+from mcp_sessions_conformance.fault import Case, Fault, Late
 from mcp_sessions_conformance.faults.common import (
     DELETE,
     DETACHED,
@@ -27,7 +28,6 @@ from mcp_sessions_conformance.faults.common import (
     strip,
     tool,
 )
-from mcp_sessions_conformance.saboteur import Case, Fault, Late
 from mcp_sessions_conformance.values import SESSION, Json, as_object
 
 
