@@ -3,18 +3,21 @@
 import asyncio
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import httpx
 import pytest
+import respx
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.typing import Subprotocol
 
 from mcp_sessions_conformance.loader import Vector
 from mcp_sessions_conformance.peer import Limits
 from mcp_sessions_conformance.report import as_json, as_text
-from mcp_sessions_conformance.runner import Run, Selection, run
+from mcp_sessions_conformance.runner import Run, Selection, play_one, run
 from mcp_sessions_conformance.targets import parse_target
+from tests.conformance.conftest import way
 
 pytestmark = pytest.mark.anyio
 
@@ -122,6 +125,56 @@ async def outcome(target: str, vectors: list[Vector]) -> Run:
     assert as_text(done)
     assert as_json(done)["conformant"] == done.is_conformant
     return done
+
+
+TRANSPORT_FAULTS: list[Exception] = [
+    httpx.ConnectTimeout("no connection"),
+    httpx.ReadTimeout("silent"),
+    httpx.WriteError("broken pipe"),
+    httpx.RemoteProtocolError("no HTTP"),
+    httpx.LocalProtocolError("no header"),
+    httpx.DecodingError("no gzip"),
+    httpx.TooManyRedirects("round and round"),
+    httpx.UnsupportedProtocol("no scheme"),
+    httpx.InvalidURL("no URL"),
+    httpx.StreamClosed(),
+    OSError("no route"),
+]
+"""What the HTTP client raises: a socket brings it to some of these only."""
+
+
+class BreaksOff(httpx.AsyncByteStream):
+    """An event stream that ends with an error after its first bytes."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"event: message\ndata: {"
+        raise self.error
+
+
+@pytest.mark.parametrize("when", ["before the response", "in the response"])
+@pytest.mark.parametrize("error", TRANSPORT_FAULTS, ids=lambda error: type(error).__name__)
+async def test_what_the_http_client_raises(
+    error: Exception, when: str, vectors: list[Vector], respx_mock: respx.MockRouter
+) -> None:
+    """The vector fails with the error's name, and not with a line of the runner."""
+    url = "http://server.test/mcp"
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if when == "before the response":
+            raise error
+        head = {"content-type": "text/event-stream", "mcp-session-id": "x"}
+        return httpx.Response(200, headers=head, stream=BreaksOff(error))
+
+    route = respx_mock.route(url=url).mock(side_effect=answer)
+    vector = next(v for v in vectors if v.id == "start-answers-with-an-id")
+    done = await play_one(vector, way("http/handshake", url, HASTY), None, HASTY)
+    assert route.called
+    assert done.verdict == "failure"
+    assert f"no answer to initialize: {type(error).__name__}" in done.sentence
+    assert ".py" not in done.sentence
 
 
 @pytest.mark.parametrize("name", SERVERS)
