@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from mcp_sessions_conformance.duties import PLAYS, Play
 from mcp_sessions_conformance.fault import Fault, Saboteur
 from mcp_sessions_conformance.loader import Duty
+from mcp_sessions_conformance.local_server import listening
 from mcp_sessions_conformance.peer import Failure
 from mcp_sessions_conformance.runner import Progress
 from mcp_sessions_conformance.saboteur import SaboteurApp
-from mcp_sessions_conformance.scripted import ScriptedServer, listening, serving
+from mcp_sessions_conformance.scripted import ScriptedServer, serving
 from mcp_sessions_conformance.transcript import Transcript
 
 ONE_DUTY = 40.0

@@ -9,8 +9,9 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from mcp_sessions_conformance.got import Got
 from mcp_sessions_conformance.peer import Failure
-from mcp_sessions_conformance.scripted import DATA_LAYER, ELEVATION, Got, ScriptedServer
+from mcp_sessions_conformance.scripted import DATA_LAYER, ELEVATION, ScriptedServer
 from mcp_sessions_conformance.values import SESSION, Json
 
 DONE: Json = {"do": "done"}

@@ -9,20 +9,23 @@ import asyncio
 import contextlib
 import itertools
 import json
-import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, MutableMapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import uvicorn
-
+from mcp_sessions_conformance.got import (
+    Got,
+    Held,
+    answer,
+    begin_stream,
+    reply,
+    send_event,
+    serve_lifespan,
+)
+from mcp_sessions_conformance.local_server import Receive, Scope, Send, listening
 from mcp_sessions_conformance.peer import Failure
-from mcp_sessions_conformance.values import EXTENSION, KEY, SESSION, Json, as_object
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+from mcp_sessions_conformance.values import EXTENSION, SESSION, Json, as_object
 
 Instruction = Json
 """What the client is told to do; see conformance/README.md."""
@@ -32,54 +35,6 @@ DATA_LAYER = ("create", "delete", "state")
 
 MOST_REQUESTS = 5_000
 """HTTP requests of one client; one that sends more has failed."""
-
-
-@dataclass
-class Got:
-    """A message that a client sent."""
-
-    message: Json
-    headers: dict[str, str]
-    number: int
-
-    @property
-    def method(self) -> str:
-        """Its method; an answer has none."""
-        return str(self.message.get("method", ""))
-
-    @property
-    def params(self) -> Json:
-        """Its params."""
-        return as_object(self.message.get("params"))
-
-    @property
-    def meta(self) -> Json:
-        """Its ``_meta``."""
-        return as_object(self.params.get("_meta"))
-
-    @property
-    def named(self) -> Json:
-        """The session metadata that it carries."""
-        return as_object(self.meta.get(SESSION))
-
-    @property
-    def tool(self) -> str:
-        """The tool that it calls."""
-        return str(self.params.get("name")) if self.method == "tools/call" else ""
-
-    @property
-    def key(self) -> Any:
-        """Its request key."""
-        return self.meta.get(KEY)
-
-
-@dataclass
-class Held:
-    """A call that waits for the script."""
-
-    got: Got
-    answer: "asyncio.Future[Json]"
-    """The result, or the whole message if it has an ``error``."""
 
 
 @dataclass
@@ -273,7 +228,7 @@ class ScriptedServer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; see ASGI."""
         if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
+            await serve_lifespan(receive, send)
             return
         if scope["type"] != "http":
             return
@@ -290,16 +245,16 @@ class ScriptedServer:
         if self.is_away or len(self.received) > MOST_REQUESTS:
             self.knocks += 1
             self._wake()
-            await _reply(send, 503, b"")
+            await reply(send, 503, b"")
         elif scope["method"] == "POST":
             await self._post(body, headers, connection, send)
         elif connection not in self._connections:
-            await _reply(send, 404, b'{"error":"unknown session"}')
+            await reply(send, 404, b'{"error":"unknown session"}')
         elif scope["method"] == "GET":
             await self._get(connection or "", receive, send)
         else:
             self._connections.pop(connection or "", None)
-            await _reply(send, 200, b"")
+            await reply(send, 200, b"")
 
     async def _post(
         self, body: bytes, headers: dict[str, str], connection: str | None, send: Send
@@ -309,7 +264,7 @@ class ScriptedServer:
         except ValueError:
             value = None
         if not isinstance(value, dict):
-            await _reply(send, 400, b'{"error":"no JSON-RPC message"}')
+            await reply(send, 400, b'{"error":"no JSON-RPC message"}')
             return
         got = Got(cast("Json", value), headers, len(self.received))
         self.received.append(got)
@@ -317,20 +272,20 @@ class ScriptedServer:
         if got.method == "initialize":
             made = f"connection-{next(self._numbers)}"
             self._connections[made] = {}
-            await _answer(send, got, {"result": self._welcome(got)}, made)
+            await answer(send, got, {"result": self._welcome(got)}, made)
         elif headers.get("mcp-protocol-version", "") >= "2026":
             # It speaks the handshake era only.
             error = {"code": -32022, "message": "Unsupported protocol version"}
             data = {"supported": ["2025-11-25"], "requested": headers["mcp-protocol-version"]}
-            await _answer(send, got, {"error": {**error, "data": data}}, None, status=400)
+            await answer(send, got, {"error": {**error, "data": data}}, None, status=400)
         elif connection is not None and connection not in self._connections:
-            await _reply(send, 404, b'{"error":"unknown session"}')
+            await reply(send, 404, b'{"error":"unknown session"}')
         elif "id" not in got.message or not got.method:
-            await _reply(send, 202, b"")
+            await reply(send, 202, b"")
         elif got.tool:
             await self._call(got, send)
         else:
-            await _answer(send, got, self._served(got, connection), None)
+            await answer(send, got, self._served(got, connection), None)
 
     def _welcome(self, got: Got) -> Json:
         capabilities: Json = {"tools": {}, "resources": {"subscribe": True}, "sessions": {}}
@@ -405,11 +360,11 @@ class ScriptedServer:
         if self.override is not None:
             answered = self.override(got)
             if answered is not None:
-                await _answer(send, got, answered, None)
+                await answer(send, got, answered, None)
                 return
         future: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         cut = asyncio.ensure_future(self._cut.wait())
-        await _begin_stream(send)
+        await begin_stream(send)
         self._calls.put_nowait(Held(got, future))
         await asyncio.wait({future, cut}, return_when=asyncio.FIRST_COMPLETED)
         if not future.done():
@@ -428,12 +383,12 @@ class ScriptedServer:
                 result = {**result, "_meta": meta}
             answered = {"result": result}
         message = {"jsonrpc": "2.0", "id": got.message["id"], **answered}
-        await _send_event(send, message)
+        await send_event(send, message)
         await send({"type": "http.response.body", "body": b""})
 
     async def _get(self, connection: str, receive: Receive, send: Send) -> None:
         queue: asyncio.Queue[Json] = asyncio.Queue()
-        await _begin_stream(send)
+        await begin_stream(send)
         for message in self._unsent.pop(connection, []):
             queue.put_nowait(message)
         self._streams[connection] = queue
@@ -445,7 +400,7 @@ class ScriptedServer:
                 taken = asyncio.ensure_future(queue.get())
                 await asyncio.wait({taken, cut, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if taken.done():
-                    await _send_event(send, taken.result())
+                    await send_event(send, taken.result())
                 else:
                     taken.cancel()
         finally:
@@ -471,14 +426,6 @@ class ScriptedServer:
             self._unsent.setdefault(connection, []).append(message)
 
 
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        kind = (await receive())["type"]
-        await send({"type": f"{kind}.complete"})
-        if kind == "lifespan.shutdown":
-            return
-
-
 def _error(code: int, text: str, data: Any = None) -> Json:
     error: Json = {"code": code, "message": text}
     if data is not None:
@@ -494,34 +441,6 @@ def _tool(name: str) -> Json:
     return {"name": name, "description": name, "inputSchema": {"type": "object"}}
 
 
-async def _reply(send: Send, status: int, body: bytes) -> None:
-    headers = [(b"content-type", b"application/json")] if body else []
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _answer(
-    send: Send, got: Got, answered: Json, connection: str | None, *, status: int = 200
-) -> None:
-    headers = [(b"content-type", b"application/json")]
-    if connection is not None:
-        headers.append((b"mcp-session-id", connection.encode()))
-    body = json.dumps({"jsonrpc": "2.0", "id": got.message.get("id"), **answered}).encode()
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _begin_stream(send: Send) -> None:
-    headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": b": hello\n\n", "more_body": True})
-
-
-async def _send_event(send: Send, message: Json) -> None:
-    block = f"data: {json.dumps(message)}\n\n".encode()
-    await send({"type": "http.response.body", "body": block, "more_body": True})
-
-
 @asynccontextmanager
 async def serving(server: ScriptedServer) -> AsyncGenerator[str]:
     """Serve it on a free port of this machine; its URL."""
@@ -531,53 +450,3 @@ async def serving(server: ScriptedServer) -> AsyncGenerator[str]:
             yield url
         finally:
             server.cut()
-
-
-@asynccontextmanager
-async def listening(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> AsyncGenerator[str]:
-    """Serve an ASGI application on a free port of this machine; its URL."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        app,
-        log_level="critical",
-        access_log=False,
-        ws="websockets-sansio",
-        ws_max_size=64 * 1024 * 1024,
-        ws_per_message_deflate=False,
-        timeout_graceful_shutdown=1,
-    )
-    runner = _Runner(config)
-    task = asyncio.create_task(runner.serve([listener]))
-    try:
-        await runner.has_started()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
-    finally:
-        runner.should_exit = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(3):
-                await asyncio.shield(task)
-        task.cancel()
-        await asyncio.wait([task], timeout=1)
-        listener.close()
-
-
-class _Runner(uvicorn.Server):
-    """Leaves the program's signal handlers alone, and says when it has started."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._has_started = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn."""
-        await super().startup(sockets=sockets)
-        self._has_started.set()
-
-    async def has_started(self) -> None:
-        """Return when it has; an error after ten seconds."""
-        async with asyncio.timeout(10):
-            await self._has_started.wait()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield

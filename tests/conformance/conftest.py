@@ -13,9 +13,9 @@ import pytest
 
 from mcp_sessions_conformance.fault import Fault
 from mcp_sessions_conformance.loader import Vector, load_vectors
+from mcp_sessions_conformance.local_server import listening
 from mcp_sessions_conformance.peer import Era, Limits
 from mcp_sessions_conformance.saboteur import SaboteurApp
-from mcp_sessions_conformance.scripted import listening
 from mcp_sessions_conformance.targets import Credentials, Target, UrlWay
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
