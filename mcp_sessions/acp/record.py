@@ -1,6 +1,6 @@
 """The record of one conversation: every update its client was to see, in order, for ever.
 
-Rules that must hold, and that ``tests/acp/test_record.py`` owns:
+Rules that must hold, and that ``tests/acp/test_prompts.py`` owns:
 
 1. An entry is stored whole or not at all, also if it is several updates: a user's message is
    one entry, however many parts it has.

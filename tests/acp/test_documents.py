@@ -245,7 +245,7 @@ async def test_a_client_is_never_asked_for_what_it_did_not_declare(method: str) 
 
 
 async def test_what_the_layer_provides_is_declared_and_what_the_agent_declares_is_kept() -> None:
-    """003, Agent Capabilities: the agent "SHOULD specify"; issue F 1."""
+    """003, Agent Capabilities: the agent "SHOULD specify"."""
     agent = ToldAgent()
     agent.capabilities = schema.AgentCapabilities(
         load_session=False,

@@ -129,7 +129,7 @@ async def test_a_slow_client_is_replayed_to_as_fast_as_it_reads() -> None:
 async def test_an_agent_without_memory_is_given_a_new_session_of_its_own(
     process: MakeStore,
 ) -> None:
-    """Issue F 5: "else history() is there"."""
+    """What was before is in ``history()``."""
     told: list[list[str]] = []
 
     async def from_history(agent: ToldAgent, session_id: str, text: str) -> None:
@@ -179,7 +179,7 @@ class Remembers(ToldAgent):
 async def test_an_agents_own_load_is_called_and_its_replay_is_not_shown_twice(
     process: MakeStore,
 ) -> None:
-    """Issue F 5: "its load_session is called if it has one"."""
+    """Its ``load_session`` is called if it has one."""
     async with conversation(Remembers(), process()) as client:
         session_id = await client.new("/old")
         await client.prompt(session_id, "one")
