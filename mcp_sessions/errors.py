@@ -86,6 +86,10 @@ class ConfigurationError(SessionsError):
     """A setting, a store URL or a wrapped server that cannot be served as it is."""
 
 
+class StoreInUse(ConfigurationError):
+    """A store that serves one process at a time serves another one, which the text names."""
+
+
 class SessionRequired(SessionsError):
     """``current_session()`` was called outside of a session."""
 
