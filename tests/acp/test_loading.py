@@ -13,7 +13,8 @@ import anyio
 import pytest
 from acp import schema
 
-from mcp_sessions.acp import AcpSessionLayer, catalogue, current_conversation, record
+from mcp_sessions.acp import AcpSessionLayer, catalogue, current_conversation
+from mcp_sessions.core import log
 from mcp_sessions.stores import sqlite, sqlite_start
 from mcp_sessions.stores.base import SessionStore
 from mcp_sessions.stores.sqlite import SQLiteStore
@@ -67,7 +68,7 @@ async def test_a_long_conversation_is_whole_and_in_order(
     process: MakeStore, monkeypatch: pytest.MonkeyPatch, page_bytes: int
 ) -> None:
     """Pages of every size, also of one entry: their edges lose nothing and repeat nothing."""
-    monkeypatch.setattr(record, "PAGE_BYTES", page_bytes)
+    monkeypatch.setattr(log, "PAGE_BYTES", page_bytes)
     sizes = [1, 100, 30_000, 5]
 
     async def talk(agent: ToldAgent, session_id: str, text: str) -> None:
