@@ -252,7 +252,8 @@ class StdioLink:
                     tasks.cancel_scope.cancel()
         except (OSError, ValueError) as error:
             if self._write is None:
-                text = f"{self.name} could not be started: {type(error).__name__}"
+                reason = error.strerror if isinstance(error, OSError) else None
+                text = f"{self.name} could not be started: {reason or type(error).__name__}"
                 raise Failed(Failure(Cause.UNREACHABLE, text)) from None
             logger.debug("a child's pipes broke: %r", error)
         finally:

@@ -99,7 +99,9 @@ async def test_a_child_without_sessions_ends_as_with_the_stock_transport(
 
 async def test_a_child_that_cannot_be_started_fails_the_first_request() -> None:
     nothing = StdioServerParameters(command="/nowhere/at/all")
-    with anyio.fail_after(20), pytest.RaisesGroup(MCPError, flatten_subgroups=True):
+    says = r"no server can be reached: /nowhere/at/all could not be started: No such file"
+    error = pytest.RaisesExc(MCPError, match=says)
+    with anyio.fail_after(20), pytest.RaisesGroup(error, flatten_subgroups=True):
         async with Client(resumable(nothing, policy=QUICK), mode="legacy"):
             raise AssertionError("it connected")
 
