@@ -4,6 +4,7 @@
 
     SessionsError
     ├── ConfigurationError      the operator: a setting that cannot be served
+    │   └── StoreInUse          another process serves from the same file
     ├── SessionRequired         the handler: it asked for a session outside of one
     ├── DataConflict            the handler: somebody else changed session.data first
     ├── StateTooLarge           the handler: the client is not asked to keep that much
@@ -84,6 +85,10 @@ class SessionsError(Exception):
 
 class ConfigurationError(SessionsError):
     """A setting, a store URL or a wrapped server that cannot be served as it is."""
+
+
+class StoreInUse(ConfigurationError):
+    """A store that serves one process at a time serves another one, which the text names."""
 
 
 class SessionRequired(SessionsError):

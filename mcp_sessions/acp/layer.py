@@ -19,7 +19,7 @@ from mcp_sessions.acp.options import Options
 from mcp_sessions.acp.service import AcpService
 from mcp_sessions.acp.tasks import to_the_end
 from mcp_sessions.acp.wire import StreamsWire, Wire, stdio_wire
-from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.errors import ConfigurationError, StoreInUse
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.urls import open_store
 
@@ -32,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 MAX_CONVERSATIONS = 10_000_000
 """They never expire, so this is a limit of a store's whole life."""
+
+
+HANDOVER = 3.0
+"""Seconds beyond its grace in which a process that ends lets go of its store."""
 
 
 class AcpSessionLayer:
@@ -105,11 +109,32 @@ class AcpSessionLayer:
             if self._was_open:
                 raise RuntimeError("this layer was closed; make another one")
             self._was_open = True
-            await self.store.open(SessionPolicy(max_sessions=MAX_CONVERSATIONS))
+            await self._open_store()
             self._service = AcpService(self._make_side, self.store, self._options, self._clock)
             cast(AgentSide, self._side).start()
         self._users += 1
         return self
+
+    async def _open_store(self) -> None:
+        """Open the store, if need be when the process before has let go of it.
+
+        An editor that is reloaded starts an agent at once, while the one before still has
+        its ``grace``.
+        """
+        policy = SessionPolicy(max_sessions=MAX_CONVERSATIONS)
+        until = time.monotonic() + 2 * self._options.grace + HANDOVER
+        is_told = False
+        while True:
+            try:
+                await self.store.open(policy)
+                return
+            except StoreInUse as in_use:
+                if time.monotonic() >= until:
+                    raise
+                if not is_told:
+                    logger.warning("%s; waiting for its end", in_use)
+                    is_told = True
+            await asyncio.sleep(0.05)
 
     async def __aexit__(
         self,

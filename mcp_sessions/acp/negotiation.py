@@ -1,6 +1,6 @@
 """``initialize``: which version is spoken, and who can do what (document 003).
 
-Nothing here waits or remembers; `tests/acp/test_initialize.py` owns the rules:
+Nothing here waits or remembers; `tests/acp/test_documents.py` owns the rules:
 
 1. The requested version if we support it, else our latest.
 2. A capability that is not declared is not supported.

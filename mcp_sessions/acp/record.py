@@ -1,6 +1,6 @@
 """The record of one conversation: every update its client was to see, in order, for ever.
 
-Rules that must hold, and that ``tests/acp/test_record.py`` owns:
+Rules that must hold, and that ``tests/acp/test_prompts.py`` owns:
 
 1. An entry is stored whole or not at all, also if it is several updates: a user's message is
    one entry, however many parts it has.
@@ -23,14 +23,8 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import Position, SessionId
 from mcp_sessions.stores.base import Appended, SessionStore
 
-PAGE_BYTES = 1_048_576
-"""A page is meant to have this many bytes; it is cut by the size of the entries before."""
-
-FIRST_PAGE = 32
-"""Entries that are read before anything is known of their size."""
-
-LARGEST_PAGE = 1_024
-"""Entries of a page at the most."""
+PAGE = 1_024
+"""Entries of a page at the most; the store ends it earlier if they are large."""
 
 
 class Record:
@@ -91,21 +85,16 @@ class Record:
         if after is None:
             after = Position((await self.head()).log_epoch, 0)
         position = after.event_id()
-        limit = FIRST_PAGE
         while True:
             page, refusal = await self._store.read(
-                self._session_id, position, now=self._clock(), limit=limit
+                self._session_id, position, now=self._clock(), limit=PAGE
             )
             if refusal is not None:
                 raise StoreUnavailable(f"a conversation cannot be read whole: {refusal.value}")
             if not page:
                 return
-            yield page
-            if len(page) < limit:
-                return
             position = page[-1].event_id
-            size = sum(len(event.payload) for event in page) // len(page) + 1
-            limit = max(1, min(LARGEST_PAGE, PAGE_BYTES // size))
+            yield page
 
     def wire(self, events: Iterable[LoggedEvent]) -> bytes:
         """Entries as ``session/update`` notifications, one per line."""

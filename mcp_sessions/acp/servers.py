@@ -35,7 +35,7 @@ class Unreachable:
 
     name: str
     reason: str
-    """One line for people, without anything of the server's configuration but its name."""
+    """One line for people; of the server's configuration its name and command at the most."""
 
 
 class _Held:

@@ -142,6 +142,28 @@ class SessionKeeper:
         """The server has none, whatever it says."""
         self.session, self.abilities = None, Abilities()
 
+    def drop_state(self, session_id: str | None, state: str | None) -> bool:
+        """The server refused a ``state``; whether a request may be sent again without it.
+
+        It may have lost the keys that it was sealed with. Then no request of the session would
+        ever be served again, although the server has the session, and its state with it. Only
+        of a server of this project that is known: of another the token may be all there is.
+
+        Args:
+            session_id: Whose it is.
+            state: What was sent; a newer one is kept.
+        """
+        session = self.session
+        is_kept_there = self.abilities is not None and self.abilities.is_ours
+        if session is None or session.session_id != session_id or state is None:
+            return False
+        if not (is_kept_there and session.resumable):
+            return False
+        if session.state == state:
+            logger.warning("session %s goes on without its state token", digest(session.session_id))
+            session.state = None
+        return True
+
     # --- taking it up ------------------------------------------------------------------------
 
     async def shake_hands(self, link: Link) -> None:

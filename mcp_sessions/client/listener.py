@@ -27,6 +27,8 @@ class Listener:
     def __init__(self, situation: Situation) -> None:
         self._at = situation
         self._is_at_it = False
+        self._state: str | None = None
+        """The ``state`` that the stream on the wire was asked for with."""
 
     def add(self, pending: Pending) -> None:
         """The application opened a stream."""
@@ -83,6 +85,7 @@ class Listener:
         if session is None or not listens or at.link is not link:
             return
         keeper.must_resume_before_listening = True
+        self._state = session.state
         message = listens.next_request()
         wire_id = cast(str, message["id"])
         headers = {**listens.headers(), wire.SESSION_HEADER: session.session_id}
@@ -106,6 +109,7 @@ class Listener:
         """The stream on the wire broke."""
         logger.debug("the listen stream: %s", failure.explanation)
         self._at.listens.wire_id = None
+        self._look_at_state(failure.error)
         self.see_to_it(delayed=True)
 
     def ended(self, message: Json) -> None:
@@ -114,5 +118,12 @@ class Listener:
         error = cast("Json", message.get("error") or {})
         if error.get("code") == SESSION_NOT_FOUND:
             self._at.begin(Way.START_OVER)
-        elif self._at.phase is Phase.READY and self._at.listens:
+            return
+        self._look_at_state(error)
+        if self._at.phase is Phase.READY and self._at.listens:
             self.see_to_it(delayed=True)
+
+    def _look_at_state(self, error: Json | None) -> None:
+        session = self._at.keeper.session
+        if session is not None and error is not None and wire.says_state_refused(error):
+            self._at.keeper.drop_state(session.session_id, self._state)

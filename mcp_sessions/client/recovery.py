@@ -55,17 +55,20 @@ class Recovery:
         """Open a link for the first request; False: there is none, and it has its answer."""
         at = self._at
         at.phase = Phase.BUSY
+        reason = ""
         for _ in self._dialers:
             try:
                 at.link = await self._connect(self._dialer())
             except Failed as failed:
                 logger.info("%s", failed)
+                reason = f": {failed}"
                 self._turn += 1
             else:
                 at.phase = Phase.OPEN
                 return True
         at.phase = Phase.FRESH
-        await at.answer(pending, CONNECTION_CLOSED, "Connection closed: no server can be reached")
+        text = f"Connection closed: no server can be reached{reason}"
+        await at.answer(pending, CONNECTION_CLOSED, text)
         return False
 
     def failed_opening(self, link: Link, pending: Pending, failure: Failure) -> bool:

@@ -40,6 +40,9 @@ class Pending:
     generation: int = -1
     """Which session it was sent in."""
 
+    state: str | None = None
+    """The ``state`` that it was sent with last."""
+
     first_sent: float | None = None
     """When it may first have reached the server; None: it certainly never ran."""
 

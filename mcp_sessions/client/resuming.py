@@ -293,6 +293,9 @@ class ResumingClient:
             if self._says_lost(pending, result, error):
                 if await self._sender.session_refused(pending, error):
                     return
+            elif wire.says_state_refused(error):
+                if await self._sender.state_refused(pending):
+                    return
             elif result is not None:
                 if keeper.session is not None:
                     keeper.session.merge(result)

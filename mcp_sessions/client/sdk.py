@@ -252,7 +252,11 @@ class StdioLink:
                     tasks.cancel_scope.cancel()
         except (OSError, ValueError) as error:
             if self._write is None:
-                text = f"{self.name} could not be started: {type(error).__name__}"
+                reason = type(error).__name__
+                if isinstance(error, OSError) and error.strerror:
+                    # The file may also be the working directory.
+                    reason = f"{error.strerror}: {error.filename or self.name}"
+                text = f"{self.name} could not be started: {reason}"
                 raise Failed(Failure(Cause.UNREACHABLE, text)) from None
             logger.debug("a child's pipes broke: %r", error)
         finally:

@@ -79,6 +79,7 @@ class Sender:
             if pending.key is None and keeper.has_keys:
                 pending.key = self._mint_key()
             pending.session_id = session.session_id
+            pending.state = session.state
             pending.generation = keeper.lives.generation
             message = wire.stamped(message, wire_id, session, pending.key, keeper.is_modern)
             if keeper.is_modern:
@@ -210,6 +211,24 @@ class Sender:
             await self.request(pending)
         return True
 
+    async def state_refused(self, pending: Pending) -> bool:
+        """The server does not take the ``state`` of a request; False: let it be the answer."""
+        at = self._at
+        pending.refusals += 1
+        if pending.refusals > _REFUSALS or at.phase in (Phase.OVER, Phase.CUT_OFF):
+            return False
+        if not at.keeper.drop_state(pending.session_id, pending.state):
+            return False
+        if pending.sent_before:
+            # Its key may have an answer already.
+            pending.link = None
+        else:
+            # It is refused before anything runs.
+            pending.forget_sending()
+        if at.phase is Phase.READY and at.requests.is_open(pending):
+            await self.request(pending)
+        return True
+
     def _may_have_started(self, pending: Pending, error: Json) -> bool:
         """Whether a request may have been at work when it was told that its session is gone.
 
@@ -230,6 +249,11 @@ class Sender:
         if pending is None or not at.requests.is_newest(pending, wire_id):
             return
         pending.link = None
+        if failure.error is not None and wire.says_state_refused(failure.error):
+            # The modern era says it with a 400. Another connection would hear the same.
+            if not await self.state_refused(pending):
+                await self.tell_failure(pending, failure)
+            return
         refused = failure.cause is Cause.STATUS and failure.status in _NEVER_RAN
         never_ran = refused or failure.cause is Cause.UNREACHABLE
         if never_ran and not pending.was_accepted and not pending.sent_before:

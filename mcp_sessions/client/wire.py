@@ -23,6 +23,7 @@ from mcp_sessions.core.messages import (
     meta_of,
 )
 from mcp_sessions.core.resume import EventId, SessionView
+from mcp_sessions.errors import INVALID_PARAMS
 
 INITIALIZE = "initialize"
 INITIALIZED = "notifications/initialized"
@@ -197,6 +198,13 @@ def session_of_create(result: Mapping[str, Any]) -> tuple[SessionView, EventId |
         resumable=head is not None,
     )
     return view, head
+
+
+def says_state_refused(error: Mapping[str, Any]) -> bool:
+    """Whether the ``state`` that a request was sent with is not one of the server's."""
+    data = error.get("data")
+    reason = cast("Json", data).get("reason") if isinstance(data, dict) else None
+    return error.get("code") == INVALID_PARAMS and reason == "invalid_state"
 
 
 def head_of(result: Mapping[str, Any]) -> EventId | None:

@@ -13,7 +13,7 @@ Rules that must hold, and that the tests in ``tests/core/test_log.py`` own:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -29,6 +29,9 @@ from mcp_sessions.ids import (
 )
 
 _LAST_NUMBER = 10**NUMBER_WIDTH - 1
+
+PAGE_BYTES = 1_048_576
+"""A page ends with the event that makes its payloads as many bytes, however few they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,8 @@ class EventLog:
             position: The last event the client is known to have processed.
             now: Seconds on the session clock; events older than the window's age are
                 evicted first.
-            limit: Read a page of at most this many; go on from the last one's position.
+            limit: Read a page of at most this many, and of about `PAGE_BYTES`; go on from
+                the last one's position, until a page is empty.
 
         Raises:
             ReplayRefused: ``LOG_REPLACED`` if the log was made anew since, ``AHEAD`` if the
@@ -183,7 +187,7 @@ class EventLog:
             lost_to_space = position.number < self._evicted
             raise ReplayRefused(Refusal.EVICTED if lost_to_space else Refusal.EXPIRED)
         if limit is not None:
-            return tuple(islice(self._after(position.number), limit))
+            return page_of(self._after(position.number), limit)
         missed: list[LoggedEvent] = []
         for event in reversed(self._events.values()):
             if event.number <= position.number:
@@ -258,3 +262,15 @@ class EventLog:
         self._bytes -= len(event.payload)
         if event.key is not None and self._by_key.get(event.key) == number:
             del self._by_key[event.key]
+
+
+def page_of(events: Iterable[LoggedEvent], limit: int) -> tuple[LoggedEvent, ...]:
+    """The first events: ``limit`` at the most, and no more once they have `PAGE_BYTES`."""
+    page: list[LoggedEvent] = []
+    size = 0
+    for event in islice(events, limit):
+        page.append(event)
+        size += len(event.payload)
+        if size >= PAGE_BYTES:
+            break
+    return tuple(page)

@@ -415,7 +415,9 @@ class SessionStore(Protocol):
         A stream that is not there answers ``UNKNOWN_POSITION``, whatever was asked.
 
         Args:
-            limit: Read a page of at most this many; go on from the last one's id.
+            limit: Read a page of at most this many, which ends with the event that makes
+                its payloads ``core.log.PAGE_BYTES`` or more; go on from the last one's id,
+                until a page is empty.
         """
         ...
 

@@ -34,6 +34,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from redis.exceptions import NoScriptError, ResponseError
 
+from mcp_sessions.core import log
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import ConfigurationError, LimitReached, Refusal
@@ -379,6 +380,7 @@ class RedisStore:
             *self._window,
             *_place(after),
             limit if limit is not None else "",
+            log.PAGE_BYTES,
         )
         if answer[0] is not None:
             return (), Refusal(answer[0].decode())

@@ -53,7 +53,13 @@ from typing import Any, TypeVar, get_args
 
 from mcp_sessions.core.log import UNBOUNDED, Draft, LoggedEvent, Window
 from mcp_sessions.core.messages import encode
-from mcp_sessions.errors import ConfigurationError, LimitReached, Refusal, StoreUnavailable
+from mcp_sessions.errors import (
+    ConfigurationError,
+    LimitReached,
+    Refusal,
+    StoreInUse,
+    StoreUnavailable,
+)
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
@@ -164,7 +170,8 @@ class SQLiteStore:
 
         Raises:
             ConfigurationError: The file is no session store, or damaged, or newer than this
-                version, or another process serves from it, whose id the text names.
+                version.
+            StoreInUse: Another process serves from it.
             StoreUnavailable: The disk is full, or another program has the file locked.
         """
         self._policy = policy
@@ -173,7 +180,7 @@ class SQLiteStore:
             await self._acquire()
         except Locked as held:
             holder = f"process {held.holder}" if held.holder is not None else "another process"
-            raise ConfigurationError(
+            raise StoreInUse(
                 f"{self.path} is in use by {holder}: one process serves from a file at a time"
             ) from None
         except OSError as failed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mcp_sessions.core.log import Draft, LoggedEvent, Window
+from mcp_sessions.core.log import Draft, LoggedEvent, Window, page_of
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     NUMBER_WIDTH,
@@ -160,7 +160,8 @@ def since_id(
         " ORDER BY number LIMIT ?",
         (log.log, position.number, -1 if limit is None else limit),
     )
-    return tuple(_event(log.log_epoch, *row) for row in rows), None
+    events = (_event(log.log_epoch, *row) for row in rows)
+    return tuple(events) if limit is None else page_of(events, limit), None
 
 
 def drop_origin(tx: Transaction, log: LogRow, origin: SessionId) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from mcp_sessions.core.log import PAGE_BYTES, Draft
 from mcp_sessions.ids import (
     GET_STREAM,
     SessionId,
@@ -134,6 +135,14 @@ async def a_conversation_never_expires_and_forgets_nothing(make: MakeStore) -> N
             pages.append([event.number for event in events])
             after = events[-1].event_id if events else after
         assert pages == [[1, 2, 3, 4], [5, 6], []]
+        # What is large comes in pages of fewer: a reader holds one at a time.
+        large = Draft(b"x" * (PAGE_BYTES // 2))
+        for _ in range(3):
+            assert await store.append(session.id, large, now=late) is not None
+        events, _ = await store.read(session.id, after, now=late, limit=4)
+        assert [event.number for event in events] == [7, 8]
+        events, _ = await store.read(session.id, events[-1].event_id, now=late, limit=4)
+        assert [event.number for event in events] == [9]
         assert await store.end(session.id) is not None
         await session.check_gone()
 

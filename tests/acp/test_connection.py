@@ -2,19 +2,25 @@
 
 import asyncio
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import acp
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sessions.acp import AcpSessionLayer
-from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.errors import ConfigurationError, StoreInUse
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_key
 from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.stores.sqlite import SQLiteStore
 from mcp_sessions.stores.stateless import Stateless
 from tests.support.conversations import (
+    WITHIN,
     Json,
     RawClient,
     ToldAgent,
@@ -290,6 +296,41 @@ def test_what_cannot_be_served_is_refused_at_once(options: Any) -> None:
     arguments: dict[str, Any] = {"agent": ToldAgent(), **options}
     with pytest.raises(ConfigurationError):
         AcpSessionLayer(**arguments)
+
+
+async def test_a_store_that_the_process_before_still_holds_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An editor that is reloaded starts the next agent while the one before still ends."""
+    path = tmp_path / "conversations.db"
+    before = SQLiteStore(path)
+    await before.open(SessionPolicy())
+    async with client_of(AcpSessionLayer(ToldAgent(), store=SQLiteStore(path))) as client:
+        answer = await client.begin("initialize", {"protocolVersion": 1})
+        with anyio.fail_after(WITHIN):
+            while "waiting for its end" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert not answer.done()
+        await before.close()
+        assert (await answer)["result"]["protocolVersion"] == 1
+        await still_serves(client)
+    assert caplog.text.count("waiting for its end") == 1
+
+
+async def test_a_store_that_stays_in_use_is_an_error_that_says_by_whom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mcp_sessions.acp.layer.HANDOVER", 0.1)
+    path = tmp_path / "conversations.db"
+    other = SQLiteStore(path)
+    await other.open(SessionPolicy())
+    try:
+        layer = AcpSessionLayer(ToldAgent(), store=SQLiteStore(path), grace=0.01)
+        with pytest.raises(StoreInUse, match=f"in use by process {os.getpid()}"):
+            async with layer:
+                raise AssertionError("two processes serve from one file")
+    finally:
+        await other.close()
 
 
 async def test_a_reader_without_a_writer_is_a_mistake() -> None:

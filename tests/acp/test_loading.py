@@ -13,7 +13,8 @@ import anyio
 import pytest
 from acp import schema
 
-from mcp_sessions.acp import AcpSessionLayer, catalogue, current_conversation, record
+from mcp_sessions.acp import AcpSessionLayer, catalogue, current_conversation
+from mcp_sessions.core import log
 from mcp_sessions.stores import sqlite, sqlite_start
 from mcp_sessions.stores.base import SessionStore
 from mcp_sessions.stores.sqlite import SQLiteStore
@@ -67,7 +68,7 @@ async def test_a_long_conversation_is_whole_and_in_order(
     process: MakeStore, monkeypatch: pytest.MonkeyPatch, page_bytes: int
 ) -> None:
     """Pages of every size, also of one entry: their edges lose nothing and repeat nothing."""
-    monkeypatch.setattr(record, "PAGE_BYTES", page_bytes)
+    monkeypatch.setattr(log, "PAGE_BYTES", page_bytes)
     sizes = [1, 100, 30_000, 5]
 
     async def talk(agent: ToldAgent, session_id: str, text: str) -> None:
@@ -129,7 +130,7 @@ async def test_a_slow_client_is_replayed_to_as_fast_as_it_reads() -> None:
 async def test_an_agent_without_memory_is_given_a_new_session_of_its_own(
     process: MakeStore,
 ) -> None:
-    """Issue F 5: "else history() is there"."""
+    """What was before is in ``history()``."""
     told: list[list[str]] = []
 
     async def from_history(agent: ToldAgent, session_id: str, text: str) -> None:
@@ -179,7 +180,7 @@ class Remembers(ToldAgent):
 async def test_an_agents_own_load_is_called_and_its_replay_is_not_shown_twice(
     process: MakeStore,
 ) -> None:
-    """Issue F 5: "its load_session is called if it has one"."""
+    """Its ``load_session`` is called if it has one."""
     async with conversation(Remembers(), process()) as client:
         session_id = await client.new("/old")
         await client.prompt(session_id, "one")

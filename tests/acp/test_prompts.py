@@ -98,7 +98,7 @@ async def every_kind(agent: ToldAgent, session_id: str, text: str) -> None:
 
 
 async def test_a_replay_shows_what_was_shown_update_by_update() -> None:
-    """Issue F 3: in order, unbounded, nothing merged, whatever its kind."""
+    """In order, unbounded, nothing merged, whatever its kind."""
     store = KeptMemory()
     async with conversation(ToldAgent(every_kind), store) as client:
         session_id = await client.new()
@@ -116,7 +116,7 @@ async def test_a_replay_shows_what_was_shown_update_by_update() -> None:
 
 
 async def test_two_messages_of_the_user_in_a_row_stay_two() -> None:
-    """Issue F 3: nothing is merged that would change what a reader sees."""
+    """Nothing is merged that would change what a reader sees."""
     store = KeptMemory()
 
     async def silent(agent: ToldAgent, session_id: str, text: str) -> None:
@@ -134,7 +134,7 @@ async def test_two_messages_of_the_user_in_a_row_stay_two() -> None:
 
 
 async def test_an_update_is_stored_before_anybody_sees_it() -> None:
-    """Issue F 3: durable before delivered."""
+    """Durable before delivered."""
     store = Faulty()
     async with conversation(ToldAgent(), store) as client:
         session_id = await client.new()

@@ -154,7 +154,7 @@ async def test_each_conversation_has_a_session_of_its_own_with_each_server(
 async def test_sessions_with_servers_go_on_in_another_process(
     over_http: RunningServer, tmp_path: Path
 ) -> None:
-    """Issue F 4: "MCP servers reconnected and their MCP sessions resumed"."""
+    """The servers are connected again, and their sessions resumed."""
     servers = [http_entry(over_http), stdio_entry(tmp_path)]
     store = tmp_path / "conversations.db"
     async with conversation(ToldAgent(call), SQLiteStore(store)) as client:
@@ -232,7 +232,7 @@ CRASHES: Json = {"name": "crashes", "command": sys.executable, "args": ["-c", "1
 async def test_a_server_that_cannot_be_reached_is_reported_and_the_session_lives(
     bad: Json, over_http: RunningServer
 ) -> None:
-    """Issue F 2. Said as a message of the agent, which every client can show."""
+    """Said as a message of the agent, which every client can show."""
     name = bad["name"]
     store = KeptMemory()
     servers = [bad, http_entry(over_http)]

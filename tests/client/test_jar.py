@@ -7,12 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 from mcp import Client
+from mcp.server import MCPServer
 
+from mcp_sessions import SessionLayer, current_session
 from mcp_sessions.client.jar import FileJar, SavedSession
 from mcp_sessions.client_transport import resumable
+from mcp_sessions.stores.sqlite import SQLiteStore
 from tests.support.resuming import MODES, QUICK, Heard, serving, subscribe, text_of
+from tests.support.servers import serve
 
 SESSION = SavedSession("s-1", state="grün\u2028\N{SNOWMAN}", expires_at="later", position="7")
 HERE = "https://host/mcp"
@@ -234,6 +239,55 @@ async def test_a_session_that_is_gone_by_the_next_run_is_started_over(jar: FileJ
         found = loaded(jar, server.url())
         assert found is not None
         assert found.session_id == second
+
+
+def remembering(place: Path) -> SessionLayer:
+    """A server on a file, with keys of its own each time."""
+    server = MCPServer("remembering")
+
+    @server.tool()
+    def remember(text: str) -> str:
+        current_session().state["text"] = text
+        return text
+
+    @server.tool()
+    def recall() -> str:
+        return f"{current_session().id} {current_session().state.get('text')}"
+
+    return SessionLayer(server, store=SQLiteStore(place / "sessions.db"))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_server_that_lost_its_keys_goes_on_with_the_session(
+    jar: FileJar, tmp_path: Path, mode: str
+) -> None:
+    """The server keeps the state itself; only the token that the client has is of no use."""
+    with serve(remembering(tmp_path).asgi_app()) as server:
+        port = server.port
+        async with Client(resumable(server.url(), jar=jar, policy=QUICK), mode=mode) as client:
+            await client.call_tool("remember", {"text": "milk"})
+            first = text_of(await client.call_tool("recall", {}))
+    assert first.endswith(" milk")
+
+    layer = remembering(tmp_path)
+    with serve(layer.asgi_app(), port=port) as server:
+        heard = Heard()
+        transport = resumable(server.url(), jar=jar, policy=QUICK, on_resume=heard.on_resume)
+        with anyio.fail_after(30):
+            async with Client(transport, mode=mode, message_handler=heard.on_message) as client:
+                if mode != "legacy":
+                    # The listen stream carries the token too, and is the first that does.
+                    async with client.listen(resource_subscriptions=["note://1"]) as changes:
+                        await server.call(layer.notify_resource_updated, "note://1")
+                        assert await anext(changes)
+                assert text_of(await client.call_tool("recall", {})) == first
+                await client.call_tool("remember", {"text": "bread"})
+                again = text_of(await client.call_tool("recall", {}))
+    assert again == first.replace("milk", "bread")
+    assert {outcome.is_new_session for outcome in heard.outcomes} == {False}
+    found = loaded(jar, server.url())
+    assert found is not None and found.state is not None, "the new token is kept"
 
 
 @pytest.mark.anyio

@@ -501,6 +501,83 @@ async def test_null_metadata_and_none_at_all_keep_the_state() -> None:
         assert [await call(client) for _ in range(3)] == ["", "x", "x"]
 
 
+def refuses_state(exchange: Exchange) -> None:
+    """As a server does that lost its keys."""
+    text = "Invalid params: the session's state is not valid"
+    exchange.error(-32602, text, data={"reason": "invalid_state"})
+
+
+async def test_a_state_that_is_refused_is_left_out_and_the_call_is_sent_again() -> None:
+    tokens: list[str | None] = []
+
+    def entry(exchange: Exchange) -> None:
+        token = exchange.meta[SESSION].get("state")
+        tokens.append(token)
+        if token == "old":
+            refuses_state(exchange)
+        else:
+            state = "new" if len(tokens) > 2 else "old"
+            meta = {SESSION: {"sessionId": "s-1", "state": state}}
+            exchange.result(tool_result("done", meta=meta))
+
+    async with (
+        ScriptedServer({"tools/call": entry}) as server,
+        client_of(server) as (client, heard),
+    ):
+        assert [await call(client) for _ in range(3)] == ["done"] * 3
+        assert tokens == [None, "old", None, "new"]
+        assert (server.sessions, heard.outcomes) == (1, [])
+
+
+async def test_a_newer_state_is_kept_when_an_older_one_is_refused() -> None:
+    late: list[Exchange] = []
+    tokens: list[str | None] = []
+
+    def entry(exchange: Exchange) -> None:
+        token = exchange.meta[SESSION].get("state")
+        tokens.append(token)
+        if token == "old" and not late:
+            late.append(exchange)
+            never(exchange)
+        else:
+            state = "old" if token is None else "new"
+            meta = {SESSION: {"sessionId": "s-1", "state": state}}
+            exchange.result(tool_result("done", meta=meta))
+
+    async with ScriptedServer({"tools/call": entry}) as server, client_of(server) as (client, _):
+        await call(client)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call, client)
+            await server.has(lambda: late, "the call with the old state")
+            await call(client)
+            refuses_state(late[0])
+        assert tokens == [None, "old", "old", "new"]
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+async def test_a_server_that_refuses_every_state_is_not_asked_for_ever(is_ours: bool) -> None:
+    """And a foreign one not once more: its token may be all that there is of the session."""
+    calls: list[str | None] = []
+
+    def entry(exchange: Exchange) -> None:
+        calls.append(exchange.meta[SESSION].get("state"))
+        if len(calls) == 1:
+            meta = {SESSION: {"sessionId": "s-1", "state": "x"}}
+            exchange.result(tool_result("", meta=meta))
+        else:
+            refuses_state(exchange)
+
+    scripted = ScriptedServer({"tools/call": entry})
+    if not is_ours:
+        scripted.capabilities = FOREIGN
+    async with scripted as server, client_of(server) as (client, _):
+        await call(client)
+        with pytest.raises(MCPError) as refused:
+            await call(client)
+        assert refused.value.code == -32602
+        assert calls == ([None, "x", None] if is_ours else [None, "x"])
+
+
 # --- servers that only have sessions/create -----------------------------------------------------
 
 

@@ -199,8 +199,32 @@ local function append(log, now, window, before, after, key, origin)
     return payload, connection, fence, replaced and 1 or 0
 end
 
+-- The entries after a number: `limit` at the most, and no more once they have `size` bytes.
+local STEP = 16
+local function page(log, number, limit, size)
+    local found, from = {}, number
+    while #found < limit do
+        local count = math.min(STEP, limit - #found)
+        local entries = redis.call(
+            'XRANGE', log.events, '(' .. id_of(from), '+', 'COUNT', whole(count))
+        for _, entry in ipairs(entries) do
+            found[#found + 1] = entry
+            size = size - #members_of(entry).p
+            if size <= 0 then
+                return found
+            end
+        end
+        if #entries < count then
+            return found
+        end
+        from = number_of(entries[#entries])
+    end
+    return found
+end
+
 -- The entries after a position, or nil and the reason. `reason`: why the position is none.
-local function since(log, now, window, reason, epoch, number, limit)
+-- `limit`: of a page, or '' for all of them.
+local function since(log, now, window, reason, epoch, number, limit, size)
     evict(log, now, window)
     save(log)
     if reason ~= '' then
@@ -217,9 +241,8 @@ local function since(log, now, window, reason, epoch, number, limit)
     if number < log.floor then
         return nil, number < log.evicted and 'evicted' or 'expired'
     end
-    local range = { 'XRANGE', log.events, '(' .. id_of(number), '+' }
     if limit ~= '' then
-        range[5], range[6] = 'COUNT', limit
+        return page(log, number, tonumber(limit), tonumber(size))
     end
-    return redis.call(unpack(range))
+    return redis.call('XRANGE', log.events, '(' .. id_of(number), '+')
 end
