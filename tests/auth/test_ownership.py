@@ -470,7 +470,7 @@ async def test_ended_and_expired_ids_answer_like_unknown_ones() -> None:
 
 
 async def test_an_operator_sees_each_users_sessions() -> None:
-    """Issue B: ``layer.sessions.list(principal=…)``; a refreshed token is the same principal."""
+    """``layer.sessions.list(principal=…)``; a refreshed token is the same principal."""
     async with guarded() as server:
         server.verifier.add("alice again", "alice", "use", "more")
         hers = {

@@ -1,6 +1,6 @@
 """Authentication is taken over, never dropped.
 
-Issue B, 4: "What ``MCPServer.streamable_http_app()`` and FastMCP's ``http_app()`` set up … is
+"What ``MCPServer.streamable_http_app()`` and FastMCP's ``http_app()`` set up … is
 there in ``layer.asgi_app()``. What cannot be taken over makes it refuse to start, naming it: it
 never serves openly what was closed."
 """
@@ -473,7 +473,7 @@ def _mine(value: str) -> dict[str, str | None]:
 
 
 async def test_fastmcps_request_and_token_are_there_in_handlers() -> None:
-    """Issue B: "``get_access_token()`` and FastMCP's ``get_http_request()`` work in handlers", in
+    """"``get_access_token()`` and FastMCP's ``get_http_request()`` work in handlers", in
     both eras, in a session and without, and in a keyed one that outlives its stream.
     """
     async with fast() as server:

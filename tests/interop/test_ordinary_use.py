@@ -1,6 +1,6 @@
 """Stock clients do what they do every day, against a wrapped server of each class.
 
-Issue A: "Stock clients work unmodified against wrapped servers of all three classes".
+"Stock clients work unmodified against wrapped servers of all three classes".
 """
 
 import anyio

@@ -1,6 +1,6 @@
 """The stock WebSocket clients of the SDKs' 1.x lines, against a wrapped server of each class.
 
-Issue C: "Stock WebSocket clients (``mcp`` 1.x ``websocket_client``, the TypeScript SDK's
+"Stock WebSocket clients (``mcp`` 1.x ``websocket_client``, the TypeScript SDK's
 ``WebSocketClientTransport``) work unmodified".
 """
 

@@ -1,6 +1,6 @@
 """The TypeScript v2 client, unmodified, against wrapped servers in both eras.
 
-Issue B: "the TypeScript v2 client in the modern era work[s] unmodified". It is pinned to
+"the TypeScript v2 client in the modern era work[s] unmodified". It is pinned to
 2026-07-28, finds it out by itself (``auto``), or shakes hands (``legacy``: 2025-11-25).
 """
 

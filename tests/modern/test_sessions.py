@@ -413,7 +413,7 @@ async def test_a_gate_comes_after_the_session() -> None:
 
 
 async def test_an_operator_lists_and_ends_sessions() -> None:
-    """Issue B: ``layer.sessions.list(principal=…)``, ``.end(id)``."""
+    """``layer.sessions.list(principal=…)``, ``.end(id)``."""
     async with modern() as (w, client):
         older = await w.connected()
         started = (await client.start())["sessionId"]

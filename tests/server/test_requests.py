@@ -259,7 +259,7 @@ async def test_a_notification_is_handled_while_requests_run() -> None:
 
 
 async def test_a_question_goes_to_the_stream_of_its_request() -> None:
-    """Issue A, 5: elicitation, sampling and roots work; ids are random text."""
+    """elicitation, sampling and roots work; ids are random text."""
     async with world() as w:
 
         async def sample(ctx: Ctx, arguments: Json) -> str:
