@@ -401,7 +401,7 @@ async def test_two_users_subscriptions_do_not_cross() -> None:
 
 @pytest.mark.parametrize("era", ["modern", "handshake"])
 async def test_get_access_token_works_in_handlers(era: str) -> None:
-    """"``get_access_token()`` … work in handlers": plain ones, in sessions, keyed ones
+    """Promised: "``get_access_token()`` … work in handlers": plain ones, in sessions, keyed ones
     that outlive their stream, and what a handler leaves behind.
     """
     async with guarded() as server:

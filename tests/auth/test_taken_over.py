@@ -473,7 +473,7 @@ def _mine(value: str) -> dict[str, str | None]:
 
 
 async def test_fastmcps_request_and_token_are_there_in_handlers() -> None:
-    """"``get_access_token()`` and FastMCP's ``get_http_request()`` work in handlers", in
+    """Promised: "``get_access_token()`` and FastMCP's ``get_http_request()`` work in handlers", in
     both eras, in a session and without, and in a keyed one that outlives its stream.
     """
     async with fast() as server:

@@ -1,6 +1,6 @@
 """From each transport to each, with the cut in each place: nothing twice, nothing lost.
 
-in every cell each event arrives once and in order, each call ran exactly once, and
+In every cell each event arrives once and in order, each call ran exactly once, and
 each caller got its answer or ``-31012``. Pitfalls A5, C1, C2.
 """
 

@@ -146,7 +146,7 @@ def test_a_draft_without_room_for_an_id_is_stored_as_it_is() -> None:
 def test_ids_sort_in_the_order_of_issue_also_across_logs_made_anew(
     lengths: list[int], data: st.DataObject
 ) -> None:
-    """Issue A, item 3; A14. Each log is made at least a millisecond after the one before."""
+    """A14. Each log is made at least a millisecond after the one before."""
     issued: list[bytes] = []
     milliseconds = 1_700_000_000_000
     for length in lengths:
@@ -279,7 +279,7 @@ def test_an_event_can_be_replayed_until_it_is_as_old_as_the_window_allows() -> N
 
 
 def test_an_unbounded_log_keeps_everything() -> None:
-    """Issue A, item 3: "may be unbounded"."""
+    """A window may be unbounded."""
     log = log_of(3_000)
 
     assert numbers(log.since(at(0), now=1e12)) == list(range(1, 3_001))

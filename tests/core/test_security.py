@@ -45,7 +45,7 @@ def test_a_minted_log_epoch_makes_ids_that_parse() -> None:
 
 
 def test_logs_made_in_one_millisecond_still_have_epochs_in_order() -> None:
-    """Issue A, item 3: ids sort in the order of issue, also across a log made anew."""
+    """Ids sort in the order of issue, also across a log made anew."""
     epochs = [mint_log_epoch() for _ in range(1_000)]
 
     assert epochs == sorted(set(epochs))
@@ -54,7 +54,7 @@ def test_logs_made_in_one_millisecond_still_have_epochs_in_order() -> None:
 def test_a_log_made_after_the_clock_was_set_back_has_a_later_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Issue A, item 3; within one process at least."""
+    """Within one process at least."""
     before = mint_log_epoch()
     a_second_ago = (int(before[:13]) - 1_000) * 1_000_000
     monkeypatch.setattr("time.time_ns", lambda: a_second_ago)

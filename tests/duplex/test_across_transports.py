@@ -250,7 +250,7 @@ async def two(old: str, new: str, **limits: Any) -> AsyncGenerator[tuple[DuplexW
 async def test_what_was_missed_is_replayed_once_in_order_and_subscriptions_are_kept(
     old: str, new: str
 ) -> None:
-    """Issue C 3; pitfalls A5, A6, F6."""
+    """Pitfalls A5, A6, F6."""
     async with two(old, new) as (world, left, right):
         await left.start()
         await world.layer.notify_resource_updated("note://a")

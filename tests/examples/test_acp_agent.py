@@ -108,7 +108,7 @@ class Place:
 async def test_new_prompt_kill_load_and_the_next_prompt_uses_what_was_before(
     tmp_path: Path,
 ) -> None:
-    """Issue F, "It is done when"."""
+    """The library's own client drives the example."""
     place = Place(tmp_path)
 
     async def ask(connection: Any, session_id: str, text: str) -> None:

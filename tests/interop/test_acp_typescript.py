@@ -1,6 +1,6 @@
 """The TypeScript ACP client, unmodified, drives ``examples/acp_agent.py``.
 
-new, prompt, process killed, load in a new process, an identical
+New, prompt, process killed, load in a new process, an identical
 sequence of updates, and the next prompt uses what was before.
 """
 

@@ -1,6 +1,6 @@
 """Stock handshake-era clients that know nothing of us but send ``session/*`` themselves.
 
-such a client "can call ``session/start``, subscribe, lose its connection, reconnect
+Such a client "can call ``session/start``, subscribe, lose its connection, reconnect
 with a new ``initialize`` (ids from 0 again), call ``session/resume`` and get the missed
 updates on its new GET stream, coalesced, once, in order".
 
@@ -300,7 +300,7 @@ async def test_session_methods_leave_transport_mode_sessions_alone(
 async def test_a_kept_session_object_reaches_the_session_after_its_connection_is_gone(
     under_test: UnderTest, connected: Connect, proxy: TcpProxy, note: str, gate: str
 ) -> None:
-    """"a notification sent through a kept ``ctx.session`` … reaches the session"."""
+    """Promised: "a notification sent through a kept ``ctx.session`` … reaches the session"."""
     with anyio.fail_after(20):
         async with proxy:
             with ExitStack() as network:

@@ -51,7 +51,7 @@ def refused(*keys: Any, **settings: Any) -> str:
 
 
 def test_a_key_is_any_string_of_32_characters() -> None:
-    """Issue B, item 2."""
+    """At least; of any alphabet."""
     for key in (
         "k" * 32,
         "ключ" * 8,
@@ -100,7 +100,7 @@ def test_a_limit_that_has_no_room_for_an_empty_state_is_refused(max_token: int) 
 def test_keys_of_the_environment_are_comma_separated_and_newest_first(
     variable: pytest.MonkeyPatch,
 ) -> None:
-    """Issue B, item 2. A file of secrets often ends in a line break."""
+    """A file of secrets often ends in a line break."""
     variable.setenv(KEYS_VARIABLE, f"{NEW}, {OLD}\n")
 
     security = SessionSecurity.from_env(audience="notes")
@@ -168,7 +168,7 @@ def test_keygen_s_help_names_the_variable(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_ephemeral_keys_are_nobody_else_s() -> None:
-    """protocol.md, issue B: what is sealed ends with the process."""
+    """What is sealed ends with the process."""
     one, other = SessionSecurity.ephemeral(), SessionSecurity.ephemeral()
     token = sealed(one)
 
@@ -181,7 +181,7 @@ def test_ephemeral_keys_are_nobody_else_s() -> None:
 def test_the_default_is_the_variable_if_it_is_set_and_else_ephemeral(
     variable: pytest.MonkeyPatch,
 ) -> None:
-    """Issue B, item 2."""
+    """And ephemeral keys end with the process."""
     assert SessionSecurity.default().is_ephemeral
 
     variable.setenv(KEYS_VARIABLE, NEW)

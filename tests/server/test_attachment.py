@@ -721,7 +721,7 @@ async def test_the_id_of_a_replaced_event_stays_a_position() -> None:
 
 
 async def test_a_kept_session_still_reaches_its_client_after_the_call() -> None:
-    """"a notification sent through a kept ``ctx.session`` after its call has
+    """Promised: "a notification sent through a kept ``ctx.session`` after its call has
     returned still reaches the session", on whatever connection it is by then.
     """
     async with world() as w:

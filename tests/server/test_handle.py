@@ -25,7 +25,7 @@ def tool(w: World, name: str) -> Any:
 
 
 async def test_outside_of_a_session_there_is_none() -> None:
-    """"raises outside a session; ``current_session(default=None)`` asks"."""
+    """Promised: "raises outside a session; ``current_session(default=None)`` asks"."""
     with pytest.raises(SessionRequired, match="no session here"):
         current_session()
     assert current_session(default=None) is None
@@ -74,7 +74,7 @@ async def _id() -> str:
 
 
 async def test_the_handle_says_what_it_is() -> None:
-    """"``id``, ``created_at``, ``expires_at``, ``principal``"."""
+    """Promised: "``id``, ``created_at``, ``expires_at``, ``principal``"."""
     async with world(idle_timeout=100) as w:
         seen: list[Any] = []
 

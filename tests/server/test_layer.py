@@ -43,7 +43,7 @@ def anyio_backend() -> Backend:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_main_job(kind: Kind) -> None:
-    """"A stock handshake-era client can call ``session/start``, subscribe, lose its
+    """Promised: "A stock handshake-era client can call ``session/start``, subscribe, lose its
     connection, reconnect with a new ``initialize`` (ids from 0 again), call ``session/resume``
     and get the missed updates on its new GET stream, coalesced, once, in order".
     """
@@ -94,7 +94,7 @@ async def test_the_main_job(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_handlers_see_a_normal_context(kind: Kind) -> None:
-    """"progress, logging, elicitation, sampling, roots, cancellation … all work
+    """Promised: "progress, logging, elicitation, sampling, roots, cancellation … all work
     inside and outside sessions".
     """
     app = make_app(kind)
@@ -203,7 +203,7 @@ async def lifespan_of(app: Any) -> AsyncGenerator[None]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("framework", ["starlette", "fastapi", "alone"])
 async def test_the_layer_is_mounted(kind: Kind, framework: str) -> None:
-    """"``layer.routes(path=…)`` and ``layer.lifespan`` for mounting in Starlette or
+    """Promised: "``layer.routes(path=…)`` and ``layer.lifespan`` for mounting in Starlette or
     FastAPI (tested under both, no redirect)"; the application's own routes stay.
     """
     layer = SessionLayer(make_app(kind).server)
@@ -282,7 +282,7 @@ async def test_two_endpoints_of_one_layer_share_its_sessions() -> None:
 
 
 async def test_the_security_settings_are_the_sdks() -> None:
-    """"Host and Origin protection with the SDK's settings object"."""
+    """Promised: "Host and Origin protection with the SDK's settings object"."""
     settings = TransportSecuritySettings(
         allowed_hosts=["api.example"], allowed_origins=["https://app.example"]
     )
@@ -301,7 +301,7 @@ async def test_the_security_settings_are_the_sdks() -> None:
 
 
 async def test_a_body_may_be_as_large_as_the_layer_says() -> None:
-    """"body limit (default 4 MiB → 413)"; ``max_body`` changes it."""
+    """Promised: "body limit (default 4 MiB → 413)"; ``max_body`` changes it."""
     layer = SessionLayer(Toolbox().server)
     app = layer.asgi_app(max_body=2_000)
     async with layer.lifespan(), in_process(app) as carrier:

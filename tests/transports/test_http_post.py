@@ -39,7 +39,7 @@ async def silence(seconds: float) -> None:
 
 
 async def test_an_answer_that_comes_soon_is_json() -> None:
-    """"JSON if done within 100 ms with nothing emitted"."""
+    """Promised: "JSON if done within 100 ms with nothing emitted"."""
     async with world() as w:
         client = await w.connected()
 
@@ -96,7 +96,7 @@ async def test_an_answer_after_something_else_is_a_stream(version: str) -> None:
 
 
 async def test_a_stream_is_not_buffered_on_its_way() -> None:
-    """"``X-Accel-Buffering: no``, ``Cache-Control: no-cache, no-transform``"."""
+    """Promised: "``X-Accel-Buffering: no``, ``Cache-Control: no-cache, no-transform``"."""
     async with world() as w:
         client = await w.connected()
         for reply in (client.get(), (await started(w, client)).reply):
@@ -108,7 +108,7 @@ async def test_a_stream_is_not_buffered_on_its_way() -> None:
 
 
 async def test_a_silent_stream_says_that_it_lives() -> None:
-    """"a comment every 15 s", on GET and POST streams."""
+    """Promised: "a comment every 15 s", on GET and POST streams."""
     async with world() as w:
         client = await w.connected()
         replies = [client.get(), (await started(w, client)).reply]
@@ -122,7 +122,7 @@ async def test_a_silent_stream_says_that_it_lives() -> None:
 
 
 async def test_a_handler_sees_the_http_request() -> None:
-    """"``ctx.request_context.request``", its headers and its body."""
+    """Promised: "``ctx.request_context.request``", its headers and its body."""
     async with world() as w:
 
         async def look(ctx: Ctx, arguments: object) -> str:
@@ -493,7 +493,7 @@ async def test_a_stalled_reader_gets_the_rest_when_it_comes_back() -> None:
 
 
 async def test_a_stalled_reader_delays_nothing_else() -> None:
-    """"A reader that stalls delays nothing else in its session (it does in the
+    """Promised: "A reader that stalls delays nothing else in its session (it does in the
     SDK)": other requests, the GET stream, other sessions.
     """
     async with world(send_buffer=10_000) as w:

@@ -63,7 +63,7 @@ async def sdks_verdict(
 @pytest.mark.anyio
 @pytest.mark.parametrize("host", [None, *SOME_HOSTS])
 async def test_the_verdicts_are_the_sdks(host: str | None) -> None:
-    """"Host and Origin protection with the SDK's settings object"."""
+    """Promised: "Host and Origin protection with the SDK's settings object"."""
     guard = OriginGuard(SETTINGS)
     for origin in (None, *SOME_ORIGINS):
         headers = headers_of(host, origin)

@@ -98,7 +98,7 @@ async def direct(site: Site, *, receive_buffer: int | None = None) -> AsyncGener
 
 
 async def test_a_client_whose_connection_is_cut_misses_nothing(site: Site) -> None:
-    """Issue A's main job over TCP: the GET stream is reset, changes happen, a new connection
+    """The main job over TCP: the GET stream is reset, changes happen, a new connection
     with a new handshake resumes.
     """
     async with TcpProxy(site.server.host, site.server.port) as proxy:

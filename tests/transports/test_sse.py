@@ -298,7 +298,7 @@ async def test_a_stream_that_cannot_end_properly_ends_anyway() -> None:
 
 
 async def test_a_silent_stream_sends_comments() -> None:
-    """"a comment every 15 s", counted from the last event."""
+    """Promised: "a comment every 15 s", counted from the last event."""
     stream, peer = stream_of(), Peer()
     task = serving(stream, peer)
     await asyncio.sleep(KEEP_ALIVE - 1)

@@ -36,7 +36,7 @@ def test_the_bare_server_passes_what_it_is_known_to(
 def test_the_wrapped_server_is_found_to_be_the_same(
     suite: Suite, stack: Stack, outcome_of: OutcomeOf
 ) -> None:
-    """"wrapped it has the same, check by check"."""
+    """Promised: "wrapped it has the same, check by check"."""
     bare = outcome_of(suite, "bare", "h11")
     wrapped = outcome_of(suite, "wrapped", stack)
 
