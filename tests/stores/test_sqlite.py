@@ -451,8 +451,16 @@ async def test_a_damaged_file_is_said_to_be(path: Path) -> None:
     assert said and all("damaged" in each for each in said)
 
 
-async def test_a_full_disk_stores_nothing_half_and_is_over_when_there_is_room(path: Path) -> None:
-    """An error for who calls; what was there is served on."""
+async def test_a_full_disk_stores_nothing_half_and_is_over_when_there_is_room(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error for who calls, and counted; what was there is served on."""
+    counted: list[tuple[str, int]] = []
+
+    def count(store: str, calls: int) -> None:
+        counted.append((store, calls))
+
+    monkeypatch.setattr("mcp_sessions.metrics.store_failed", count)
     async with opened(path) as store:
         of = await new(store)
         head = await store.head(of)
@@ -467,6 +475,7 @@ async def test_a_full_disk_stores_nothing_half_and_is_over_when_there_is_room(pa
             except StoreUnavailable as failed:
                 refused.append(str(failed))
         assert refused and all("no space left" in each for each in refused)
+        assert counted == [("sqlite", 1)] * len(refused)
         assert await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW) is not None
         events, _ = await store.read(of, head.event_id(), now=NOW)
         assert [event.number for event in events] == list(range(1, stored + 1))
