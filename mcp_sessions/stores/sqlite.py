@@ -87,7 +87,7 @@ from mcp_sessions.stores.base import (
     SessionRecord,
 )
 from mcp_sessions.stores.file_lock import FileLock, Locked
-from mcp_sessions.stores.sqlite_schema import Durability, open_file
+from mcp_sessions.stores.sqlite_schema import Durability, check_no_directory, open_file
 from mcp_sessions.stores.sqlite_start import shut_down, start_up
 from mcp_sessions.stores.sqlite_writer import Changes, Transaction, Writer
 
@@ -175,6 +175,7 @@ class SQLiteStore:
         """
         self._policy = policy
         self._window = _window(policy)
+        check_no_directory(self.path)
         try:
             await self._acquire()
         except Locked as held:
@@ -527,10 +528,10 @@ class SQLiteStore:
             if session is None:
                 return False
             known = _carried(tx, session.sid, origin)
-            if known is not None and known[0] > fencing_epoch:
-                return False
+            if known is not None and known[0] >= fencing_epoch:
+                return known[0] == fencing_epoch
             log = logs.find(tx, session.sid, GET_STREAM)
-            if log is not None and (known is None or known[0] != fencing_epoch):
+            if log is not None:
                 logs.drop_origin(tx, log, origin)
             tx.execute(
                 "INSERT OR REPLACE INTO carried (sid, origin, fencing_epoch, log_epoch, number)"

@@ -264,6 +264,7 @@ async def test_who_serves_and_does_not_answer_is_named(
     [
         ("memory://", "nobody else sees it"),
         ("sqlite:////nowhere/sessions.db", "no such file"),
+        ("sqlite:////usr", "/usr is a directory"),
         ("floppy://a:secret@b", "unknown store 'floppy'"),
     ],
 )

@@ -426,7 +426,8 @@ async def test_a_file_that_is_none_of_ours_is_refused_and_left_alone(path: Path)
     text.write_text("no database, but long enough to be read as one " * 9)
     assert "is not a SQLite file" in await refusal_of(text)
     assert "cannot be opened" in await refusal_of(path.parent / "nowhere" / "sessions.db")
-    assert "cannot be opened" in await refusal_of(path.parent)
+    assert await refusal_of(path.parent) == f"{path.parent} is a directory, not a file"
+    assert not path.parent.with_name(f"{path.parent.name}-lock").exists()
 
 
 async def test_a_damaged_file_is_said_to_be(path: Path) -> None:
