@@ -433,6 +433,8 @@ class SQLiteStore:
             log = logs.opened(tx, session.sid, stream)
             window = self._window_of(session, stream)
             event, replaced = logs.append(tx, log, draft, window, now=now)
+            if event.number == 1 and stream not in (EVENTS, GET_STREAM):
+                logs.evict_responses(tx, session.sid, stream, window, now=now)
             return Appended(event, session.attachment, replaced)
 
         return await self._writer.call(work)

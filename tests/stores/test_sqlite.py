@@ -452,6 +452,25 @@ async def test_a_damaged_file_is_said_to_be(path: Path) -> None:
     assert said and all("damaged" in each for each in said)
 
 
+async def test_response_streams_of_the_process_before_give_back_their_room(path: Path) -> None:
+    """Nobody is left who drops them, and their session may go on for days."""
+    stock = "SELECT count(*), total(length(payload)) FROM events"
+    policy = SessionPolicy(idle_timeout=100, max_lifetime=1_000, max_age=50)
+    async with opened(path, policy=policy) as store:
+        of = await new(store, Mode.TRANSPORT)
+        for name in ("events", "get", "post-1", "post-2"):
+            await store.append(of, Draft(b"x" * 100), now=NOW, stream=StreamName(name))
+    later = NOW + 49
+    async with opened(path, policy=policy) as store:
+        await store.append(of, Draft(b"y"), now=later, stream=StreamName("post-3"))
+        assert await sql(store, stock) == (5, 401)
+        await store.append(of, Draft(b"y"), now=later + 2, stream=StreamName("post-4"))
+        # The events of the session and its GET stream are looked at when they are used.
+        assert await sql(store, stock) == (4, 202)
+        old = "SELECT events, bytes, head, floor FROM logs WHERE stream = 'post-1'"
+        assert await sql(store, old) == (0, 0, 1, 1)
+
+
 async def test_a_full_disk_stores_nothing_half_and_is_over_when_there_is_room(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
