@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import signal
 import socket
 import time
@@ -359,6 +360,10 @@ class SessionLayer:
             if self._replicas is not None and not connection.is_streaming:
                 # Other replicas serve it on, and nothing here is in its way.
                 return
+            # Stock clients, too, come back one by one. Alone, this process needs a moment to
+            # be there again, and some of them give up for ever when they find nobody twice.
+            least = 0.5 if self._replicas is None else 0.1
+            connection.come_back_after(random.uniform(least, 1) * self.policy.reconnect_spread)
             record = await self.store.load(connection.session_id, now=0)
             sessions.extend(record.carried if record is not None else ())
         for session_id in sessions:

@@ -25,6 +25,7 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.server.ending import ended_beside
 from mcp_sessions.stores.base import Mode, SessionRecord
 from mcp_sessions.stores.beside import open_beside
 
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    beside = await open_beside(options.store)
+    beside = await open_beside(options.store, ended_beside)
     try:
         now = time.time()
         live = [each for each in await beside.all_sessions() if each.expires_at > now]

@@ -56,6 +56,15 @@ class Watcher(Protocol):
         ...
 
 
+def written(kind: str, process: str, **members: Any) -> bytes:
+    """A message between replicas.
+
+    Args:
+        process: Who says so; empty: one that serves nothing.
+    """
+    return encode({"v": VERSION, "kind": kind, "from": process, **members})
+
+
 class Replicas:
     """This process among those that share its store."""
 
@@ -96,7 +105,7 @@ class Replicas:
         line in the log: nothing may depend on it.
         """
         try:
-            await self._exchange.send(self._written(kind, members), to=to)
+            await self._exchange.send(written(kind, self.process, **members), to=to)
         except StoreUnavailable as failed:
             logger.warning("%r was not told to the other replicas: %s", kind, failed)
 
@@ -106,10 +115,7 @@ class Replicas:
         Raises:
             StoreUnavailable: Unknown whether it was sent.
         """
-        await self._exchange.send(self._written(kind, members), to=to)
-
-    def _written(self, kind: str, members: Members) -> bytes:
-        return encode({"v": VERSION, "kind": kind, "from": self.process, **members})
+        await self._exchange.send(written(kind, self.process, **members), to=to)
 
     def on_message(self, message: bytes) -> None:
         """See :class:`~mcp_sessions.stores.base.ExchangeListener`."""

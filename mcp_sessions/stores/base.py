@@ -460,6 +460,7 @@ class SessionStore(Protocol):
         """From now on the GET stream of the transport-mode session ``connection`` takes the
         events of ``origin``, attached there with that epoch, that follow ``after``. What the
         stream has of that session by an older epoch is removed, as :meth:`drop_origin` does.
+        Told twice of one epoch it goes on where it is: what was relayed is not relayed again.
 
         Returns:
             False if ``connection`` is unknown, ended or expired, or carries that session

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.base import SessionRecord, SessionStore
 from mcp_sessions.stores.urls import open_store, sqlite_place
+
+Ended = Callable[[SessionStore, SessionRecord], Awaitable[None]]
+"""Tells those who serve from a store that a session is over in it."""
 
 
 class Beside(Protocol):
@@ -32,8 +35,11 @@ class Beside(Protocol):
         ...
 
 
-async def open_beside(url: str) -> Beside:
+async def open_beside(url: str, ended: Ended) -> Beside:
     """The store that ``url`` names, beside whoever serves from it.
+
+    Args:
+        ended: Called when a session was ended in a store that several processes share.
 
     Raises:
         ConfigurationError: No store has such a URL, or there is nothing at it.
@@ -49,14 +55,15 @@ async def open_beside(url: str) -> Beside:
             f"{store.name}:// is the memory of the process that serves: nobody else sees it"
         )
     await store.open(SessionPolicy())
-    return SharedStore(store)
+    return SharedStore(store, ended)
 
 
 class SharedStore:
     """A store that any process may open."""
 
-    def __init__(self, store: SessionStore) -> None:
+    def __init__(self, store: SessionStore, ended: Ended) -> None:
         self._store = store
+        self._ended = ended
 
     async def all_sessions(self) -> Sequence[SessionRecord]:
         """See :class:`Beside`."""
@@ -64,7 +71,16 @@ class SharedStore:
 
     async def end(self, session_id: SessionId) -> bool:
         """See :class:`Beside`."""
-        return await self._store.end(session_id) is not None
+        record = await self._store.end(session_id)
+        if record is None:
+            return False
+        try:
+            await self._ended(self._store, record)
+        except StoreUnavailable as failed:
+            raise StoreUnavailable(
+                f"the session is over, and the servers find out by themselves: {failed}"
+            ) from failed
+        return True
 
     async def close(self) -> None:
         """See :class:`Beside`."""

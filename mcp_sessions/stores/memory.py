@@ -289,8 +289,10 @@ class MemoryStore:
         carried = session.record.carried.get(origin, -1) if session is not None else -1
         if session is None or carried > fencing_epoch:
             return False
+        if carried == fencing_epoch:
+            return True
         log = self._log(connection, GET_STREAM)
-        if log is not None and carried != fencing_epoch:
+        if log is not None:
             log.drop_origin(origin)
         session.record.carried = {**session.record.carried, origin: fencing_epoch}
         if session.relayed is None:

@@ -34,10 +34,11 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from redis.exceptions import NoScriptError, ResponseError
 
+from mcp_sessions import metrics
 from mcp_sessions.core import log
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.request_keys import Begun
-from mcp_sessions.errors import ConfigurationError, LimitReached, Refusal
+from mcp_sessions.errors import ConfigurationError, LimitReached, Refusal, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
@@ -754,18 +755,25 @@ class RedisStore:
                 return await self._link.call("EVAL", script.text, len(keys), *keys, *args)
         except ResponseError as refused:
             raise _translated(refused, script.name) from refused
+        except StoreUnavailable:
+            metrics.store_failed(self.name)
+            raise
 
     async def _command(self, *args: Value) -> Answer:
         try:
             return await self._link.call(*args)
         except ResponseError as refused:
             raise _translated(refused, str(args[0])) from refused
+        except StoreUnavailable:
+            metrics.store_failed(self.name)
+            raise
 
 
 def _translated(refused: ResponseError, what: str) -> Exception:
     if str(refused).startswith("EVENTIDS"):
         return OverflowError("this event log has issued its last id")
     logger.error("%s: %s", what, unavailable(refused))
+    metrics.store_failed(RedisStore.name)
     return unavailable(refused)
 
 

@@ -46,6 +46,7 @@ import logging
 import math
 import os
 import sqlite3
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -92,7 +93,7 @@ from mcp_sessions.stores.base import (
     SessionRecord,
 )
 from mcp_sessions.stores.file_lock import FileLock, Locked
-from mcp_sessions.stores.sqlite_schema import Durability, open_file
+from mcp_sessions.stores.sqlite_schema import Durability, check_no_directory, open_file
 from mcp_sessions.stores.sqlite_start import shut_down, start_up
 from mcp_sessions.stores.sqlite_writer import Changes, Transaction, Writer
 
@@ -109,8 +110,13 @@ _COALESCED = 0.01
 _PAGE = 500
 """Records read at once: some milliseconds in which no other call is served."""
 
-_PATIENCE = 15
-"""How often the lock is tried before somebody else is taken to serve from the file."""
+PATIENCE = 3.0
+"""Seconds for which the lock is asked for before somebody else is taken to serve from the file:
+who is started again may meet the last moments of the process before."""
+
+_QUIET = 0.3
+"""Seconds of it that are not worth a line in the log: an operator's command has the lock for a
+moment."""
 
 
 class _Hot:
@@ -176,12 +182,12 @@ class SQLiteStore:
         """
         self._policy = policy
         self._window = _window(policy)
+        check_no_directory(self.path)
         try:
             await self._acquire()
         except Locked as held:
-            holder = f"process {held.holder}" if held.holder is not None else "another process"
             raise StoreInUse(
-                f"{self.path} is in use by {holder}: one process serves from a file at a time"
+                f"{self.path} is in use by {_named(held)}: one process serves from a file at a time"
             ) from None
         except OSError as failed:
             reason = failed.strerror or str(failed)
@@ -193,14 +199,23 @@ class SQLiteStore:
             raise
 
     async def _acquire(self) -> None:
-        # An operator's command holds it for a moment.
-        for _ in range(_PATIENCE):
+        started, is_told = time.monotonic(), False
+        while True:
             try:
                 self._lock.acquire()
                 return
-            except Locked:
+            except Locked as held:
+                waited = time.monotonic() - started
+                # What this process has open it does not let go of because of this.
+                if waited >= (_QUIET if held.holder == os.getpid() else PATIENCE):
+                    raise
+                if waited >= _QUIET and not is_told:
+                    is_told = True
+                    logger.info(
+                        "%s is in use by %s: waiting for up to %g s",
+                        self.path, _named(held), PATIENCE,
+                    )  # fmt: skip
                 await asyncio.sleep(0.02)
-        self._lock.acquire()
 
     async def close(self) -> None:
         """See :meth:`SessionStore.close`."""
@@ -425,6 +440,8 @@ class SQLiteStore:
             log = logs.opened(tx, session.sid, stream)
             window = self._window_of(session, stream)
             event, replaced = logs.append(tx, log, draft, window, now=now)
+            if event.number == 1 and stream not in (EVENTS, GET_STREAM):
+                logs.evict_responses(tx, session.sid, stream, window, now=now)
             return Appended(event, session.attachment, replaced)
 
         return await self._writer.call(work)
@@ -520,10 +537,10 @@ class SQLiteStore:
             if session is None:
                 return False
             known = _carried(tx, session.sid, origin)
-            if known is not None and known[0] > fencing_epoch:
-                return False
+            if known is not None and known[0] >= fencing_epoch:
+                return known[0] == fencing_epoch
             log = logs.find(tx, session.sid, GET_STREAM)
-            if log is not None and (known is None or known[0] != fencing_epoch):
+            if log is not None:
                 logs.drop_origin(tx, log, origin)
             tx.execute(
                 "INSERT OR REPLACE INTO carried (sid, origin, fencing_epoch, log_epoch, number)"
@@ -870,6 +887,10 @@ class SQLiteStore:
     def _window_of(self, session: sessions.Brief, stream: StreamName) -> Window:
         unbounded = session.mode is Mode.CONVERSATION and stream == EVENTS
         return UNBOUNDED if unbounded else self._window
+
+
+def _named(held: Locked) -> str:
+    return f"process {held.holder}" if held.holder is not None else "another process"
 
 
 def _window(policy: SessionPolicy) -> Window:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from mcp_sessions.core.log import Draft, LoggedEvent, Window, page_of
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
+    EVENTS,
+    GET_STREAM,
     NUMBER_WIDTH,
     LogEpoch,
     Position,
@@ -128,6 +130,23 @@ def append(
     identity = None if draft.key is None else (draft.origin, draft.key)
     event = LoggedEvent(event_id, number, payload, now, identity, draft.origin)
     return event, replaced is not None
+
+
+def evict_responses(
+    tx: Transaction, sid: int, stream: StreamName, window: Window, *, now: float
+) -> None:
+    """Take what is too old to be replayed out of a session's response streams but one: of
+    those whose process died nobody else does.
+    """
+    rows = tx.execute(
+        "SELECT log, log_epoch, head, floor, evicted, events, bytes FROM logs"
+        " WHERE sid = ? AND stream NOT IN (?, ?, ?) AND events > 0",
+        (sid, EVENTS, GET_STREAM, stream),
+    ).fetchall()
+    for row in rows:
+        log = LogRow(*row)
+        if _evict(tx, log, window, now):
+            log.write(tx)
 
 
 def since_id(

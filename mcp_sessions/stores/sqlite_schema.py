@@ -121,6 +121,16 @@ MIGRATIONS: Sequence[str] = (
 VERSION = len(MIGRATIONS)
 
 
+def check_no_directory(path: Path) -> None:
+    """SQLite would say no more than that it cannot be opened.
+
+    Raises:
+        ConfigurationError: It is one.
+    """
+    if path.is_dir():
+        raise ConfigurationError(f"{path} is a directory, not a file")
+
+
 def open_file(path: Path, durability: Durability) -> sqlite3.Connection:
     """A connection to the file, made or migrated if needed; for who holds its lock.
 
@@ -164,6 +174,7 @@ def open_beside(path: Path) -> sqlite3.Connection:
         StoreUnavailable: Another program has it locked.
     """
     if not path.is_file():
+        check_no_directory(path)
         raise ConfigurationError(f"no such file: {path}")
     try:
         connection = _connect(path)

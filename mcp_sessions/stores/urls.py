@@ -47,7 +47,7 @@ def open_store(url: str) -> SessionStore:
 
         path, durability = sqlite_place(url)
         return SQLiteStore(path, cast("Durability", durability))
-    known = "memory://, sqlite:///relative.db, redis://, rediss://, valkey://, unix://"
+    known = "memory://, sqlite:///relative.db, redis://, rediss://, valkey://, valkeys://, unix://"
     raise ConfigurationError(
         f"unknown store {scheme or url.partition(':')[0]!r}: use one of {known}"
     )

@@ -224,6 +224,7 @@ async def events_are_relayed_once_and_in_the_order_of_their_own_log(make: MakeSt
         assert await origins() == [(4, session.id)]
         # Told twice, it goes on as it was.
         assert await store.carry(stream.id, session.id, FencingEpoch(3), start)
+        assert await relay(5, 3, skips=True) == Relayed()
         assert await origins() == [(4, session.id)]
         await store.drop_origin(stream.id, session.id, fencing_epoch=FencingEpoch(3))
         assert await relay(5, 3, skips=True) == Relayed()

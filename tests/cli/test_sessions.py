@@ -18,7 +18,8 @@ from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores import sqlite_beside
 from mcp_sessions.stores.base import CurrentSession, Mode, Peer, SessionRecord
 from mcp_sessions.stores.sqlite import SQLiteStore
-from tests.support.raw import in_session
+from tests.support.raw import at_most, in_session
+from tests.support.redis_server import namespace, redis_store, shared_redis
 from tests.support.world import world
 
 pytestmark = pytest.mark.anyio
@@ -204,6 +205,42 @@ async def test_a_running_server_notices_before_the_command_returns(
         assert w.box.gate("g").cancelled.is_set()
 
 
+@pytest.mark.redis
+async def test_every_replica_on_a_redis_hears_of_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """At once, not when it looks next: what runs is answered, streams end, nothing is left of
+    the session in the stream of its connection.
+    """
+    own = namespace()
+    url = f"{shared_redis().url}?namespace={own}"
+    async with world(store=redis_store(own=own)) as w:
+        w.clock.now = time.time()
+        client, other = await w.connected(), await w.connected()
+        session_id = (await client.start())["sessionId"]
+        stream, closed = await client.get().started(), await other.get().started()
+        await client.text("update", uri="a:1")
+        running = client.call("wait", gate="g")
+        await w.box.gate("g").started.wait()
+        await stream.has(1)
+        assert client.session_id is not None and other.session_id is not None
+        names = [digest(session_id), digest(other.session_id)]
+        # What it finds in its rounds would hide that it is not told.
+        assert w.layer._replicas is not None  # pyright: ignore[reportPrivateUsage]
+        w.layer._replicas.each_round.clear()  # pyright: ignore[reportPrivateUsage]
+
+        end = ["sessions", "end", "--store", url, *names]
+        assert await asyncio.to_thread(main, end) == 0
+        assert capsys.readouterr().out == "".join(f"{name} ended\n" for name in names)
+
+        error = await at_most(3, running.error())
+        assert (error["code"], error["data"]["started"]) == (-32043, True)
+        assert w.box.gate("g").cancelled.is_set()
+        await at_most(3, closed.done())
+        record = await w.layer.store.load(SessionId(client.session_id), now=time.time())
+        assert record is not None and not record.carried
+
+
 async def test_who_serves_and_does_not_answer_is_named(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +264,7 @@ async def test_who_serves_and_does_not_answer_is_named(
     [
         ("memory://", "nobody else sees it"),
         ("sqlite:////nowhere/sessions.db", "no such file"),
+        ("sqlite:////usr", "/usr is a directory"),
         ("floppy://a:secret@b", "unknown store 'floppy'"),
     ],
 )

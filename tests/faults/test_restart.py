@@ -377,8 +377,8 @@ async def test_over_stdio_a_session_survives_the_whole_process(tmp_path: Path) -
             assert await peer.text("last", meta=named) == "third"
 
 
-async def test_a_second_server_on_the_file_is_refused_in_one_line(tmp_path: Path) -> None:
-    """One process serves from a file; the other says which, and ends."""
+async def test_a_second_server_on_the_file_is_refused(tmp_path: Path) -> None:
+    """One process serves from a file; the other says which, waits a little, and ends."""
     async with serving(tmp_path) as (served, _):
         second = await asyncio.create_subprocess_exec(
             *served.command("--port", "0"),
@@ -390,8 +390,8 @@ async def test_a_second_server_on_the_file_is_refused_in_one_line(tmp_path: Path
         out, said = await at_most(20, second.communicate())
         process = served._process  # pyright: ignore[reportPrivateUsage]
         assert process is not None and out == b""
-        assert said.decode() == (
-            f"mcp-sessions serve: {served.file} is in use by process {process.pid}: "
-            "one process serves from a file at a time\n"
-        )
+        waits, refused = said.decode().splitlines()
+        in_use = f"{served.file} is in use by process {process.pid}: "
+        assert waits.endswith(f"{in_use}waiting for up to 3 s")
+        assert refused == f"mcp-sessions serve: {in_use}one process serves from a file at a time"
         assert second.returncode == 2

@@ -79,6 +79,24 @@ async def test_clients_that_know_us_are_told_when_to_come_back() -> None:
         assert other_stream.messages == []
 
 
+async def test_stock_clients_come_back_spread_out() -> None:
+    """C7: "reconnect, spread over N seconds": those that know of no notification are told by
+    ``retry``, which all of them follow, and keep their place in the stream.
+    """
+    async with world(reconnect_spread=8) as w:
+        clients = [await w.connected() for _ in range(20)]
+        streams = [await client.get().started() for client in clients]
+        await w.layer.drain(grace=0)
+        told: list[int] = []
+        for stream in streams:
+            await stream.done()
+            first, last = stream.events
+            assert first.fields["retry"] == "1000"
+            assert set(last.fields) == {"retry"}
+            told.append(int(last.fields["retry"]))
+    assert all(4_000 <= each <= 8_000 for each in told) and len(set(told)) > 10
+
+
 async def test_what_runs_may_finish() -> None:
     """C7: "finish or park what runs": within the grace, and no longer than it takes."""
     async with world() as w:

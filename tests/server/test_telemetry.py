@@ -50,10 +50,11 @@ def test_what_happens_to_sessions_is_counted() -> None:
     assert points == {
         ("sessions", "transport"): 2,
         ("sessions", "protocol"): 3,
-        ("attaches", "http"): 4,
+        ("attaches", "http"): 5,
+        ("replays", "http"): 1,
         ("refusals", "unknown_position"): 1,
         ("coalesced",): 1,
-        ("detached", "taken_over"): 1,
+        ("detached", "taken_over"): 2,
         ("ended", "ended", "protocol"): 1,
         ("ended", "expired", "protocol"): 2,
         ("ended", "expired", "transport"): 2,

@@ -286,6 +286,30 @@ async def test_every_key_goes_by_itself_when_no_server_comes_back() -> None:
                 assert 100 + MARGIN / 2 - 60 < left <= 100 + MARGIN
 
 
+async def test_response_streams_of_a_dead_process_give_back_their_room() -> None:
+    """Nobody is left who drops them, and their session may go on for days."""
+    async with opened(max_age=50) as store:
+        of = (await store.create(Mode.TRANSPORT, ANONYMOUS, peer=None, now=NOW)).session_id
+
+        async def streams() -> set[str]:
+            return {key.rpartition(":e:")[2] for key in await keys_of(store) if ":e:" in key}
+
+        for name in ("events", "get", "post-1", "post-2"):
+            await store.append(of, Draft(b"x", key="k"), now=NOW, stream=StreamName(name))
+        head = await store.head(of, stream=StreamName("post-1"))
+        later = NOW + 49
+        await store.append(of, Draft(b"y"), now=later, stream=StreamName("post-3"))
+        assert await streams() == {"events", "get", "post-1", "post-2", "post-3"}
+        await store.append(of, Draft(b"y"), now=later + 2, stream=StreamName("post-4"))
+        # The events of the session and its GET stream are looked at when they are used.
+        assert await streams() == {"events", "get", "post-3", "post-4"}
+        assert not [key for key in await keys_of(store) if ":k:post-" in key]
+        # It is the same log, and goes on where it was.
+        assert await store.head(of, stream=StreamName("post-1")) == head
+        again = await store.append(of, Draft(b"z"), now=later + 2, stream=StreamName("post-1"))
+        assert again is not None and again.event.number == 2
+
+
 async def test_a_conversation_does_not_go_by_itself() -> None:
     async with opened() as store:
         session_id = await use_everything(store, Mode.CONVERSATION)

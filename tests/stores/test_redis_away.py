@@ -241,15 +241,21 @@ async def test_it_is_asked_no_faster_than_it_can_come_back() -> None:
             assert 2 <= attempts <= 4
 
 
-async def test_a_redis_that_was_killed_and_comes_back_is_used_again() -> None:
-    """E1: by itself; what was written to its disk is there."""
+async def test_a_redis_that_was_killed_and_comes_back_is_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """E1: by itself; what was written to its disk is there. Only what failed is counted."""
+    failed: list[str] = []
+    monkeypatch.setattr("mcp_sessions.metrics.store_failed", failed.append)
     with redis_server(*KEPT) as server:
         async with opened(server) as store:
             session_id = await new(store)
             await store.change_state(session_id, {"a": 1}, ())
+            assert not failed
             server.kill()
             with pytest.raises(StoreUnavailable):
                 await append(store, session_id)
+            assert failed == ["redis"]
             server.start()
             await back(store, session_id)
             record = await store.load(session_id, now=NOW)

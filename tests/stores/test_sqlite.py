@@ -426,7 +426,8 @@ async def test_a_file_that_is_none_of_ours_is_refused_and_left_alone(path: Path)
     text.write_text("no database, but long enough to be read as one " * 9)
     assert "is not a SQLite file" in await refusal_of(text)
     assert "cannot be opened" in await refusal_of(path.parent / "nowhere" / "sessions.db")
-    assert "cannot be opened" in await refusal_of(path.parent)
+    assert await refusal_of(path.parent) == f"{path.parent} is a directory, not a file"
+    assert not path.parent.with_name(f"{path.parent.name}-lock").exists()
 
 
 async def test_a_damaged_file_is_said_to_be(path: Path) -> None:
@@ -451,8 +452,35 @@ async def test_a_damaged_file_is_said_to_be(path: Path) -> None:
     assert said and all("damaged" in each for each in said)
 
 
-async def test_a_full_disk_stores_nothing_half_and_is_over_when_there_is_room(path: Path) -> None:
-    """An error for who calls; what was there is served on."""
+async def test_response_streams_of_the_process_before_give_back_their_room(path: Path) -> None:
+    """Nobody is left who drops them, and their session may go on for days."""
+    stock = "SELECT count(*), total(length(payload)) FROM events"
+    policy = SessionPolicy(idle_timeout=100, max_lifetime=1_000, max_age=50)
+    async with opened(path, policy=policy) as store:
+        of = await new(store, Mode.TRANSPORT)
+        for name in ("events", "get", "post-1", "post-2"):
+            await store.append(of, Draft(b"x" * 100), now=NOW, stream=StreamName(name))
+    later = NOW + 49
+    async with opened(path, policy=policy) as store:
+        await store.append(of, Draft(b"y"), now=later, stream=StreamName("post-3"))
+        assert await sql(store, stock) == (5, 401)
+        await store.append(of, Draft(b"y"), now=later + 2, stream=StreamName("post-4"))
+        # The events of the session and its GET stream are looked at when they are used.
+        assert await sql(store, stock) == (4, 202)
+        old = "SELECT events, bytes, head, floor FROM logs WHERE stream = 'post-1'"
+        assert await sql(store, old) == (0, 0, 1, 1)
+
+
+async def test_a_full_disk_stores_nothing_half_and_is_over_when_there_is_room(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error for who calls, and counted; what was there is served on."""
+    counted: list[tuple[str, int]] = []
+
+    def count(store: str, calls: int) -> None:
+        counted.append((store, calls))
+
+    monkeypatch.setattr("mcp_sessions.metrics.store_failed", count)
     async with opened(path) as store:
         of = await new(store)
         head = await store.head(of)
@@ -467,6 +495,7 @@ async def test_a_full_disk_stores_nothing_half_and_is_over_when_there_is_room(pa
             except StoreUnavailable as failed:
                 refused.append(str(failed))
         assert refused and all("no space left" in each for each in refused)
+        assert counted == [("sqlite", 1)] * len(refused)
         assert await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW) is not None
         events, _ = await store.read(of, head.event_id(), now=NOW)
         assert [event.number for event in events] == list(range(1, stored + 1))

@@ -1,6 +1,8 @@
 """``kill -9`` in the middle of writes: what was acknowledged is there, and nothing half."""
 
+import asyncio
 import json
+import logging
 import os
 import random
 import select
@@ -19,6 +21,7 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import Position, RequestKey, SessionId, parse_position
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.stores import sqlite as sqlite_store
 from mcp_sessions.stores.base import KeyUse, Mode
 from mcp_sessions.stores.sqlite import SQLiteStore
 
@@ -151,8 +154,39 @@ def check_whole(path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_second_process_is_refused_by_name_until_the_first_is_gone(tmp_path: Path) -> None:
+async def test_who_starts_while_the_last_one_ends_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor starts the new one when the old one is about to be gone."""
+    waits = asyncio.Event()
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "waiting" in record.getMessage():
+                waits.set()
+
+    logger = logging.getLogger("mcp_sessions.stores.sqlite")
+    monkeypatch.setattr(logger, "handlers", [Noting()])
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    path = tmp_path / "sessions.db"
+    with writing(path) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        store = SQLiteStore(path)
+        opening = asyncio.create_task(store.open(SessionPolicy()))
+        async with asyncio.timeout(2):
+            await waits.wait()
+        assert not opening.done()
+        process.kill()
+        await opening
+        await store.close()
+
+
+@pytest.mark.anyio
+async def test_a_second_process_is_refused_by_name_until_the_first_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """E6: "two processes on one file"; the lock dies with its holder, however that dies."""
+    monkeypatch.setattr(sqlite_store, "PATIENCE", 0.0)
     path = tmp_path / "sessions.db"
     with writing(path) as process:
         assert process.stdout is not None and process.stdout.readline()

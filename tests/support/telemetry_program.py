@@ -35,7 +35,10 @@ async def story() -> dict[str, Any]:
         await rival.resume(session_id, (await client.start())["sessionEventId"])
         await rival.text("echo", text="named", meta=in_session(session_id))
         await rival.end(session_id)
-        idle = (await client.start())["sessionId"]
+        begun = await client.start()
+        idle = begun["sessionId"]
+        await client.text("tell", method=UPDATED, params={"uri": "b:1"})
+        await rival.resume(idle, begun["sessionEventId"])
         w.clock.advance(86_400 * 8)
         await w.expire()
         return {

@@ -300,8 +300,8 @@ class DuplexConnection:
             self.channels[channel] = None
         try:
             await self._take(message, channel)
-        except StoreUnavailable:
-            logger.exception("the session store is away")
+        except StoreUnavailable as failed:
+            logger.error("the session store is away: %s", failed)
             if isinstance(message, Request):
                 error = error_body(INTERNAL_ERROR, "the session store is away: ask again later")
                 await channel.answer(error_message(message.id, error))

@@ -46,6 +46,7 @@ from mcp_sessions_transports.sse import (
     SseStream,
     plain_frame,
     priming_event,
+    retry_event,
     sse_event,
 )
 
@@ -474,6 +475,11 @@ class HttpConnection:
         """A response stream is read again: while it is, it is not forgotten."""
         if self._finished is not None:
             self._finished.pop(name, None)
+
+    def come_back_after(self, seconds: float) -> None:
+        """Tell whoever reads the GET stream when to open it again after it has ended."""
+        if self._get is not None and self._primes:
+            self._get.stream.push(retry_event(seconds))
 
     def close(self) -> None:
         """End every stream, after what was handed to it: the session is over, or the server

@@ -568,9 +568,9 @@ class HandshakeHttp:
 async def _logged(work: Coroutine[Any, Any, None]) -> None:
     try:
         await work
-    except StoreUnavailable:
+    except StoreUnavailable as failed:
         # It was accepted, and is owed no answer.
-        logger.exception("a notification was not served: the session store is away")
+        logger.error("a notification was not served: the session store is away: %s", failed)
 
 
 async def _parse(body: bytes, send: Send) -> Message | None:

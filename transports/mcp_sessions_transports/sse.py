@@ -53,6 +53,11 @@ def priming_event(event_id: str) -> bytes:
     return b"id: " + event_id.encode() + b"\nretry: " + str(RETRY).encode() + b"\ndata: \n\n"
 
 
+def retry_event(seconds: float) -> bytes:
+    """When to come back once this stream has ended, instead of after ``RETRY``."""
+    return b"retry: %d\n\n" % round(seconds * 1000)
+
+
 class SseStream(Outbox):
     """One open response stream."""
 

@@ -92,8 +92,9 @@ class StreamableHttp:
 async def _guarded(serving: Coroutine[Any, Any, None], send: Send) -> None:
     try:
         await serving
-    except StoreUnavailable:
-        logger.exception("the session store is away")
+    except StoreUnavailable as failed:
+        # A line for each request, not a traceback: what is wrong is not in this program.
+        logger.error("the session store is away: %s", failed)
         await _unavailable(send, "the session store is away", RETRY_AFTER_STORE)
 
 

@@ -17,4 +17,25 @@ local payload, connection, fence, replaced = append(
 if not payload then
     return redis.error_reply('EVENTIDS this event log has issued its last id')
 end
+-- A response stream whose process died is dropped by nobody: what is too old to be replayed
+-- leaves it with the first event of a newer one.
+local function is_response(name)
+    return name and name ~= 'events' and name ~= 'get'
+end
+if log.head == 1 and is_response(stream) then
+    for _, field in ipairs(redis.call('HKEYS', base)) do
+        local name = string.match(field, '^l:(.+)$')
+        if is_response(name) and name ~= stream then
+            local other = open_log(name, ARGV[3], ends)
+            local before = other.count
+            evict(other, now, window)
+            if other.count < before then
+                save(other)
+            end
+            if other.count == 0 then
+                redis.call('UNLINK', other.events, other.by_key)
+            end
+        end
+    end
+end
 return { log.epoch, whole(log.head), payload, connection, fence, replaced }
