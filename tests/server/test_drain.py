@@ -94,7 +94,9 @@ async def test_stock_clients_come_back_spread_out() -> None:
             assert first.fields["retry"] == "1000"
             assert set(last.fields) == {"retry"}
             told.append(int(last.fields["retry"]))
-    assert all(4_000 <= each <= 8_000 for each in told) and len(set(told)) > 10
+        # Other replicas are there at once; alone it has to be up again first.
+        soonest = 4_000 if w.layer.store.exchange is None else 800
+    assert all(soonest <= each <= 8_000 for each in told) and len(set(told)) > 10
 
 
 async def test_what_runs_may_finish() -> None:
