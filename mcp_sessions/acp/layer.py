@@ -34,10 +34,6 @@ MAX_CONVERSATIONS = 10_000_000
 """They never expire, so this is a limit of a store's whole life."""
 
 
-HANDOVER = 3.0
-"""Seconds beyond its grace in which a process that ends lets go of its store."""
-
-
 class AcpSessionLayer:
     """An agent with sessions that outlive their client and their process.
 
@@ -119,10 +115,10 @@ class AcpSessionLayer:
         """Open the store, if need be when the process before has let go of it.
 
         An editor that is reloaded starts an agent at once, while the one before still has
-        its ``grace``.
+        its ``grace``. What it needs beyond that, the store waits for by itself.
         """
         policy = SessionPolicy(max_sessions=MAX_CONVERSATIONS)
-        until = time.monotonic() + 2 * self._options.grace + HANDOVER
+        until = time.monotonic() + 2 * self._options.grace
         is_told = False
         while True:
             try:

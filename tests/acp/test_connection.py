@@ -318,9 +318,8 @@ async def test_a_store_that_the_process_before_still_holds_is_waited_for(
 
 
 async def test_a_store_that_stays_in_use_is_an_error_that_says_by_whom(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("mcp_sessions.acp.layer.HANDOVER", 0.1)
     path = tmp_path / "conversations.db"
     other = SQLiteStore(path)
     await other.open(SessionPolicy())

@@ -185,11 +185,12 @@ def test_two_processes_write_one_jar_and_nothing_is_lost(jar: FileJar) -> None:
 
 
 def test_a_place_is_free_again_when_its_process_was_killed(jar: FileJar) -> None:
-    code = WRITER + "\nprint('ready', flush=True); import time; time.sleep(60)"
+    code = WRITER + "\nprint('ready', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, str(jar.path), "one"]
-    writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert writer.stdout is not None
-    with writer.stdout:
+    pipe = subprocess.PIPE
+    writer = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    assert writer.stdin is not None and writer.stdout is not None
+    with writer.stdin, writer.stdout:
         assert writer.stdout.readline() == "ready\n"
         slot = jar.open("https://one/0")
         assert slot is not None

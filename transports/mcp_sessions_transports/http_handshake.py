@@ -551,7 +551,7 @@ class HandshakeHttp:
 
     def _may_be_alone(self, message: Request | Notification) -> bool:
         """Whether a message is served without ``initialize`` and ``Mcp-Session-Id``."""
-        return not self._served.store.remembers or _may_be_alone(message)
+        return not self._served.store.remembers or _needs_no_session(message)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(_logged(work))
@@ -627,7 +627,7 @@ def _mirrors(message: Message | None, session_header: str) -> bool:
     return not isinstance(named, NotNamed) and named == session_header
 
 
-def _may_be_alone(message: Request | Notification) -> bool:
+def _needs_no_session(message: Request | Notification) -> bool:
     """Whether a message is served without ``initialize`` and without ``Mcp-Session-Id``."""
     if message.method in _WITHOUT_SESSION:
         return True
