@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -23,7 +24,7 @@ from mcp_sessions.errors import InvalidParams
 from mcp_sessions.ids import RequestKey
 
 KEY_COST = 96
-"""Bytes accounted for a key beside its characters: digest, times, table entry."""
+"""Bytes accounted for a key beside its own: digest, times, table entry."""
 
 
 class KeyState(Enum):
@@ -91,22 +92,33 @@ def content_digest(method: str, params: Mapping[str, Any] | None) -> bytes:
     return hashlib.blake2b(body, digest_size=32).digest()
 
 
+def key_cost(key: RequestKey) -> int:
+    """Bytes accounted for a key."""
+    # JSON may hold what UTF-8 does not: a lone surrogate.
+    return len(key.encode("utf-8", "surrogatepass")) + KEY_COST
+
+
 class RequestKeys:
     """The keyed requests of one session."""
 
-    __slots__ = ("_answers", "_bytes", "_finished", "_lifetime", "_max_bytes", "_running")
+    __slots__ = (
+        "_answered", "_answers", "_bytes", "_finished", "_known", "_lifetime", "_max_bytes",
+    )  # fmt: skip
 
     def __init__(self, *, max_bytes: int, lifetime: float) -> None:
-        self._running: dict[RequestKey, KeyedRequest] = {}
-        # In the order in which they finished, which is the order in which they are forgotten.
-        self._finished: dict[RequestKey, KeyedRequest] = {}
+        self._known: dict[RequestKey, KeyedRequest] = {}
+        # In the order in which they finished, which is the order in which they are forgotten,
+        # and before that their answers. Each step looks at the oldest only: a session at its
+        # bound is as quick as one below it.
+        self._finished: deque[RequestKey] = deque()
+        self._answered: deque[RequestKey] = deque()
         self._bytes = 0
         self._answers = 0
         self._max_bytes = max_bytes
         self._lifetime = lifetime
 
     def __len__(self) -> int:
-        return len(self._running) + len(self._finished)
+        return len(self._known)
 
     @property
     def size(self) -> int:
@@ -115,7 +127,7 @@ class RequestKeys:
 
     def get(self, key: RequestKey) -> KeyedRequest | None:
         """What is known of ``key``."""
-        return self._running.get(key) or self._finished.get(key)
+        return self._known.get(key)
 
     def begin(
         self,
@@ -141,10 +153,10 @@ class RequestKeys:
             if not known.scopes <= scopes:
                 return Begun.FEWER_SCOPES, known
             return Begun(known.state.value), known
-        cost = len(key) + KEY_COST
+        cost = key_cost(key)
         if not self._make_room(cost):
             return Begun.FULL, None
-        entry = self._running[key] = KeyedRequest(digest, runner, now, scopes=scopes)
+        entry = self._known[key] = KeyedRequest(digest, runner, now, scopes=scopes)
         self._bytes += cost
         return Begun.FIRST, entry
 
@@ -154,15 +166,16 @@ class RequestKeys:
         Its lifetime begins now, however long the request took.
         """
         self._expire(now)
-        entry = self._running.pop(key, None)
-        if entry is None:
+        entry = self._known.get(key)
+        if entry is None or entry.state is not KeyState.RUNNING:
             return False
         entry.at = now
-        self._finished[key] = entry
+        self._finished.append(key)
         if outcome is None or not self._make_room(len(outcome)):
             entry.state = KeyState.DROPPED
             return False
         entry.state, entry.outcome = KeyState.ANSWERED, outcome
+        self._answered.append(key)
         self._bytes += len(outcome)
         self._answers += len(outcome)
         return True
@@ -173,21 +186,20 @@ class RequestKeys:
         if self._bytes - self._answers + wanted > self._max_bytes:
             # It will not fit, whatever goes: then nothing has to go.
             return False
-        for entry in self._finished.values():
-            if entry.state is KeyState.ANSWERED:
-                self._bytes -= len(entry.outcome)
-                self._answers -= len(entry.outcome)
-                entry.state, entry.outcome = KeyState.DROPPED, b""
-                if self._bytes + wanted <= self._max_bytes:
-                    return True
-        raise AssertionError("all answers together made room enough")
+        while self._bytes + wanted > self._max_bytes:
+            entry = self._known[self._answered.popleft()]
+            self._bytes -= len(entry.outcome)
+            self._answers -= len(entry.outcome)
+            entry.state, entry.outcome = KeyState.DROPPED, b""
+        return True
 
     def _expire(self, now: float) -> None:
         # A running request is known until it ends, however long that takes.
-        while self._finished:
-            key, oldest = next(iter(self._finished.items()))
-            if oldest.at >= now - self._lifetime:
-                return
-            del self._finished[key]
-            self._bytes -= len(key) + KEY_COST + len(oldest.outcome)
+        while self._finished and self._known[self._finished[0]].at < now - self._lifetime:
+            key = self._finished.popleft()
+            oldest = self._known.pop(key)
+            if oldest.state is KeyState.ANSWERED:
+                # The oldest that finished is the oldest that is answered.
+                self._answered.popleft()
+            self._bytes -= key_cost(key) + len(oldest.outcome)
             self._answers -= len(oldest.outcome)

@@ -37,7 +37,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from mcp_sessions import metrics
 from mcp_sessions.core import log
 from mcp_sessions.core.log import Draft, LoggedEvent
-from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.core.request_keys import Begun, key_cost
 from mcp_sessions.errors import ConfigurationError, LimitReached, Refusal, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
@@ -113,7 +113,6 @@ IN_FLIGHT = 60
 """Seconds after which a step that another process had begun is taken for one that died with
 it."""
 
-_KEY_COST = 96
 _BATCH = 200
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
 
@@ -265,7 +264,7 @@ class RedisStore:
         if key is not None:
             of_key = (
                 encoded(key.key),
-                len(key.key) + _KEY_COST,
+                key_cost(key.key),
                 key.digest,
                 key.runner,
                 packed(sorted(key.scopes)),

@@ -1,8 +1,9 @@
 """Sessions in a file: they survive the process, and the machine if you ask for it.
 
 One process serves from one file; an operating system's lock says which, and is gone when
-that process is. Inside it one thread has the file open (``sqlite_writer``), and everything
-that is stored is SQL in a transaction of that thread: an event is in the file before anybody
+that process is. Inside it one connection has the file open, one writer at a time
+(``sqlite_writer``: a thread, or the event loop itself while the thread has nothing to do),
+and everything that is stored is SQL in a transaction: an event is in the file before anybody
 hears of it, and a call returns when its transaction is committed. Calls that come at the
 same time share one commit.
 
@@ -21,7 +22,8 @@ What ``committed`` means is ``durability``:
 
 In memory is a bounded number of records, those of the sessions used last: never newer than
 the file, and never older than an answer that somebody has. From them ``load``, and ``admit``
-without a request key, answer at once. Logs, keys and data are read from the file each time.
+without a request key, answer at once. Logs and data are read from the file each time; of
+request keys the sums are known, and the keys themselves are read.
 
 The one thing that may be in memory only is how far a session's idle deadline was moved: it is
 written when it moved by a hundredth of the idle timeout, and when the store closes. So a
@@ -93,9 +95,11 @@ from mcp_sessions.stores.base import (
     SessionRecord,
 )
 from mcp_sessions.stores.file_lock import FileLock, Locked
+from mcp_sessions.stores.sqlite_keys import keys_of
 from mcp_sessions.stores.sqlite_schema import Durability, check_no_directory, open_file
 from mcp_sessions.stores.sqlite_start import shut_down, start_up
-from mcp_sessions.stores.sqlite_writer import Changes, Transaction, Writer
+from mcp_sessions.stores.sqlite_transaction import Changes, Transaction
+from mcp_sessions.stores.sqlite_writer import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -164,6 +168,7 @@ class SQLiteStore:
             on_commit=self._on_commit,
             chore=sessions.end_requested,
             on_chore=self._on_ended_beside,
+            syncs=durability == "full",
         )
         self._ended_beside: list[SessionRecord] = []
         # The one used last is at the end.
@@ -270,7 +275,7 @@ class SQLiteStore:
     async def _record(self, session_id: SessionId) -> SessionRecord | None:
         hot = self._hot.get(session_id)
         if hot is None:
-            found = await self._writer.call(lambda tx: sessions.load(tx, session_id))
+            found = await self._writer.call(lambda tx: sessions.load(tx, session_id), short=True)
             hot = self._hot.get(session_id)
             # Not there any more: ended in that same commit, or pushed out by newer ones.
             return hot.record if hot is not None else found
@@ -291,7 +296,7 @@ class SQLiteStore:
 
     def _write_deadlines(self, deadlines: Mapping[SessionId, float]) -> None:
         """Nobody waits for it: a deadline on its way to the file is in memory all the same."""
-        written = self._writer.call(lambda tx: sessions.move_deadlines(tx, deadlines))
+        written = self._writer.call(lambda tx: sessions.move_deadlines(tx, deadlines), short=True)
         written.add_done_callback(lambda done: self._deadlines_written(deadlines, done))
 
     def _deadlines_written(
@@ -371,16 +376,15 @@ class SQLiteStore:
 
         def work(tx: Transaction) -> Admitted | None:
             # What was in memory may be behind the file by now.
-            found = sessions.keys_of(tx, session_id, self._policy)
-            if found is None:
+            keys = keys_of(tx, session_id, self._policy)
+            if keys is None:
                 return None
-            epoch, keys = found
-            if fencing_epoch is not None and epoch != fencing_epoch:
+            if fencing_epoch is not None and keys.fencing_epoch != fencing_epoch:
                 return Admitted(record, displaced=True)
-            begun, outcome, runner = keys.begin(tx, use, now=now)
+            begun, outcome, runner = keys.begin(use, now=now)
             return Admitted(record, begun, outcome, runner)
 
-        admitted = await self._writer.call(work)
+        admitted = await self._writer.call(work, short=True)
         if admitted is not None and not admitted.displaced:
             hot = self._hot.get(session_id)
             if hot is not None or record.expires_at < deadline:
@@ -444,7 +448,7 @@ class SQLiteStore:
                 logs.evict_responses(tx, session.sid, stream, window, now=now)
             return Appended(event, session.attachment, replaced)
 
-        return await self._writer.call(work)
+        return await self._writer.call(work, short=True)
 
     async def read(
         self,
@@ -475,7 +479,7 @@ class SQLiteStore:
             log = logs.find(tx, session.sid, stream) if session is not None else None
             return log.position if log is not None else None
 
-        return await self._writer.call(work)
+        return await self._writer.call(work, short=True)
 
     async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
         """See :meth:`SessionStore.open_stream`."""
@@ -484,7 +488,7 @@ class SQLiteStore:
             session = sessions.brief(tx, session_id)
             return logs.opened(tx, session.sid, stream).position if session is not None else None
 
-        return await self._writer.call(work)
+        return await self._writer.call(work, short=True)
 
     async def drop_stream(self, session_id: SessionId, stream: StreamName) -> None:
         """See :meth:`SessionStore.drop_stream`."""
@@ -550,7 +554,7 @@ class SQLiteStore:
             tx.changes.append((connection, lambda record: _carry(record, origin, fencing_epoch)))
             return True
 
-        return await self._writer.call(work)
+        return await self._writer.call(work, short=True)
 
     async def relay(
         self,
@@ -583,7 +587,7 @@ class SQLiteStore:
             draft = Draft(event.payload, None, key, origin)
             return Relayed(logs.append(tx, log, draft, self._window, now=now)[0])
 
-        return await self._writer.call(work)
+        return await self._writer.call(work, short=True)
 
     # --- attachment ------------------------------------------------------------------------
 
@@ -626,6 +630,10 @@ class SQLiteStore:
                 record.waits_from = kept
 
             tx.changes.append((session_id, apply))
+            counts = tx.recall(session_id)
+            if counts is not None:
+                counts.fencing_epoch = fencing_epoch
+                tx.learn(session_id, counts)
             return Attached(
                 fencing_epoch,
                 log.position.event_id(),
@@ -652,7 +660,7 @@ class SQLiteStore:
             tx.changes.append((session_id, lambda record: _attach(record, None, fencing_epoch)))
             return True
 
-        return await self._writer.call(work)
+        return await self._writer.call(work, short=True)
 
     async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
         """See :meth:`SessionStore.set_current`."""
@@ -680,7 +688,7 @@ class SQLiteStore:
             tx.changes.append((session_id, apply))
             return bool(cursor.rowcount)
 
-        return await self._writer.call(work)
+        return await self._writer.call(work, short=True)
 
     # --- what else a session has -----------------------------------------------------------
 
@@ -821,10 +829,10 @@ class SQLiteStore:
         """See :meth:`SessionStore.finish_request`."""
 
         def work(tx: Transaction) -> bool:
-            found = sessions.keys_of(tx, session_id, self._policy)
-            return found is not None and found[1].finish(tx, key, outcome, now=now)
+            keys = keys_of(tx, session_id, self._policy)
+            return keys is not None and keys.finish(key, outcome, now=now)
 
-        return await self._writer.call(work)
+        return await self._writer.call(work, short=True)
 
     async def load_data(self, session_id: SessionId) -> Data | None:
         """See :meth:`SessionStore.load_data`."""
@@ -882,7 +890,7 @@ class SQLiteStore:
             tx.execute(statement, (*values, session_id))
             tx.changes.append((session_id, apply))
 
-        await self._writer.call(work)
+        await self._writer.call(work, short=True)
 
     def _window_of(self, session: sessions.Brief, stream: StreamName) -> Window:
         unbounded = session.mode is Mode.CONVERSATION and stream == EVENTS

@@ -18,7 +18,8 @@ from mcp_sessions.stores import sqlite_sessions as sessions
 from mcp_sessions.stores.base import SessionRecord
 from mcp_sessions.stores.file_lock import FileLock, Locked
 from mcp_sessions.stores.sqlite_schema import committing
-from mcp_sessions.stores.sqlite_writer import Transaction, Work
+from mcp_sessions.stores.sqlite_transaction import Transaction
+from mcp_sessions.stores.sqlite_writer import Work
 
 T = TypeVar("T")
 

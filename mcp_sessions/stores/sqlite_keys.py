@@ -5,130 +5,179 @@ The tests hold the two next to each other (``tests/stores/test_sqlite_logs.py``)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mcp_sessions.core.messages import decode, encode
-from mcp_sessions.core.request_keys import KEY_COST, Begun
-from mcp_sessions.ids import RequestKey
+from mcp_sessions.core.request_keys import KEY_COST, Begun, key_cost
+from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.base import KeyUse
 from mcp_sessions.stores.sqlite_logs import text_bytes
-from mcp_sessions.stores.sqlite_writer import Transaction
+from mcp_sessions.stores.sqlite_transaction import KeyCounts, Transaction
 
 
-@dataclass(slots=True)
+def keys_of(tx: Transaction, session_id: SessionId, policy: SessionPolicy) -> Keys | None:
+    """A session's request keys; None: it is not there."""
+    counts = tx.recall(session_id) or _read(tx, session_id)
+    return Keys(tx, session_id, counts, policy) if counts is not None else None
+
+
 class Keys:
-    """The keys of one session."""
+    """The keys of one session, in one transaction."""
 
-    sid: int
-    bytes: int
-    """Of keys and kept answers."""
+    __slots__ = ("_counts", "_lifetime", "_max_bytes", "_session_id", "_tx")
 
-    answers: int
-    """Of those, the answers'."""
+    def __init__(
+        self, tx: Transaction, session_id: SessionId, counts: KeyCounts, policy: SessionPolicy
+    ) -> None:
+        self._tx = tx
+        self._session_id = session_id
+        self._counts = counts
+        self._max_bytes = policy.request_key_bytes
+        self._lifetime = policy.request_key_lifetime
 
-    max_bytes: int
-    lifetime: float
+    @property
+    def fencing_epoch(self) -> FencingEpoch:
+        """The session's."""
+        return self._counts.fencing_epoch
 
-    def begin(
-        self, tx: Transaction, use: KeyUse, *, now: float
-    ) -> tuple[Begun, bytes | None, str | None]:
+    @property
+    def counts(self) -> KeyCounts:
+        """What they come to."""
+        return self._counts
+
+    def begin(self, use: KeyUse, *, now: float) -> tuple[Begun, bytes | None, str | None]:
         """See :meth:`RequestKeys.begin`; the kept answer, if it may be told, and the runner."""
-        changed = self._expire(tx, now)
-        key = text_bytes(use.key)
-        known = tx.execute(
+        self._expire(now)
+        if self._is_new(use, now):
+            return Begun.FIRST, None, use.runner
+        known = self._tx.execute(
             "SELECT digest, runner, scopes, finished, outcome FROM keys WHERE sid = ? AND key = ?",
-            (self.sid, key),
+            (self._counts.sid, text_bytes(use.key)),
         ).fetchone()
-        if known is not None:
-            if changed:
-                self._write(tx)
-            digest, runner, scopes, finished, outcome = known
-            if digest != use.digest:
-                return Begun.OTHER_CONTENT, None, None
-            if not frozenset(decode(scopes)) <= use.scopes:
-                return Begun.FEWER_SCOPES, None, None
-            if finished is None:
-                return Begun.RUNNING, None, runner
-            return Begun.DROPPED if outcome is None else Begun.ANSWERED, outcome, runner
-        cost = len(use.key) + KEY_COST
-        if not self._make_room(tx, cost):
-            self._write(tx)
+        if known is None:
             return Begun.FULL, None, None
-        tx.execute(
-            "INSERT INTO keys (sid, key, digest, runner, scopes, at) VALUES (?, ?, ?, ?, ?, ?)",
-            (self.sid, key, use.digest, use.runner, encode(sorted(use.scopes)), now),
-        )
-        self.bytes += cost
-        self._write(tx)
-        return Begun.FIRST, None, use.runner
+        digest, runner, scopes, finished, outcome = known
+        if digest != use.digest:
+            return Begun.OTHER_CONTENT, None, None
+        if not frozenset(decode(scopes)) <= use.scopes:
+            return Begun.FEWER_SCOPES, None, None
+        if finished is None:
+            return Begun.RUNNING, None, runner
+        return Begun.DROPPED if outcome is None else Begun.ANSWERED, outcome, runner
 
-    def finish(
-        self, tx: Transaction, request_key: RequestKey, outcome: bytes | None, *, now: float
-    ) -> bool:
+    def finish(self, request_key: RequestKey, outcome: bytes | None, *, now: float) -> bool:
         """See :meth:`RequestKeys.finish`."""
-        changed = self._expire(tx, now)
-        key = text_bytes(request_key)
-        runs = tx.execute(
-            "SELECT 1 FROM keys WHERE sid = ? AND key = ? AND finished IS NULL", (self.sid, key)
-        ).fetchone()
-        if runs is None:
-            if changed:
-                self._write(tx)
-            return False
-        kept = outcome if outcome is not None and self._make_room(tx, len(outcome)) else None
-        tx.execute(
-            "UPDATE keys SET at = ?, outcome = ?, finished ="
-            " (SELECT ifnull(max(finished), 0) + 1 FROM keys"
-            " WHERE sid = ? AND finished IS NOT NULL)"
-            " WHERE sid = ? AND key = ?",
-            (now, kept, self.sid, self.sid, key),
+        self._expire(now)
+        counts = self._counts
+        kept = outcome if outcome is not None and self._has_room(len(outcome)) else None
+        ran = self._tx.execute(
+            "UPDATE keys SET at = ?, outcome = ?, finished = ?"
+            " WHERE sid = ? AND key = ? AND finished IS NULL",
+            (now, kept, counts.finished + 1, counts.sid, text_bytes(request_key)),
         )
+        if not ran.rowcount:
+            return False
+        counts.finished += 1
+        if counts.oldest is None:
+            counts.oldest = now
         if kept is not None:
-            self.bytes += len(kept)
-            self.answers += len(kept)
-        # Also where it was dropped: others may have gone to make room.
-        self._write(tx)
+            self._make_room(len(kept))
+            counts.bytes += len(kept)
+            counts.answers += len(kept)
+        self._tx.learn(self._session_id, counts)
         return kept is not None
 
-    def _make_room(self, tx: Transaction, wanted: int) -> bool:
-        if self.bytes + wanted <= self.max_bytes:
-            return True
-        if self.bytes - self.answers + wanted > self.max_bytes:
-            # It will not fit, whatever goes: then nothing has to go.
+    def _is_new(self, use: KeyUse, now: float) -> bool:
+        cost = key_cost(use.key)
+        if not self._has_room(cost):
             return False
-        answered = tx.execute(
-            "SELECT key, length(outcome) FROM keys"
-            " WHERE sid = ? AND finished IS NOT NULL AND outcome IS NOT NULL ORDER BY finished",
-            (self.sid,),
-        ).fetchall()
-        for key, size in answered:
-            tx.execute("UPDATE keys SET outcome = NULL WHERE sid = ? AND key = ?", (self.sid, key))
-            self.bytes -= size
-            self.answers -= size
-            if self.bytes + wanted <= self.max_bytes:
-                return True
-        raise AssertionError("all answers together made room enough")
-
-    def _expire(self, tx: Transaction, now: float) -> bool:
-        # A running request is known until it ends, however long that takes.
-        expired = False
-        while True:
-            oldest = tx.execute(
-                "SELECT key, at, length(outcome) FROM keys"
-                " WHERE sid = ? AND finished IS NOT NULL ORDER BY finished LIMIT 1",
-                (self.sid,),
-            ).fetchone()
-            if oldest is None or oldest[1] >= now - self.lifetime:
-                return expired
-            key, _, size = oldest
-            tx.execute("DELETE FROM keys WHERE sid = ? AND key = ?", (self.sid, key))
-            characters = len(key.decode("utf-8", "surrogatepass"))
-            self.bytes -= characters + KEY_COST + (size or 0)
-            self.answers -= size or 0
-            expired = True
-
-    def _write(self, tx: Transaction) -> None:
-        tx.execute(
-            "UPDATE sessions SET key_bytes = ?, key_answers = ? WHERE sid = ?",
-            (self.bytes, self.answers, self.sid),
+        inserted = self._tx.execute(
+            "INSERT OR IGNORE INTO keys (sid, key, digest, runner, scopes, at)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                self._counts.sid,
+                text_bytes(use.key),
+                use.digest,
+                use.runner,
+                encode(sorted(use.scopes)),
+                now,
+            ),
         )
+        if not inserted.rowcount:
+            return False
+        self._make_room(cost)
+        self._counts.bytes += cost
+        self._tx.learn(self._session_id, self._counts)
+        return True
+
+    def _has_room(self, wanted: int) -> bool:
+        """Whether it fits when older answers go. If not, nothing has to go."""
+        return self._counts.bytes - self._counts.answers + wanted <= self._max_bytes
+
+    def _make_room(self, wanted: int) -> None:
+        counts = self._counts
+        while counts.bytes + wanted > self._max_bytes:
+            oldest = self._tx.execute(
+                "SELECT key, finished, length(outcome) FROM keys WHERE sid = ? AND finished > ?"
+                " AND outcome IS NOT NULL ORDER BY finished LIMIT 1",
+                (counts.sid, counts.dropped),
+            ).fetchone()
+            if oldest is None:
+                raise AssertionError("all answers together made room enough")
+            key, counts.dropped, size = oldest
+            self._tx.execute(
+                "UPDATE keys SET outcome = NULL WHERE sid = ? AND key = ?", (counts.sid, key)
+            )
+            counts.bytes -= size
+            counts.answers -= size
+
+    def _expire(self, now: float) -> None:
+        # A running request is known until it ends, however long that takes.
+        counts, horizon = self._counts, now - self._lifetime
+        if counts.oldest is None or counts.oldest >= horizon:
+            return
+        while True:
+            oldest = _oldest(self._tx, counts.sid)
+            counts.oldest = oldest[0] if oldest is not None else None
+            if oldest is None or oldest[0] >= horizon:
+                break
+            _, key, size = oldest
+            self._tx.execute("DELETE FROM keys WHERE sid = ? AND key = ?", (counts.sid, key))
+            counts.bytes -= len(key) + KEY_COST + (size or 0)
+            counts.answers -= size or 0
+        self._tx.learn(self._session_id, counts)
+
+
+def _oldest(tx: Transaction, sid: int) -> tuple[float, bytes, int | None] | None:
+    """The one that finished first: when, its key, and the bytes of its answer."""
+    return tx.execute(
+        "SELECT at, key, length(outcome) FROM keys"
+        " WHERE sid = ? AND finished IS NOT NULL ORDER BY finished LIMIT 1",
+        (sid,),
+    ).fetchone()
+
+
+def _read(tx: Transaction, session_id: SessionId) -> KeyCounts | None:
+    row = tx.execute(
+        "SELECT sid, fencing_epoch FROM sessions WHERE session_id = ?", (session_id,)
+    ).fetchone()
+    if row is None:
+        return None
+    sid, epoch = row
+    count, characters, answers, finished, first = tx.execute(
+        "SELECT count(*), ifnull(sum(length(key)), 0), ifnull(sum(length(outcome)), 0),"
+        " ifnull(max(finished), 0), min(iif(outcome IS NULL, NULL, finished))"
+        " FROM keys WHERE sid = ?",
+        (sid,),
+    ).fetchone()
+    oldest = _oldest(tx, sid)
+    counts = KeyCounts(
+        sid,
+        FencingEpoch(epoch),
+        characters + count * KEY_COST + answers,
+        answers,
+        finished,
+        first - 1 if first is not None else finished,
+        oldest[0] if oldest is not None else None,
+    )
+    tx.learn(session_id, counts)
+    return counts

@@ -23,7 +23,7 @@ from mcp_sessions.ids import (
     parse_position,
 )
 from mcp_sessions.security import mint_log_epoch
-from mcp_sessions.stores.sqlite_writer import Transaction
+from mcp_sessions.stores.sqlite_transaction import Transaction
 
 _LAST_NUMBER = 10**NUMBER_WIDTH - 1
 

@@ -8,8 +8,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -21,10 +20,14 @@ APPLICATION_ID = 0x6D637073
 """``mcps``: what marks a SQLite file as ours."""
 
 LEAST_SQLITE = (3, 35, 0)
-"""``RETURNING``."""
+"""``RETURNING``, ``DROP COLUMN``."""
 
 BUSY_TIMEOUT = 5.0
 """Seconds that a write waits for another program to let go of the file."""
+
+LOG_SIZE = 16 * 1_024 * 1_024
+"""Bytes of the write-ahead log from which on it is copied into the file. That waits for the disk
+some times, so it is done less often than SQLite would."""
 
 MIGRATIONS: Sequence[str] = (
     # 0 to 1: the first.
@@ -114,6 +117,11 @@ MIGRATIONS: Sequence[str] = (
     # 1 to 2: what an operator asks of the process that serves.
     """
     CREATE TABLE end_requests (session_id TEXT PRIMARY KEY) WITHOUT ROWID;
+    """,
+    # 2 to 3: what the keys of a session come to is known to the process that serves.
+    """
+    ALTER TABLE sessions DROP COLUMN key_bytes;
+    ALTER TABLE sessions DROP COLUMN key_answers;
     """,
 )
 """What makes a file of version N one of version N + 1. A released entry never changes."""
@@ -207,20 +215,28 @@ def migrate(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
-@contextmanager
-def committing(connection: sqlite3.Connection) -> Generator[None]:
+class committing:
     """A transaction: whole when the block ends, undone if it raises."""
-    # Immediate: who begins by reading and writes then would be refused if somebody wrote
-    # in between.
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        # Some errors have undone it already.
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
+
+    # A class, since one of ``contextlib``'s generators costs as much as a statement does.
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        # Immediate: who begins by reading and writes then would be refused if somebody wrote
+        # in between.
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._connection.execute("COMMIT")
+        finally:
+            # Some errors have undone it already.
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
 
 
 def statements(script: str) -> list[str]:
@@ -332,7 +348,7 @@ def _pragmas(connection: sqlite3.Connection, durability: Durability) -> None:
     connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
     # macOS: else the disk's own cache may still hold what fsync was asked for.
     connection.execute(f"PRAGMA fullfsync = {'ON' if durability == 'full' else 'OFF'}")
-    connection.execute("PRAGMA journal_size_limit = 4194304")
+    connection.execute(f"PRAGMA journal_size_limit = {LOG_SIZE}")
     # What ended is overwritten where that costs no write of its own.
     connection.execute("PRAGMA secure_delete = FAST")
 

@@ -14,9 +14,8 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores import sqlite_logs as logs
 from mcp_sessions.stores.base import Attachment, CurrentSession, Mode, Peer, SessionRecord
-from mcp_sessions.stores.sqlite_keys import Keys
 from mcp_sessions.stores.sqlite_logs import text_bytes
-from mcp_sessions.stores.sqlite_writer import Transaction
+from mcp_sessions.stores.sqlite_transaction import Transaction
 
 _COLUMNS = (
     "sid, session_id, mode, owner, scopes, credential_expires_at, created_at, expires_at,"
@@ -121,8 +120,7 @@ def create(tx: Transaction, record: SessionRecord, policy: SessionPolicy) -> Non
     cursor = tx.execute(
         "INSERT INTO sessions (session_id, mode, owner, scopes, credential_expires_at,"
         " created_at, expires_at, ends_at, peer, fencing_epoch, stream_opened, state_version,"
-        " key_bytes, key_answers, state)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, CAST('{}' AS BLOB))",
+        " state) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, CAST('{}' AS BLOB))",
         values,
     )
     if cursor.lastrowid is None:
@@ -139,6 +137,7 @@ def forget(tx: Transaction, sid: int, session_id: SessionId) -> None:
         tx.execute(f"DELETE FROM {table} WHERE sid = ?", (sid,))
     tx.execute("UPDATE meta SET value = value - 1 WHERE name = 'sessions'")
     tx.changes.append((session_id, None))
+    tx.learn(session_id, None)
 
 
 def end(tx: Transaction, session_id: SessionId) -> SessionRecord | None:
@@ -212,21 +211,6 @@ def move_deadlines(tx: Transaction, deadlines: Mapping[SessionId, float]) -> Non
 
 def _move(record: SessionRecord, deadline: float) -> None:
     record.expires_at = deadline
-
-
-def keys_of(
-    tx: Transaction, session_id: SessionId, policy: SessionPolicy
-) -> tuple[FencingEpoch, Keys] | None:
-    """A session's fencing epoch and its request keys; None: it is not there."""
-    row = tx.execute(
-        "SELECT fencing_epoch, sid, key_bytes, key_answers FROM sessions WHERE session_id = ?",
-        (session_id,),
-    ).fetchone()
-    if row is None:
-        return None
-    epoch, sid, used, answers = row
-    keys = Keys(sid, used, answers, policy.request_key_bytes, policy.request_key_lifetime)
-    return FencingEpoch(epoch), keys
 
 
 def subscribe(tx: Transaction, sid: int, uri: str, policy: SessionPolicy) -> None:

@@ -1,52 +1,64 @@
-"""The one thread that has a SQLite file open, and commits for everyone at once.
+"""Who writes to a SQLite file: one thread that commits for everyone at once, and, while that
+thread has nothing to do, the event loop for whoever comes with little.
 
 Rules, owned by ``tests/stores/test_sqlite.py``:
 
 1. Whoever calls gets an answer when the transaction that holds its work is committed, and
    not before: what anybody was told is in the file.
-2. What waits while one transaction is committed goes into the next one together. So a
-   hundred callers at once cost one commit, and one caller waits for no other.
+2. What waits while the thread commits one transaction goes into the next one together. So
+   of a hundred callers at once most share one commit, and one caller waits for no other.
 3. A transaction is whole or not at all. What fails alone (a value that SQLite cannot hold)
    fails alone: the others are done again, each in a transaction of its own.
 4. The event loop hears of the changes in the order of their commits, before any caller goes
    on: what it remembers of a session is never newer than the file, and never older than an
    answer that somebody has.
+5. The event loop itself commits a short piece of work, since to wake a thread and to be
+   woken by it takes longer. It never waits there: not for another program's lock, nor for a
+   disk to sync. Where a commit means to sync (``full``), where the thread has something to
+   do, and where the write-ahead log is to be copied into the file, the thread does it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mcp_sessions import metrics
 from mcp_sessions.errors import SessionsError, StoreUnavailable
 from mcp_sessions.ids import SessionId
-from mcp_sessions.stores.base import SessionRecord
+from mcp_sessions.stores import sqlite_schema as schema
 from mcp_sessions.stores.sqlite_schema import committing, error_code, unavailable
+from mcp_sessions.stores.sqlite_transaction import Changes, KeyCounts, Transaction
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Change = SessionRecord | Callable[[SessionRecord], None] | None
-"""What became of a session: how it is now (it was read, or made), what to do to a record
-that is as it was before, or None: it is over."""
-
-Changes = Sequence[tuple[SessionId, Change]]
-"""In the order in which they happened."""
-
 BATCH = 256
 """Calls that share one commit, at the most."""
 
+KNOWN = 10_000
+"""Sessions of which the sums over their request keys are kept in memory."""
+
+RUSH = 0.005
+AT_ONCE = 16
+"""Calls within so many seconds that the event loop commits itself, each by itself. Where more
+come it is the thread that has them, and they share a commit."""
+
 IDLE = 0.5
 """Seconds between two looks after the file itself."""
+
+_LOOK = 16
+"""Commits of the event loop between two looks at how long the write-ahead log is."""
 
 _FREE_PAGES = 64
 """Pages that an idle file keeps for what comes next; all other free ones are given back."""
@@ -58,27 +70,22 @@ _OF_THE_VALUE = (None, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.S
 """Errors that are one value's fault, and not the file's."""
 
 
-class Transaction:
-    """What a piece of work has in the writer's thread."""
-
-    __slots__ = ("changes", "execute")
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.execute = connection.execute
-        self.changes: list[tuple[SessionId, Change]] = []
-        """What the event loop is to know of sessions when this is committed."""
-
-
 Work = Callable[[Transaction], T]
 """Runs in the writer's thread. It may run twice (see rule 3), so it changes nothing but the
 file; what it raises of :class:`SessionsError` it raises before its first write."""
 
-_Item = tuple[Work[Any], "asyncio.Future[Any]"]
+
+class _Call(NamedTuple):
+    work: Work[Any]
+    future: asyncio.Future[Any]
+
+
 _Outcome = tuple["asyncio.Future[Any]", Any, BaseException | None]
+_Done = tuple[Changes, Sequence[_Outcome]]
 
 
 class Writer:
-    """Runs work on a file, in order, in a thread of its own."""
+    """Runs work on a file, in order."""
 
     def __init__(
         self,
@@ -88,6 +95,8 @@ class Writer:
         on_commit: Callable[[Changes], None],
         chore: Work[T],
         on_chore: Callable[[T], None],
+        *,
+        syncs: bool,
     ) -> None:
         """Take what it works with.
 
@@ -97,6 +106,7 @@ class Writer:
             on_commit: Takes what changed; called in the event loop.
             chore: Done when somebody else has written to the file.
             on_chore: Takes what came of it; called in the event loop.
+            syncs: Whether a commit waits for the medium.
         """
         self._path = path
         self._opened = opened
@@ -104,10 +114,25 @@ class Writer:
         self._on_commit = on_commit
         self._chore: Work[Any] = chore
         self._on_chore: Callable[[Any], None] = on_chore
-        self._version = -1
-        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._syncs = syncs
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        # Of the event loop: how many calls the thread has that are not answered yet, and
+        # since when it has done how many itself.
+        self._in_thread = 0
+        self._rush_began = 0.0
+        self._done_in_rush = 0
+        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        # Held by whoever uses the connection, which with these is his.
+        self._writing = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._log_file = ""
+        self._version = -1
+        self._waits = True
+        # The one that was used last is at the end.
+        self._known: OrderedDict[SessionId, KeyCounts] = OrderedDict()
+        self._commits = 0
+        self._log_is_long = False
 
     async def start(self) -> None:
         """Open the file.
@@ -122,6 +147,8 @@ class Writer:
         )
         self._thread.start()
         await ready
+        # First: what was asked for while nobody served is done before anybody is served.
+        self._do_chore()
 
     async def stop(self) -> None:
         """Finish what was asked for, and close the file."""
@@ -130,8 +157,11 @@ class Writer:
             self._queue.put(None)
             await asyncio.get_running_loop().run_in_executor(None, thread.join)
 
-    def call(self, work: Work[T]) -> asyncio.Future[T]:
+    def call(self, work: Work[T], *, short: bool = False) -> asyncio.Future[T]:
         """Have ``work`` done; its result when that is committed.
+
+        Args:
+            short: It reads and writes a handful of rows (rule 5).
 
         Raises (from the future):
             StoreUnavailable: Nothing of it was stored.
@@ -139,8 +169,66 @@ class Writer:
         if self._loop is None or self._thread is None:
             raise StoreUnavailable(f"{self._path} is not open")
         future: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put((work, future))
+        call = _Call(work, future)
+        if not (short and self._done_here(call)):
+            self._in_thread += 1
+            self._queue.put(call)
         return future
+
+    # --- in the event loop -----------------------------------------------------------------
+
+    def _done_here(self, call: _Call) -> bool:
+        """Rule 5; False: it is the thread's to do."""
+        if self._loop is None or self._syncs or self._in_thread:
+            return False
+        now = self._loop.time()
+        if now - self._rush_began >= RUSH:
+            self._rush_began, self._done_in_rush = now, 0
+        if self._done_in_rush >= AT_ONCE or not self._writing.acquire(blocking=False):
+            return False
+        self._done_in_rush += 1
+        try:
+            if self._connection is None or self._log_is_long:
+                return False
+            try:
+                self._wait_for_others(self._connection, False)
+                done = list(self._commit(self._connection, [call]))
+            except sqlite3.OperationalError:
+                # Another program has the file locked. The thread waits for it.
+                return False
+            self._commits += 1
+            if not self._commits % _LOOK:
+                self._log_is_long = self._is_log_long()
+        finally:
+            self._writing.release()
+        for each in done:
+            self._deliver(*each)
+        return True
+
+    def _answer(self, changes: Changes, outcomes: Sequence[_Outcome]) -> None:
+        self._in_thread -= len(outcomes)
+        self._deliver(changes, outcomes)
+
+    def _deliver(self, changes: Changes, outcomes: Sequence[_Outcome]) -> None:
+        if changes:
+            self._on_commit(changes)
+        for future, result, failed in outcomes:
+            _settle(future, result, failed)
+
+    def _do_chore(self) -> None:
+        if self._thread is not None:
+            self.call(self._chore).add_done_callback(self._chore_done)
+
+    def _chore_done(self, chore: asyncio.Future[Any]) -> None:
+        if chore.cancelled():
+            return
+        failed = chore.exception()
+        if failed is None:
+            self._on_chore(chore.result())
+        else:
+            logger.warning("%s: %s", self._path, failed)
+            # The thread's next look finds it changed, and asks for it again.
+            self._version = -1
 
     # --- in the thread ---------------------------------------------------------------------
 
@@ -150,95 +238,81 @@ class Writer:
         except BaseException as failed:
             self._tell(_settle, ready, None, failed)
             return
-        self._tell(_settle, ready, None, None)
         try:
+            try:
+                self._take_over(connection)
+            except BaseException as failed:
+                self._tell(_settle, ready, None, failed)
+                return
+            self._tell(_settle, ready, None, None)
             self._serve(connection)
-            self._closing(connection)
+            with self._writing:
+                self._connection = None
+                self._closing(connection)
         except sqlite3.Error as failed:
             logger.error("%s was not closed in order: %s", self._path, failed)
         finally:
             connection.close()
 
+    def _take_over(self, connection: sqlite3.Connection) -> None:
+        # By hand (``_tidy``): SQLite would do it in the commit that makes the log too long,
+        # which may be one that must not wait.
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        _, _, file = connection.execute("PRAGMA database_list").fetchone()
+        self._log_file = f"{file}-wal"
+        self._version = _data_version(connection)
+        self._connection = connection
+
     def _serve(self, connection: sqlite3.Connection) -> None:
-        # At once: what was asked for while nobody served is done before anybody is served.
-        self._rest(connection)
         rested = monotonic()
         while True:
             # Under load as well: who asks all the time leaves free pages behind too.
             if monotonic() - rested >= IDLE:
-                self._rest(connection)
+                with self._writing:
+                    self._rest(connection)
                 rested = monotonic()
             try:
                 first = self._queue.get(timeout=IDLE)
             except queue.Empty:
                 continue
-            batch: list[_Item] = []
-            item: _Item | None = first
-            while item is not None:
-                batch.append(item)
+            batch: list[_Call] = []
+            call: _Call | None = first
+            while call is not None:
+                batch.append(call)
                 if len(batch) >= BATCH:
                     break
                 try:
-                    item = self._queue.get_nowait()
+                    call = self._queue.get_nowait()
                 except queue.Empty:
                     break
             if batch:
-                self._commit(connection, batch)
-            if item is None:
+                with self._writing:
+                    self._wait_for_others(connection, True)
+                    outcomes = list(self._commit(connection, batch))
+                    self._log_is_long = self._is_log_long()
+                # Whoever goes on now finds the connection free.
+                for done in outcomes:
+                    self._tell(self._answer, *done)
+                if self._log_is_long:
+                    with self._writing:
+                        self._tidy(connection)
+            if call is None:
                 return
 
-    def _commit(self, connection: sqlite3.Connection, batch: Sequence[_Item]) -> None:
+    def _tidy(self, connection: sqlite3.Connection) -> None:
         try:
-            changes, outcomes = self._transaction(connection, batch)
+            checkpoint(connection)
+            self._log_is_long = self._is_log_long()
         except sqlite3.Error as failed:
-            if error_code(failed) not in _OF_THE_VALUE:
-                # The file is full, locked or damaged: it will not be better for one alone.
-                logger.error("%s: %s", self._path, failed)
-                metrics.store_failed("sqlite", len(batch))
-                refused = unavailable(self._path, failed)
-                self._tell(self._deliver, (), [(future, None, refused) for _, future in batch])
-                return
-            self._one_by_one(connection, batch, failed)
-        except Exception as failed:
-            # The boundary to what was called with: a value that cannot be stored is told to
-            # who came with it.
-            self._one_by_one(connection, batch, failed)
-        else:
-            self._tell(self._deliver, changes, outcomes)
-
-    def _one_by_one(
-        self, connection: sqlite3.Connection, batch: Sequence[_Item], failed: Exception
-    ) -> None:
-        if len(batch) == 1:
-            self._tell(self._deliver, (), [(batch[0][1], None, failed)])
-            return
-        for item in batch:
-            self._commit(connection, [item])
-
-    def _transaction(
-        self, connection: sqlite3.Connection, batch: Sequence[_Item]
-    ) -> tuple[Changes, list[_Outcome]]:
-        transaction = Transaction(connection)
-        outcomes: list[_Outcome] = []
-        with committing(connection):
-            for work, future in batch:
-                try:
-                    outcomes.append((future, work(transaction), None))
-                except SessionsError as refused:
-                    outcomes.append((future, None, refused))
-        return transaction.changes, outcomes
+            # What the log holds is as safe as before; the next one tries again.
+            logger.warning("%s: %s", self._path, failed)
 
     def _rest(self, connection: sqlite3.Connection) -> None:
         try:
-            # Another one, if another connection committed since.
-            (version,) = connection.execute("PRAGMA data_version").fetchone()
+            version = _data_version(connection)
             if version != self._version:
-                transaction = Transaction(connection)
-                with committing(connection):
-                    done = self._chore(transaction)
                 self._version = version
-                self._tell(self._deliver, transaction.changes, ())
-                self._tell(self._on_chore, done)
+                self._tell(self._do_chore)
             give_back_space(connection)
         except Exception as failed:
             # The boundary between what is done by the way and what callers wait for: whatever
@@ -254,13 +328,78 @@ class Writer:
             # The event loop is closed: nobody is left to be told.
             logger.debug("nobody waits for %s any more", self._path)
 
-    # --- in the event loop -----------------------------------------------------------------
+    # --- by whoever holds ``_writing`` -----------------------------------------------------------
 
-    def _deliver(self, changes: Changes, outcomes: Sequence[_Outcome]) -> None:
-        if changes:
-            self._on_commit(changes)
-        for future, result, failed in outcomes:
-            _settle(future, result, failed)
+    def _commit(self, connection: sqlite3.Connection, batch: Sequence[_Call]) -> Generator[_Done]:
+        """Do these, in as few transactions as it takes; what came of each transaction.
+
+        Raises:
+            sqlite3.OperationalError: Another program has the file locked, and nobody is to
+                wait for it. Nothing was done.
+        """
+        try:
+            done = self._transaction(connection, batch)
+        except sqlite3.Error as failed:
+            if error_code(failed) not in _OF_THE_VALUE:
+                if error_code(failed) == sqlite3.SQLITE_BUSY and not self._waits:
+                    raise
+                # The file is full, locked or damaged: it will not be better for one alone.
+                logger.error("%s: %s", self._path, failed)
+                metrics.store_failed("sqlite", len(batch))
+                refused = unavailable(self._path, failed)
+                yield (), [(call.future, None, refused) for call in batch]
+                return
+            yield from self._one_by_one(connection, batch, failed)
+        except Exception as failed:
+            # The boundary to what was called with: a value that cannot be stored is told to
+            # who came with it.
+            yield from self._one_by_one(connection, batch, failed)
+        else:
+            yield done
+
+    def _one_by_one(
+        self, connection: sqlite3.Connection, batch: Sequence[_Call], failed: Exception
+    ) -> Generator[_Done]:
+        if len(batch) == 1:
+            yield (), [(batch[0].future, None, failed)]
+            return
+        for call in batch:
+            yield from self._commit(connection, [call])
+
+    def _transaction(self, connection: sqlite3.Connection, batch: Sequence[_Call]) -> _Done:
+        transaction = Transaction(connection, self._known)
+        outcomes: list[_Outcome] = []
+        with committing(connection):
+            for work, future in batch:
+                try:
+                    outcomes.append((future, work(transaction), None))
+                except SessionsError as refused:
+                    outcomes.append((future, None, refused))
+        for session_id, counts in transaction.learned.items():
+            self._know(session_id, counts)
+        return transaction.changes, outcomes
+
+    def _know(self, session_id: SessionId, counts: KeyCounts | None) -> None:
+        self._known.pop(session_id, None)
+        if counts is not None:
+            self._known[session_id] = counts
+            if len(self._known) > KNOWN:
+                self._known.popitem(last=False)
+
+    def _wait_for_others(self, connection: sqlite3.Connection, waits: bool) -> None:
+        """Whether a transaction waits for another program that has the file locked."""
+        if waits is not self._waits:
+            timeout = round(schema.BUSY_TIMEOUT * 1_000) if waits else 0
+            connection.execute(f"PRAGMA busy_timeout = {timeout}")
+            self._waits = waits
+
+    def _is_log_long(self) -> bool:
+        # A log that was begun anew is cut to this size: a longer one is one that is in use.
+        try:
+            return os.stat(self._log_file).st_size > schema.LOG_SIZE
+        except OSError:
+            # It is not there before the first commit.
+            return False
 
 
 def give_back_space(connection: sqlite3.Connection, *, keep: int = _FREE_PAGES) -> None:
@@ -271,7 +410,21 @@ def give_back_space(connection: sqlite3.Connection, *, keep: int = _FREE_PAGES) 
         # ``execute`` would take one step of it, and this statement gives back a page a step.
         connection.executescript(f"PRAGMA incremental_vacuum({step})")
         # The file itself becomes shorter when the write-ahead log is copied into it.
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        checkpoint(connection)
+
+
+def checkpoint(connection: sqlite3.Connection) -> None:
+    """Copy the write-ahead log into the file, and begin it anew unless somebody reads it."""
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    # Whoever writes next begins it anew, and waits for the disk: it is not one who is not to.
+    with committing(connection):
+        connection.execute("UPDATE meta SET value = value WHERE name = 'sessions'")
+
+
+def _data_version(connection: sqlite3.Connection) -> int:
+    """Another one, if another connection committed since."""
+    (version,) = connection.execute("PRAGMA data_version").fetchone()
+    return version
 
 
 def _settle(future: asyncio.Future[Any], result: Any, failed: BaseException | None) -> None:

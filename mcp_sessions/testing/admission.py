@@ -96,6 +96,36 @@ async def a_request_key_is_begun_once_and_its_answer_kept(make: MakeStore) -> No
         assert not await store.finish_request(other.id, RequestKey("unknown"), RESULT, now=NOW)
 
 
+async def a_keyed_request_goes_with_its_attachment(make: MakeStore) -> None:
+    """Pitfall B1: also where earlier requests of the same session had keys."""
+    async with opened(make) as store:
+        session = await new_session(store)
+        for number in range(3):
+            use = replace(KEY, key=RequestKey(f"key-{number}"))
+            epoch = (await session.attach(HERE)).fencing_epoch
+            admitted = await session.admit(use, fencing_epoch=epoch)
+            assert admitted is not None and not admitted.displaced
+            assert admitted.key is Begun.FIRST
+            assert await store.finish_request(session.id, use.key, RESULT, now=NOW)
+
+
+async def a_session_that_ends_meanwhile_admits_nothing(make: MakeStore) -> None:
+    """Whoever is too late is refused, and leaves nothing behind (pitfall D4)."""
+    async with opened(make) as store:
+        session = await new_session(store)
+        assert await session.begin(KEY) == (Begun.FIRST, None)
+
+        async def come(number: int) -> None:
+            if number == 10:
+                await store.end(session.id)
+            await session.admit(replace(KEY, key=RequestKey(f"key-{number}")))
+
+        await at_once(come)
+        for key in (KEY.key, *(RequestKey(f"key-{number}") for number in range(20))):
+            assert await session.admit(replace(KEY, key=key)) is None
+            assert not await store.finish_request(session.id, key, RESULT, now=NOW)
+
+
 async def a_key_with_other_content_is_given_no_answer(make: MakeStore) -> None:
     """``Admitted.outcome``: "the kept answer, if ``key`` is ``ANSWERED``"."""
     reused = KeyUse(KEY.key, b"other digest", KEY.runner)
@@ -162,6 +192,8 @@ CHECKS: Sequence[Check] = (
     a_request_in_the_wrong_mode_changes_nothing,
     a_displaced_connection_is_told_and_changes_nothing,
     a_request_key_is_begun_once_and_its_answer_kept,
+    a_keyed_request_goes_with_its_attachment,
+    a_session_that_ends_meanwhile_admits_nothing,
     a_key_with_other_content_is_given_no_answer,
     a_kept_answer_is_not_for_fewer_scopes,
     one_key_sent_many_times_at_once_is_begun_once,

@@ -1,6 +1,8 @@
 """``mcp_sessions.core.request_keys``: what must not run twice does not."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -150,6 +152,39 @@ def test_an_answer_that_never_fits_costs_no_other_answer() -> None:
     assert not known.finish(B, b"x" * 1_000, now=0.0)
     assert begin(known, B) is Begun.DROPPED
     assert begin(known, A) is Begun.ANSWERED
+
+
+def test_a_session_that_is_full_is_as_quick_as_one_that_is_not() -> None:
+    """Once the oldest answers go for each new one, those that went before cost nothing: a call
+    runs as many lines after a thousand calls as after a hundred.
+    """
+    known, answer = keys(max_bytes=300_000), b"x" * 2_000
+
+    def call(number: int) -> None:
+        key = RequestKey(f"key-{number:04}")
+        assert begin(known, key) is Begun.FIRST
+        assert known.finish(key, answer, now=0.0)
+
+    spent = [_lines_run(lambda number=number: call(number)) for number in range(1_200)]
+    assert begin(known, RequestKey("key-1000")) is Begun.DROPPED
+    assert max(spent[1_100:]) <= 2 * max(spent[200:300])
+
+
+def _lines_run(what: Callable[[], None]) -> int:
+    lines = 0
+
+    def count(_: FrameType, event: str, __: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        what()
+    finally:
+        sys.settrace(before)
+    return lines
 
 
 def test_a_key_that_is_refused_costs_no_answer() -> None:

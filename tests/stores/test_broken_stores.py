@@ -18,6 +18,7 @@ from mcp_sessions.ids import (
     ConnectionId,
     FencingEpoch,
     Position,
+    RequestKey,
     SessionId,
     StreamName,
     parse_position,
@@ -195,6 +196,31 @@ class ForgetsKeys(MemoryStore):
         return await super().admit(session_id, principal, mode=mode, now=now, **more)
 
 
+class AdmitsToItsFirstAttachment(MemoryStore):
+    """What was known of a session when its first key came is what its keys go by."""
+
+    async def admit(
+        self, session_id: SessionId, principal: Principal, *, mode: Mode, now: float, **more: Any
+    ) -> Admitted | None:
+        session = self._sessions.get(session_id)
+        if session is None or more.get("key") is None or more.get("fencing_epoch") is None:
+            return await super().admit(session_id, principal, mode=mode, now=now, **more)
+        first = self.__dict__.setdefault("first", session.record.fencing_epoch)
+        if first != more["fencing_epoch"]:
+            return Admitted(session.record, displaced=True)
+        return await super().admit(session_id, principal, mode=mode, now=now, **more)
+
+
+class KeepsAnswersOfTheEnded(MemoryStore):
+    """A session is gone, and its keys are not."""
+
+    async def finish_request(
+        self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
+    ) -> bool:
+        kept = await super().finish_request(session_id, key, outcome, now=now)
+        return kept or session_id not in self._sessions
+
+
 class ReapsWhatIsBusy(MemoryStore):
     """A long request loses its session (executor#1345)."""
 
@@ -274,6 +300,8 @@ class SharesItsData(MemoryStore):
         (ServesStrangersFirst, admission.a_strangers_request_is_refused_before_it_has_any_effect),
         (ForgetsKeys, admission.a_request_key_is_begun_once_and_its_answer_kept),
         (ForgetsKeys, admission.one_key_sent_many_times_at_once_is_begun_once),
+        (AdmitsToItsFirstAttachment, admission.a_keyed_request_goes_with_its_attachment),
+        (KeepsAnswersOfTheEnded, admission.a_session_that_ends_meanwhile_admits_nothing),
         (ReapsWhatIsBusy, lives.expire_ends_what_is_overdue_and_spares_what_is_at_work),
         (BringsTheEndedBack, lives.an_ended_session_leaves_no_trace_and_never_comes_back),
         (MergesIntoAnOldState, belongings.state_is_changed_key_by_key),

@@ -4,15 +4,18 @@ import asyncio
 import os
 import sqlite3
 import stat
+import threading
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mcp_sessions.core.log import Draft
-from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.core.request_keys import Begun, key_cost
 from mcp_sessions.errors import ConfigurationError, Refusal, StoreUnavailable
 from mcp_sessions.ids import (
     GET_STREAM,
@@ -26,9 +29,12 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores import sqlite as sqlite_store
 from mcp_sessions.stores import sqlite_schema, sqlite_start
-from mcp_sessions.stores.base import CurrentSession, KeyUse, Mode, Peer
+from mcp_sessions.stores.base import Admitted, CurrentSession, KeyUse, Mode, Peer
 from mcp_sessions.stores.sqlite import SQLiteStore
+from mcp_sessions.stores.sqlite_keys import keys_of
 from mcp_sessions.stores.sqlite_schema import MIGRATIONS, VERSION, Durability, statements
+from mcp_sessions.stores.sqlite_transaction import KeyCounts
+from mcp_sessions.stores.sqlite_writer import AT_ONCE
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions.testing import STORE_CHECKS, Check
 from tests.stores import every_store
@@ -224,16 +230,86 @@ async def test_the_contract_holds_with_nothing_in_memory(
 # --- commits -------------------------------------------------------------------------------
 
 
+@asynccontextmanager
+async def spoken_of(store: SQLiteStore) -> AsyncGenerator[list[tuple[str, int]]]:
+    """What SQLite is told, and by which thread."""
+    spoken: list[tuple[str, int]] = []
+    writer = store._writer  # pyright: ignore[reportPrivateUsage]
+    connection = (await writer.call(lambda tx: tx.execute)).__self__
+    connection.set_trace_callback(lambda said: spoken.append((said, threading.get_ident())))
+    try:
+        yield spoken
+    finally:
+        connection.set_trace_callback(None)
+
+
 async def test_callers_at_once_share_a_commit(path: Path) -> None:
     """Rule 2 of the writer."""
     async with opened(path) as store:
-        of, spoken = await new(store), list[str]()
-        writer = store._writer  # pyright: ignore[reportPrivateUsage]
-        await writer.call(lambda tx: tx.execute.__self__.set_trace_callback(spoken.append))
-        await asyncio.gather(*[store.append(of, Draft(b"{}"), now=NOW) for _ in range(100)])
-        await writer.call(lambda tx: tx.execute.__self__.set_trace_callback(None))
-        assert sum(each.startswith("INSERT INTO events") for each in spoken) == 100
-        assert spoken.count("COMMIT") <= 10
+        of = await new(store)
+        async with spoken_of(store) as spoken:
+            await asyncio.gather(*[store.append(of, Draft(b"{}"), now=NOW) for _ in range(200)])
+        said = [each for each, _ in spoken]
+        assert sum(each.startswith("INSERT INTO events") for each in said) == 200
+        assert said.count("COMMIT") <= AT_ONCE + 10
+
+
+async def test_who_comes_with_little_is_served_where_he_stands(path: Path) -> None:
+    """Rule 5 of the writer: the answer is there, and in the file, before anybody else's turn."""
+    async with opened(path) as store:
+        of = await new(store)
+        async with spoken_of(store) as spoken:
+            appending = store.append(of, Draft(b"{}"), now=NOW)
+            with pytest.raises(StopIteration) as returned:
+                appending.send(None)
+            assert returned.value.value.event.number == 1
+            assert spoken[-1] == ("COMMIT", threading.get_ident())
+        other = sqlite3.connect(path)
+        assert other.execute("SELECT count(*) FROM events").fetchone() == (1,)
+        other.close()
+
+
+async def test_in_full_durability_the_event_loop_waits_for_no_disk(path: Path) -> None:
+    """Rule 5 of the writer: what syncs is the thread's."""
+    async with opened(path, durability="full") as store:
+        of = await new(store)
+        async with spoken_of(store) as spoken:
+            await store.append(of, Draft(b"{}"), now=NOW)
+        assert "COMMIT" in {said for said, _ in spoken}
+        assert threading.get_ident() not in {thread for _, thread in spoken}
+
+
+async def test_the_log_is_copied_and_begun_anew_by_the_thread(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 5 of the writer: that waits for the disk. The log stays as small as it is to be,
+    with callers who never come to the thread.
+    """
+    monkeypatch.setattr(sqlite_schema, "LOG_SIZE", 500_000)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite_writer.AT_ONCE", 10_000)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite_writer.IDLE", 60.0)
+    here, log = threading.get_ident(), path.with_name(path.name + "-wal")
+    sizes: list[int] = []
+    async with opened(path) as store:
+        of = await new(store)
+        async with spoken_of(store) as spoken:
+            for _ in range(300):
+                assert await store.append(of, Draft(b"x" * 3_000), now=NOW)
+                sizes.append(log.stat().st_size)
+        copied = [thread for said, thread in spoken if "wal_checkpoint" in said]
+        assert len(copied) >= 3 and here not in copied
+        # Right after it the thread writes, so that it is who begins the log anew.
+        said = [each for each, _ in spoken]
+        for index, each in enumerate(said):
+            if "wal_checkpoint" in each:
+                assert said[index + 1 : index + 4] == [
+                    "BEGIN IMMEDIATE",
+                    "UPDATE meta SET value = value WHERE name = 'sessions'",
+                    "COMMIT",
+                ]
+        assert sum(thread == here for each, thread in spoken if each == "COMMIT") > 200
+        assert max(sizes) < 1_500_000
+        assert sizes[-1] <= 1_000_000
 
 
 async def test_who_comes_with_what_cannot_be_stored_fails_alone(path: Path) -> None:
@@ -250,8 +326,52 @@ async def test_who_comes_with_what_cannot_be_stored_fails_alone(path: Path) -> N
         assert [each.event.number for each in numbers] == [1, 2, 3, 4, 5, 6]  # type: ignore[union-attr]
 
 
+async def test_what_was_undone_is_not_remembered(path: Path) -> None:
+    """Rule 3 of the writer: sums over rows are those of the rows that are in the file."""
+    async with opened(path, durability="full") as store:
+        of = await new(store)
+
+        async def begin(name: str) -> Admitted | None:
+            use = KeyUse(RequestKey(name), b"digest", "process-1")
+            return await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=use)
+
+        async def counts() -> KeyCounts:
+            found = await writer.call(lambda tx: keys_of(tx, of, POLICY))
+            assert found is not None
+            return found.counts
+
+        writer = store._writer  # pyright: ignore[reportPrivateUsage]
+        await begin("first")
+        # One transaction, undone for the sake of one that cannot be stored; then one by one.
+        done = await asyncio.gather(
+            begin("second"), store.detach(of, FencingEpoch(2**70)), return_exceptions=True
+        )
+        assert isinstance(done[1], OverflowError)
+        known = await counts()
+        await writer.call(lambda tx: tx.learn(of, None))
+        assert known == await counts()
+        assert known.bytes == key_cost(RequestKey("first")) + key_cost(RequestKey("second"))
+
+
+async def test_who_comes_while_his_session_ends_leaves_no_row(path: Path) -> None:
+    """D4: in the same transaction, after the end."""
+    async with opened(path, durability="full") as store:
+        of = await new(store)
+        use = KeyUse(RequestKey("first"), b"digest", "process-1")
+        assert await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=use)
+        _, late, kept = await asyncio.gather(
+            store.end(of),
+            store.admit(
+                of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=replace(use, key=RequestKey("late"))
+            ),
+            store.finish_request(of, use.key, b"{}", now=NOW),
+        )
+        assert late is None and not kept
+        assert await sql(store, "SELECT count(*) FROM keys") == (0,)
+
+
 async def test_who_is_cancelled_while_waiting_takes_nobody_along(path: Path) -> None:
-    async with opened(path) as store:
+    async with opened(path, durability="full") as store:
         of = await new(store)
         first = asyncio.ensure_future(store.append(of, Draft(b"{}"), now=NOW))
         await asyncio.sleep(0)
@@ -519,6 +639,26 @@ async def test_a_file_locked_by_another_program_is_an_error_and_comes_back(
         other.execute("ROLLBACK")
         assert await store.append(of, Draft(b"{}"), now=NOW) is not None
         other.close()
+
+
+async def test_a_file_that_is_locked_for_a_moment_is_waited_for_by_the_thread(path: Path) -> None:
+    """Rule 5 of the writer: meanwhile the event loop goes on, and nothing is lost."""
+    async with opened(path) as store:
+        of = await new(store)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        before = time.monotonic()
+        appending = [
+            asyncio.ensure_future(store.append(of, Draft(b"{}"), now=NOW)) for _ in range(3)
+        ]
+        await asyncio.sleep(0)
+        # Here is the event loop, and they wait.
+        assert time.monotonic() - before < sqlite_schema.BUSY_TIMEOUT / 2
+        assert not any(each.done() for each in appending)
+        other.execute("ROLLBACK")
+        other.close()
+        done = await asyncio.wait_for(asyncio.gather(*appending), 10)
+        assert [each.event.number for each in done if each is not None] == [1, 2, 3]
 
 
 async def test_an_old_sqlite_is_said_to_be_too_old(

@@ -236,8 +236,8 @@ async def _running(layer: SessionLayer) -> AsyncGenerator[None]:
         return
     elsewhere, call = loop.elsewhere, writer.call
 
-    def counted(work: Any) -> asyncio.Future[Any]:
-        future = call(work)
+    def counted(work: Any, *, short: bool = False) -> asyncio.Future[Any]:
+        future = call(work, short=short)
         elsewhere.add(future)
         future.add_done_callback(elsewhere.discard)
         return future

@@ -1,0 +1,79 @@
+"""What a piece of work on a SQLite file has: the file, and what is known of it already."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mcp_sessions.ids import FencingEpoch, SessionId
+from mcp_sessions.stores.base import SessionRecord
+
+Change = SessionRecord | Callable[[SessionRecord], None] | None
+"""What became of a session: how it is now (it was read, or made), what to do to a record
+that is as it was before, or None: it is over."""
+
+Changes = Sequence[tuple[SessionId, Change]]
+"""In the order in which they happened."""
+
+
+@dataclass(slots=True)
+class KeyCounts:
+    """What the rows of a session and of its request keys come to. It is read once; a keyed
+    request then costs one statement where it is admitted, and one where it ends.
+    """
+
+    sid: int
+    fencing_epoch: FencingEpoch
+
+    bytes: int
+    """Of keys and kept answers."""
+
+    answers: int
+    """Of those, the answers'."""
+
+    finished: int
+    """The number of the one that finished last."""
+
+    dropped: int
+    """Up to this number no answer is kept."""
+
+    oldest: float | None
+    """When the one finished that is forgotten next."""
+
+
+class Transaction:
+    """One transaction of the file."""
+
+    __slots__ = ("_known", "changes", "execute", "learned")
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        known: Mapping[SessionId, KeyCounts] | None = None,
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            known: What earlier transactions left. It is as the file was before this one.
+        """
+        self.execute = connection.execute
+        self.changes: list[tuple[SessionId, Change]] = []
+        """What the event loop is to know of sessions when this is committed."""
+
+        self.learned: dict[SessionId, KeyCounts | None] = {}
+        """What the next transaction is to know when this is committed; None: nothing."""
+
+        self._known: Mapping[SessionId, KeyCounts] = {} if known is None else known
+
+    def recall(self, session_id: SessionId) -> KeyCounts | None:
+        """What is known, to be changed and given to :meth:`learn`; None: it has to be read."""
+        if session_id in self.learned:
+            counts = self.learned[session_id]
+        else:
+            counts = self._known.get(session_id)
+        return replace(counts) if counts is not None else None
+
+    def learn(self, session_id: SessionId, counts: KeyCounts | None) -> None:
+        """What is so from here on, if this is committed; None: it has to be read again."""
+        self.learned[session_id] = counts
