@@ -6,10 +6,12 @@ and ``sessions/delete`` (document 004). One kind of session, one id namespace.
 
 from __future__ import annotations
 
+import hmac
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, cast
 
 from mcp_sessions import metrics
@@ -168,13 +170,14 @@ class SessionMethods:
     async def check_token(
         self, params: Mapping[str, Any] | None, session_id: SessionId, inbound: Inbound
     ) -> tuple[dict[str, Any], int] | None:
-        """Look at the ``state`` that came with a session; None: none came.
+        """Look at the ``state`` that came with a session.
 
         With a store the stored state is the state: a genuine token is accepted and not
         read back, so that replaying an old one rolls nothing back.
 
         Returns:
-            The state and its version.
+            The state and its version; None: none came, or the one that this session was
+            given last, and it is not to be read back.
 
         Raises:
             SessionNotFound: The session is not the caller's, whatever the token is.
@@ -183,6 +186,8 @@ class SessionMethods:
         named = (meta_of(params) or {}).get(SESSION_META)
         token = cast("dict[str, Any]", named).get("state") if isinstance(named, dict) else None
         if token is None:
+            return None
+        if isinstance(token, str) and self._is_last(token, session_id):
             return None
         now = self._clock()
         try:
@@ -196,6 +201,15 @@ class SessionMethods:
                 raise SessionNotFound(session_id) from None
             logger.warning("session %s: state refused: %s", digest(session_id), invalid.cause)
             raise
+
+    def _is_last(self, token: str, session_id: SessionId) -> bool:
+        """Whether it was sealed here, for this session, and is the last one. It does not have to
+        be opened then: whether the session is the caller's, and is alive, the store says next.
+        """
+        known = self._tokens.get(session_id)
+        return known is not None and hmac.compare_digest(
+            known[1].encode(), token.encode("utf-8", "surrogatepass")
+        )
 
     async def _is_owned(self, session_id: SessionId, inbound: Inbound, now: float) -> bool:
         if not self._store.remembers:
@@ -379,7 +393,12 @@ async def _make_current(inbound: Inbound, session_id: SessionId, attached: Attac
 
 def timestamp(seconds: float) -> str:
     """``expiresAt``: ISO 8601, UTC, in whole seconds, never later than the truth."""
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _whole_second(int(seconds))
+
+
+@lru_cache(maxsize=1_024)
+def _whole_second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 async def _no_room() -> None:

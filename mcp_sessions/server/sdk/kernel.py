@@ -37,6 +37,7 @@ from pydantic_core import to_jsonable_python
 
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId
+from mcp_sessions.server.sdk.modern_connection import Envelopes, RequestConnection
 from mcp_sessions.server.sdk.spans import is_tracing, traced
 from mcp_sessions.server.upstream import Call, Outbound, PeerError, UpstreamError
 from mcp_sessions.stores.base import Peer
@@ -100,6 +101,7 @@ class SdkUpstream:
         self._bus = _bus_of(cast(object, server), self.lowlevel)
         self._lifespan_state: Any = None
         self._is_tracing = False
+        self._envelopes = Envelopes()
         self.adds_subscriptions = True
         """Whether the layer serves subscriptions and list changes in the handshake era."""
 
@@ -143,9 +145,7 @@ class SdkUpstream:
                 and nothing can be sent outside of its response.
             session_id: That session.
         """
-        connection = Connection.from_envelope(
-            route.protocol_version, route.client_info, route.client_capabilities
-        )
+        connection = self._envelopes.connection(route)
         if outbound is not None:
             connection.outbound = _SdkOutbound(outbound)
             connection.session_id = session_id
@@ -277,7 +277,11 @@ class SdkPeer:
 
     async def close(self) -> None:
         """See :class:`UpstreamPeer`."""
-        await aclose_shielded(self._runner.connection)
+        connection = self._runner.connection
+        if isinstance(connection, RequestConnection):
+            await connection.close()
+        else:
+            await aclose_shielded(connection)
 
 
 def _error_of(failed: Exception, *, modern: bool) -> dict[str, Any]:

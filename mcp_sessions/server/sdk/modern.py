@@ -14,6 +14,7 @@ from mcp.server._streamable_http_modern import (
 )
 from mcp.shared.inbound import (
     ERROR_CODE_HTTP_STATUS,
+    X_MCP_HEADER_KEY,
     InboundLadderRejection,
     InboundModernRoute,
     classify_inbound_request,
@@ -35,6 +36,7 @@ from mcp_sessions.server.modern import Refused
 from mcp_sessions.server.sdk.kernel import SdkUpstream
 
 _VERSION_HEADER: Final = "mcp-protocol-version"
+_PLAIN_TOOLS: Final = 1_000
 _INVALID_BODY: Final = "Body must be a single JSON-RPC request or notification object"
 
 
@@ -53,6 +55,8 @@ class SdkModernRules:
 
     def __init__(self, upstream: SdkUpstream) -> None:
         self._upstream = upstream
+        # By tool: the input schema in which no header is declared.
+        self._plain: dict[str, Any] = {}
 
     async def check(
         self, http_request: HttpRequest, body: bytes
@@ -70,20 +74,47 @@ class SdkModernRules:
             request = JSONRPCRequest.model_validate(decoded)
         except ValidationError:
             return _refused(None, error_body(INVALID_REQUEST, _INVALID_BODY))
-        duplicated = find_duplicated_routing_header(http_request.headers.items())
+        headers = http_request.headers.items()
+        duplicated = find_duplicated_routing_header(headers)
         if duplicated is not None:
             text = f"{duplicated} header appears more than once"
             return _refused(request.id, error_body(HEADER_MISMATCH, text))
-        route = classify_inbound_request(cast(Any, decoded), headers=dict(http_request.headers))
+        # Of several with one name the first counts, as in a mapping of Starlette's.
+        route = classify_inbound_request(cast(Any, decoded), headers=dict(reversed(headers)))
         if isinstance(route, InboundLadderRejection):
             return _rejected(request.id, route)
         upstream = self._upstream
-        rejection = await mcp_param_rejection(
-            upstream.lowlevel, http_request, request, route, upstream.lifespan_state
-        )
-        if rejection is not None:
-            return _rejected(request.id, rejection)
+        if not self._declares_nothing(request):
+            rejection = await mcp_param_rejection(
+                upstream.lowlevel, http_request, request, route, upstream.lifespan_state
+            )
+            if rejection is not None:
+                return _rejected(request.id, rejection)
         return Request(request.id, request.method, request.params), route
+
+    def _declares_nothing(self, request: JSONRPCRequest) -> bool:
+        """Whether this is a call of a tool whose input schema declares no header: then whatever
+        headers there are, the SDK's rules have nothing to compare, but walk through the schema.
+        """
+        lookup = self._upstream.lowlevel.get_tool_input_schema
+        name = (request.params or {}).get("name")
+        if request.method != "tools/call" or lookup is None or not isinstance(name, str):
+            return False
+        try:
+            schema = lookup(name)
+            if schema is None:
+                return False
+            # A server that makes its schemas anew each time is looked at each time.
+            if self._plain.get(name) is not schema:
+                if X_MCP_HEADER_KEY in json.dumps(schema):
+                    return False
+                if len(self._plain) >= _PLAIN_TOOLS:
+                    self._plain.clear()
+                self._plain[name] = schema
+        except Exception:
+            # The boundary to the server's code. The SDK asks again, logs it, and goes on.
+            return False
+        return True
 
     def is_modern(self, params: Any) -> bool:
         """See :class:`ModernRules`."""
