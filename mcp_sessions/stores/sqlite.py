@@ -111,6 +111,9 @@ MAX_HOT = 10_000
 _COALESCED = 0.01
 """Of the idle timeout: how far a deadline moves in memory before the file is told."""
 
+_SMALL = 65_536
+"""Bytes of a value that is written in no time."""
+
 _PAGE = 500
 """Records read at once: some milliseconds in which no other call is served."""
 
@@ -163,6 +166,7 @@ class SQLiteStore:
         self._lock = FileLock(self._place.with_name(self._place.name + "-lock"))
         self._writer = Writer(
             self.path,
+            self._place.with_name(self._place.name + "-wal"),
             self._open_file,
             closing=shut_down,
             on_commit=self._on_commit,
@@ -200,6 +204,8 @@ class SQLiteStore:
         try:
             await self._writer.start()
         except BaseException:
+            # Also where nobody waits for it any more: the thread lets go of the file first.
+            await self._writer.stop()
             self._lock.release()
             raise
 
@@ -448,7 +454,7 @@ class SQLiteStore:
                 logs.evict_responses(tx, session.sid, stream, window, now=now)
             return Appended(event, session.attachment, replaced)
 
-        return await self._writer.call(work, short=True)
+        return await self._writer.call(work, short=_is_small(draft.before))
 
     async def read(
         self,
@@ -554,7 +560,7 @@ class SQLiteStore:
             tx.changes.append((connection, lambda record: _carry(record, origin, fencing_epoch)))
             return True
 
-        return await self._writer.call(work, short=True)
+        return await self._writer.call(work)
 
     async def relay(
         self,
@@ -587,7 +593,7 @@ class SQLiteStore:
             draft = Draft(event.payload, None, key, origin)
             return Relayed(logs.append(tx, log, draft, self._window, now=now)[0])
 
-        return await self._writer.call(work, short=True)
+        return await self._writer.call(work, short=_is_small(event.payload))
 
     # --- attachment ------------------------------------------------------------------------
 
@@ -832,7 +838,7 @@ class SQLiteStore:
             keys = keys_of(tx, session_id, self._policy)
             return keys is not None and keys.finish(key, outcome, now=now)
 
-        return await self._writer.call(work, short=True)
+        return await self._writer.call(work, short=_is_small(outcome))
 
     async def load_data(self, session_id: SessionId) -> Data | None:
         """See :meth:`SessionStore.load_data`."""
@@ -895,6 +901,10 @@ class SQLiteStore:
     def _window_of(self, session: sessions.Brief, stream: StreamName) -> Window:
         unbounded = session.mode is Mode.CONVERSATION and stream == EVENTS
         return UNBOUNDED if unbounded else self._window
+
+
+def _is_small(value: bytes | None) -> bool:
+    return value is None or len(value) <= _SMALL
 
 
 def _named(held: Locked) -> str:

@@ -124,6 +124,7 @@ class Keys:
             if oldest is None:
                 raise AssertionError("all answers together made room enough")
             key, counts.dropped, size = oldest
+            self._tx.take_out()
             self._tx.execute(
                 "UPDATE keys SET outcome = NULL WHERE sid = ? AND key = ?", (counts.sid, key)
             )
@@ -141,6 +142,7 @@ class Keys:
             if oldest is None or oldest[0] >= horizon:
                 break
             _, key, size = oldest
+            self._tx.take_out()
             self._tx.execute("DELETE FROM keys WHERE sid = ? AND key = ?", (counts.sid, key))
             counts.bytes -= len(key) + KEY_COST + (size or 0)
             counts.answers -= size or 0

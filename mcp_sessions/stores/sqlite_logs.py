@@ -220,6 +220,7 @@ def _evict(tx: Transaction, log: LogRow, window: Window, now: float) -> bool:
 
 
 def _forget(tx: Transaction, log: LogRow, number: int, size: int) -> None:
+    tx.take_out()
     tx.execute("DELETE FROM events WHERE log = ? AND number = ?", (log.log, number))
     log.events -= 1
     log.bytes -= size

@@ -19,8 +19,8 @@ Durability = Literal["normal", "full"]
 APPLICATION_ID = 0x6D637073
 """``mcps``: what marks a SQLite file as ours."""
 
-LEAST_SQLITE = (3, 35, 0)
-"""``RETURNING``, ``DROP COLUMN``."""
+LEAST_SQLITE = (3, 35, 5)
+"""``RETURNING``, and a ``DROP COLUMN`` that damages no file."""
 
 BUSY_TIMEOUT = 5.0
 """Seconds that a write waits for another program to let go of the file."""
@@ -306,7 +306,7 @@ def boot_id() -> str | None:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(
+    connection = sqlite3.connect(
         path,
         timeout=BUSY_TIMEOUT,
         isolation_level=None,
@@ -314,6 +314,10 @@ def _connect(path: Path) -> sqlite3.Connection:
         # Those of every call stay prepared.
         cached_statements=256,
     )
+    # Who serves copies the write-ahead log into the file, when nobody waits for it. SQLite
+    # would do it in whatever commit makes the log too long, an operator's command too.
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    return connection
 
 
 def _check_kind(connection: sqlite3.Connection, path: Path) -> int:

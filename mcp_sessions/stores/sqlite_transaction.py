@@ -42,21 +42,28 @@ class KeyCounts:
     """When the one finished that is forgotten next."""
 
 
+class TakesLong(Exception):
+    """A transaction has more to do than there is time for. It is undone."""
+
+
 class Transaction:
     """One transaction of the file."""
 
-    __slots__ = ("_known", "changes", "execute", "learned")
+    __slots__ = ("_known", "_rows", "changes", "execute", "learned")
 
     def __init__(
         self,
         connection: sqlite3.Connection,
         known: Mapping[SessionId, KeyCounts] | None = None,
+        rows: int | None = None,
     ) -> None:
         """Take what it works with.
 
         Args:
             known: What earlier transactions left. It is as the file was before this one.
+            rows: How many rows it may take out by the way; None: any number.
         """
+        self._rows = rows
         self.execute = connection.execute
         self.changes: list[tuple[SessionId, Change]] = []
         """What the event loop is to know of sessions when this is committed."""
@@ -73,6 +80,17 @@ class Transaction:
         else:
             counts = self._known.get(session_id)
         return replace(counts) if counts is not None else None
+
+    def take_out(self) -> None:
+        """One row goes because it is too old, or to make room.
+
+        Raises:
+            TakesLong: It is one too many.
+        """
+        if self._rows is not None:
+            self._rows -= 1
+            if self._rows < 0:
+                raise TakesLong
 
     def learn(self, session_id: SessionId, counts: KeyCounts | None) -> None:
         """What is so from here on, if this is committed; None: it has to be read again."""

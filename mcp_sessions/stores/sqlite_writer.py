@@ -14,8 +14,9 @@ Rules, owned by ``tests/stores/test_sqlite.py``:
    answer that somebody has.
 5. The event loop itself commits a short piece of work, since to wake a thread and to be
    woken by it takes longer. It never waits there: not for another program's lock, nor for a
-   disk to sync. Where a commit means to sync (``full``), where the thread has something to
-   do, and where the write-ahead log is to be copied into the file, the thread does it.
+   disk to sync, and it does not spend long there (``sqlite_turns``). Where a commit means to
+   sync (``full``), where the thread has something to do, where more turns out to be due, and
+   where the write-ahead log is to be copied into the file, the thread does it.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ from mcp_sessions import metrics
 from mcp_sessions.errors import SessionsError, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores import sqlite_schema as schema
-from mcp_sessions.stores.sqlite_schema import committing, error_code, unavailable
-from mcp_sessions.stores.sqlite_transaction import Changes, KeyCounts, Transaction
+from mcp_sessions.stores.sqlite_schema import committing, error_code, opening_failed, unavailable
+from mcp_sessions.stores.sqlite_transaction import Changes, KeyCounts, TakesLong, Transaction
+from mcp_sessions.stores.sqlite_turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +51,11 @@ BATCH = 256
 KNOWN = 10_000
 """Sessions of which the sums over their request keys are kept in memory."""
 
-RUSH = 0.005
-AT_ONCE = 16
-"""Calls within so many seconds that the event loop commits itself, each by itself. Where more
-come it is the thread that has them, and they share a commit."""
-
 IDLE = 0.5
 """Seconds between two looks after the file itself."""
+
+ROWS = 64
+"""Rows that the event loop takes out by the way: what expired, or has to make room."""
 
 _LOOK = 16
 """Commits of the event loop between two looks at how long the write-ahead log is."""
@@ -90,6 +90,7 @@ class Writer:
     def __init__(
         self,
         path: Path,
+        log_file: Path,
         opened: Callable[[], sqlite3.Connection],
         closing: Callable[[sqlite3.Connection], None],
         on_commit: Callable[[Changes], None],
@@ -101,6 +102,8 @@ class Writer:
         """Take what it works with.
 
         Args:
+            path: The file, as its user names it.
+            log_file: Its write-ahead log.
             opened: Opens the file; called in the thread.
             closing: Has the last word, in the thread, when it is closed in order.
             on_commit: Takes what changed; called in the event loop.
@@ -109,6 +112,7 @@ class Writer:
             syncs: Whether a commit waits for the medium.
         """
         self._path = path
+        self._log_file = log_file
         self._opened = opened
         self._closing = closing
         self._on_commit = on_commit
@@ -118,15 +122,13 @@ class Writer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         # Of the event loop: how many calls the thread has that are not answered yet, and
-        # since when it has done how many itself.
+        # what time there is for others.
         self._in_thread = 0
-        self._rush_began = 0.0
-        self._done_in_rush = 0
+        self._turns: Turns | None = None
         self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         # Held by whoever uses the connection, which with these is his.
         self._writing = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._log_file = ""
         self._version = -1
         self._waits = True
         # The one that was used last is at the end.
@@ -141,6 +143,7 @@ class Writer:
             ConfigurationError, StoreUnavailable: It cannot be opened.
         """
         self._loop = asyncio.get_running_loop()
+        self._turns = Turns(self._loop)
         ready: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(
             target=self._run, args=(ready,), name="mcp-sessions-sqlite", daemon=True
@@ -161,16 +164,16 @@ class Writer:
         """Have ``work`` done; its result when that is committed.
 
         Args:
-            short: It reads and writes a handful of rows (rule 5).
+            short: It reads and writes a handful of rows, and little in them (rule 5).
 
         Raises (from the future):
             StoreUnavailable: Nothing of it was stored.
         """
-        if self._loop is None or self._thread is None:
-            raise StoreUnavailable(f"{self._path} is not open")
-        future: asyncio.Future[T] = self._loop.create_future()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         call = _Call(work, future)
-        if not (short and self._done_here(call)):
+        if self._thread is None:
+            future.set_exception(StoreUnavailable(f"{self._path} is not open"))
+        elif not (short and self._done_here(call)):
             self._in_thread += 1
             self._queue.put(call)
         return future
@@ -179,23 +182,22 @@ class Writer:
 
     def _done_here(self, call: _Call) -> bool:
         """Rule 5; False: it is the thread's to do."""
-        if self._loop is None or self._syncs or self._in_thread:
+        if self._turns is None or self._syncs or self._in_thread:
             return False
-        now = self._loop.time()
-        if now - self._rush_began >= RUSH:
-            self._rush_began, self._done_in_rush = now, 0
-        if self._done_in_rush >= AT_ONCE or not self._writing.acquire(blocking=False):
+        if not self._writing.acquire(blocking=False):
             return False
-        self._done_in_rush += 1
         try:
-            if self._connection is None or self._log_is_long:
+            if self._connection is None or self._log_is_long or not self._turns.begin():
                 return False
             try:
                 self._wait_for_others(self._connection, False)
-                done = list(self._commit(self._connection, [call]))
-            except sqlite3.OperationalError:
-                # Another program has the file locked. The thread waits for it.
+                done = list(self._commit(self._connection, [call], in_loop=True))
+            except (sqlite3.OperationalError, TakesLong):
+                # Another program has the file locked, or there is much to do. The thread has
+                # the time for it.
                 return False
+            finally:
+                self._turns.end()
             self._commits += 1
             if not self._commits % _LOOK:
                 self._log_is_long = self._is_log_long()
@@ -239,29 +241,28 @@ class Writer:
             self._tell(_settle, ready, None, failed)
             return
         try:
-            try:
-                self._take_over(connection)
-            except BaseException as failed:
-                self._tell(_settle, ready, None, failed)
-                return
-            self._tell(_settle, ready, None, None)
+            self._version = _data_version(connection)
+        except sqlite3.Error as failed:
+            connection.close()
+            self._tell(_settle, ready, None, opening_failed(self._path, failed))
+            return
+        self._connection = connection
+        self._tell(_settle, ready, None, None)
+        try:
             self._serve(connection)
+        finally:
             with self._writing:
                 self._connection = None
-                self._closing(connection)
+                self._close(connection)
+
+    def _close(self, connection: sqlite3.Connection) -> None:
+        try:
+            self._wait_for_others(connection, True)
+            self._closing(connection)
         except sqlite3.Error as failed:
             logger.error("%s was not closed in order: %s", self._path, failed)
         finally:
             connection.close()
-
-    def _take_over(self, connection: sqlite3.Connection) -> None:
-        # By hand (``_tidy``): SQLite would do it in the commit that makes the log too long,
-        # which may be one that must not wait.
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
-        _, _, file = connection.execute("PRAGMA database_list").fetchone()
-        self._log_file = f"{file}-wal"
-        self._version = _data_version(connection)
-        self._connection = connection
 
     def _serve(self, connection: sqlite3.Connection) -> None:
         rested = monotonic()
@@ -309,6 +310,7 @@ class Writer:
 
     def _rest(self, connection: sqlite3.Connection) -> None:
         try:
+            self._wait_for_others(connection, True)
             version = _data_version(connection)
             if version != self._version:
                 self._version = version
@@ -330,18 +332,28 @@ class Writer:
 
     # --- by whoever holds ``_writing`` -----------------------------------------------------------
 
-    def _commit(self, connection: sqlite3.Connection, batch: Sequence[_Call]) -> Generator[_Done]:
+    def _commit(
+        self, connection: sqlite3.Connection, batch: Sequence[_Call], *, in_loop: bool = False
+    ) -> Generator[_Done]:
         """Do these, in as few transactions as it takes; what came of each transaction.
 
+        Args:
+            in_loop: Nobody is to wait for anything.
+
         Raises:
-            sqlite3.OperationalError: Another program has the file locked, and nobody is to
-                wait for it. Nothing was done.
+            sqlite3.OperationalError: Another program has the file locked (``in_loop``).
+                Nothing was done.
+            TakesLong: There is more to do than the event loop has time for (``in_loop``).
+                Nothing was done.
         """
+        rows = ROWS if in_loop else None
         try:
-            done = self._transaction(connection, batch)
+            done = self._transaction(connection, batch, rows)
+        except TakesLong:
+            raise
         except sqlite3.Error as failed:
             if error_code(failed) not in _OF_THE_VALUE:
-                if error_code(failed) == sqlite3.SQLITE_BUSY and not self._waits:
+                if error_code(failed) == sqlite3.SQLITE_BUSY and in_loop:
                     raise
                 # The file is full, locked or damaged: it will not be better for one alone.
                 logger.error("%s: %s", self._path, failed)
@@ -366,8 +378,10 @@ class Writer:
         for call in batch:
             yield from self._commit(connection, [call])
 
-    def _transaction(self, connection: sqlite3.Connection, batch: Sequence[_Call]) -> _Done:
-        transaction = Transaction(connection, self._known)
+    def _transaction(
+        self, connection: sqlite3.Connection, batch: Sequence[_Call], rows: int | None
+    ) -> _Done:
+        transaction = Transaction(connection, self._known, rows)
         outcomes: list[_Outcome] = []
         with committing(connection):
             for work, future in batch:

@@ -34,7 +34,8 @@ from mcp_sessions.stores.sqlite import SQLiteStore
 from mcp_sessions.stores.sqlite_keys import keys_of
 from mcp_sessions.stores.sqlite_schema import MIGRATIONS, VERSION, Durability, statements
 from mcp_sessions.stores.sqlite_transaction import KeyCounts
-from mcp_sessions.stores.sqlite_writer import AT_ONCE
+from mcp_sessions.stores.sqlite_turns import AT_ONCE
+from mcp_sessions.stores.sqlite_writer import ROWS
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions.testing import STORE_CHECKS, Check
 from tests.stores import every_store
@@ -279,6 +280,50 @@ async def test_in_full_durability_the_event_loop_waits_for_no_disk(path: Path) -
         assert threading.get_ident() not in {thread for _, thread in spoken}
 
 
+@pytest.mark.parametrize("what", ["an event", "an answer"])
+async def test_what_is_large_is_written_by_the_thread(path: Path, what: str) -> None:
+    """Rule 5 of the writer."""
+    large = b"x" * 100_000
+    use = KeyUse(RequestKey("key"), b"digest", "process-1")
+    async with opened(path) as store:
+        of = await new(store)
+        assert await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=use)
+        async with spoken_of(store) as spoken:
+            if what == "an event":
+                assert await store.append(of, Draft(large), now=NOW)
+            else:
+                assert await store.finish_request(of, use.key, large, now=NOW)
+        assert threading.get_ident() not in {thread for _, thread in spoken}
+
+
+@pytest.mark.parametrize("what", ["events", "keys"])
+async def test_much_that_expired_at_once_is_taken_out_by_the_thread(path: Path, what: str) -> None:
+    """Rule 5 of the writer: who comes first after an hour does not do it in the event loop."""
+    policy = SessionPolicy(max_age=100, request_key_lifetime=100)
+    many = 3 * ROWS
+
+    async def work(number: int, now: float) -> None:
+        use = KeyUse(RequestKey(f"key-{number}"), b"digest", "process-1")
+        if what == "events":
+            assert await store.append(of, Draft(b"{}"), now=now)
+        else:
+            assert await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=now, key=use)
+            assert await store.finish_request(of, use.key, b"{}", now=now)
+
+    async with opened(path, policy=policy) as store:
+        of = await new(store)
+        for number in range(many):
+            await work(number, NOW)
+        async with spoken_of(store) as spoken:
+            await work(many, NOW + 101)
+        gone = [thread for said, thread in spoken if said.startswith(f"DELETE FROM {what}")]
+        here = threading.get_ident()
+        assert len([thread for thread in gone if thread != here]) == many
+        # What the event loop had begun is undone.
+        assert len(gone) <= many + ROWS and ("ROLLBACK", here) in spoken
+        assert await sql(store, f"SELECT count(*) FROM {what}") == (1,)
+
+
 async def test_the_log_is_copied_and_begun_anew_by_the_thread(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,7 +331,8 @@ async def test_the_log_is_copied_and_begun_anew_by_the_thread(
     with callers who never come to the thread.
     """
     monkeypatch.setattr(sqlite_schema, "LOG_SIZE", 500_000)
-    monkeypatch.setattr("mcp_sessions.stores.sqlite_writer.AT_ONCE", 10_000)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite_turns.AT_ONCE", 10_000)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite_turns.SHARE", 60.0)
     monkeypatch.setattr("mcp_sessions.stores.sqlite_writer.IDLE", 60.0)
     here, log = threading.get_ident(), path.with_name(path.name + "-wal")
     sizes: list[int] = []
@@ -659,6 +705,78 @@ async def test_a_file_that_is_locked_for_a_moment_is_waited_for_by_the_thread(pa
         other.close()
         done = await asyncio.wait_for(asyncio.gather(*appending), 10)
         assert [each.event.number for each in done if each is not None] == [1, 2, 3]
+
+
+async def test_a_file_that_is_locked_while_it_is_closed_is_waited_for(path: Path) -> None:
+    """Also where the event loop, which waits for nobody, wrote last: a file that was not closed
+    in order looks like a power loss after the machine's next start.
+    """
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    release = threading.Timer(0.2, lambda: other.execute("ROLLBACK"))
+    async with opened(path) as store:
+        of = await new(store)
+        assert await store.append(of, Draft(b"{}"), now=NOW) is not None
+        other.execute("BEGIN IMMEDIATE")
+        release.start()
+    release.join()
+    assert other.execute("SELECT count(*) FROM meta WHERE name = 'boot'").fetchone() == (0,)
+    other.close()
+
+
+async def test_who_gives_up_while_the_file_is_opened_leaves_it_to_the_next(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock goes after the thread: two never serve from one file."""
+    begin, go_on = threading.Event(), threading.Event()
+    start_up = sqlite_store.start_up
+
+    def slow(*arguments: Any) -> None:
+        begin.set()
+        assert go_on.wait(10)
+        start_up(*arguments)
+
+    monkeypatch.setattr(sqlite_store, "start_up", slow)
+    store = SQLiteStore(path)
+    opening = asyncio.ensure_future(store.open(POLICY))
+    assert await asyncio.to_thread(begin.wait, 10)
+    opening.cancel()
+    await asyncio.sleep(0)
+    assert f"in use by process {os.getpid()}" in await refusal_of(path)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    threads = {thread.name for thread in threading.enumerate()}
+    assert "mcp-sessions-sqlite" not in threads
+    monkeypatch.undo()
+    async with opened(path) as after:
+        assert await new(after)
+
+
+async def test_who_comes_too_late_is_told(path: Path) -> None:
+    """By the future, as for every other failure: also who comes while an answer is given."""
+    store = SQLiteStore(path)
+    await store.open(POLICY)
+    writer = store._writer  # pyright: ignore[reportPrivateUsage]
+    await store.close()
+    late = writer.call(lambda tx: tx.execute("SELECT 1"))
+    with pytest.raises(StoreUnavailable, match="not open"):
+        await late
+
+
+async def test_an_operators_command_copies_no_log(path: Path) -> None:
+    """Rule 5 of the writer: the next commit would sync, wherever it is made."""
+    async with opened(path):
+        beside = sqlite_schema.open_beside(path)
+        assert beside.execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)
+        beside.close()
+
+
+async def test_a_path_may_be_no_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9.db")
+    async with opened(path) as store:
+        of = await new(store)
+        assert await store.append(of, Draft(b"{}"), now=NOW) is not None
+    assert path.exists()
 
 
 async def test_an_old_sqlite_is_said_to_be_too_old(

@@ -1,0 +1,81 @@
+"""``mcp_sessions.stores.sqlite_turns``: commits leave the event loop its time."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from mcp_sessions.stores import sqlite_turns
+from mcp_sessions.stores.sqlite_turns import AT_ONCE, PAUSE, SHARE, Turns
+
+
+class Loop:
+    """An event loop whose next turn comes when the test says so."""
+
+    def __init__(self) -> None:
+        self.soon: list[Callable[[], None]] = []
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.soon.append(call)
+
+    def turn(self) -> None:
+        soon, self.soon = self.soon, []
+        for call in soon:
+            call()
+
+
+class Clock:
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(sqlite_turns, "monotonic", clock)
+    return clock
+
+
+def made() -> tuple[Turns, Loop]:
+    loop = Loop()
+    return Turns(cast("asyncio.AbstractEventLoop", cast(Any, loop))), loop
+
+
+def commits(turns: Turns, clock: Clock, took: float) -> int:
+    """How many there is time for, if each takes that long."""
+    count = 0
+    while turns.begin():
+        count += 1
+        clock.now += took
+        turns.end()
+    return count
+
+
+def test_one_turn_has_so_many_and_the_next_as_many(clock: Clock) -> None:
+    turns, loop = made()
+    for _ in range(3):
+        assert commits(turns, clock, 0.0) == AT_ONCE
+        assert len(loop.soon) == 1
+        loop.turn()
+
+
+def test_one_turn_has_so_much_time_however_much_passes_between_them(clock: Clock) -> None:
+    turns, loop = made()
+    assert commits(turns, clock, SHARE / 4) == 4
+    clock.now += 60
+    assert not turns.begin()
+    loop.turn()
+    assert commits(turns, clock, SHARE / 4) == 4
+
+
+def test_after_one_that_took_long_there_is_none_for_a_while(clock: Clock) -> None:
+    turns, loop = made()
+    assert commits(turns, clock, 2 * SHARE) == 1
+    loop.turn()
+    clock.now += PAUSE - 0.01
+    assert not turns.begin()
+    clock.now += 0.02
+    assert turns.begin()
