@@ -51,9 +51,10 @@ from mcp_sessions_transports.credentials import CredentialWatch, StillValid
 from mcp_sessions_transports.doorkeeper import Doorkeeper
 from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.http_connection import HttpConnection
-from mcp_sessions_transports.http_handshake import HandshakeHttp, Served
+from mcp_sessions_transports.http_handshake import HandshakeHttp
 from mcp_sessions_transports.http_modern import ModernHttp
 from mcp_sessions_transports.origin import OriginGuard, SecuritySettings
+from mcp_sessions_transports.served import Served
 from mcp_sessions_transports.stdio import StdioBinding, standard_streams
 from mcp_sessions_transports.streamable_http import StreamableHttp
 from mcp_sessions_transports.websocket import WebSocketBinding

@@ -57,9 +57,9 @@ from mcp_sessions.stores.base import (
     Peer,
     SessionRecord,
 )
-from mcp_sessions_transports.http_handshake import DEFAULT_VERSION, Served
 from mcp_sessions_transports.listen import LISTEN, Filter, acknowledgement, completion, stamped
 from mcp_sessions_transports.outbox import Outbox
+from mcp_sessions_transports.served import DEFAULT_VERSION, Served
 from mcp_sessions_transports.sse import LogFeed
 
 logger = logging.getLogger(__name__)

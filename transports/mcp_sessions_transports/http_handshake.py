@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
-from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
 from mcp_sessions.core.messages import (
@@ -50,17 +48,10 @@ from mcp_sessions.ids import (
     parse_session_id,
     process_of,
 )
-from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection import Inbound
-from mcp_sessions.server.host import Host
-from mcp_sessions.server.hub import Hub
-from mcp_sessions.server.replicas import Replicas
-from mcp_sessions.server.router import Router
-from mcp_sessions.server.session_methods import SESSION_METHODS, SessionMethods
-from mcp_sessions.server.upstream import Upstream
-from mcp_sessions.stores.base import Mode, Peer, SessionRecord, SessionStore
-from mcp_sessions_transports.credentials import CredentialWatch
+from mcp_sessions.server.session_methods import SESSION_METHODS
+from mcp_sessions.stores.base import Mode, Peer, SessionRecord
 from mcp_sessions_transports.far_stream import FarStream
 from mcp_sessions_transports.http_channel import PostChannel, post_event_id, post_stream_of
 from mcp_sessions_transports.http_connection import HttpConnection
@@ -74,45 +65,21 @@ from mcp_sessions_transports.http_io import (
     prefers_sse,
     read_body,
     refusal,
+    replay_body,
     send_empty,
     send_json,
     send_text,
 )
+from mcp_sessions_transports.served import DEFAULT_VERSION, Served
 from mcp_sessions_transports.sse import SSE_HEADERS, sse_event
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_VERSION = "2025-03-26"
-"""What a client that names no version is taken to speak (2025-11-25, transports)."""
 
 _WITHOUT_SESSION = SESSION_METHODS
 """Served without ``initialize`` and without ``Mcp-Session-Id``."""
 
 _NOT_FOUND = "Session not found"
 _MISSING = "Bad Request: Missing session ID"
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What the binding serves, and with what."""
-
-    router: Router
-    hub: Hub
-    host: Host
-    methods: SessionMethods
-    upstream: Upstream
-    store: SessionStore
-    policy: SessionPolicy
-    clock: Callable[[], float]
-    primes: Callable[[str], bool]
-    """Whether clients of a version understand an event without data."""
-
-    max_body: int
-    """Bytes."""
-
-    credentials: CredentialWatch
-    replicas: Replicas | None = None
-    """The other processes that share the store; None: there are none."""
 
 
 class HandshakeHttp:
@@ -636,12 +603,3 @@ def _needs_no_session(message: Request | Notification) -> bool:
     except InvalidParams:
         # Malformed metadata is answered as what it is; a notification is owed no answer.
         return isinstance(message, Request)
-
-
-def replay_body(body: bytes) -> Receive:
-    """A body that was read, for a handler that wants to read it too."""
-
-    async def receive() -> AsgiMessage:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive

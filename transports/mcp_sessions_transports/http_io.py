@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from starlette.types import Receive, Send
+from starlette.types import Message, Receive, Send
 
 from mcp_sessions.core.messages import encode, error_body
 from mcp_sessions.errors import INVALID_REQUEST
@@ -60,6 +60,15 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
             if size > limit:
                 raise BodyTooLarge
             return b"".join(chunks)
+
+
+def replay_body(body: bytes) -> Receive:
+    """A body that was read, for a handler that wants to read it too."""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
 
 
 async def send_json(

@@ -26,13 +26,13 @@ from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.modern import ModernRules, Refused
 from mcp_sessions.server.upstream import UpstreamError
 from mcp_sessions.stores.base import Peer, SessionRecord
-from mcp_sessions_transports.http_handshake import Served, replay_body
 from mcp_sessions_transports.http_io import (
     BodyTooLarge,
     Disconnected,
     Headers,
     accepts,
     read_body,
+    replay_body,
     send_empty,
     send_json,
     send_text,
@@ -40,6 +40,7 @@ from mcp_sessions_transports.http_io import (
 from mcp_sessions_transports.listen import LISTEN, Filter, ListenStream
 from mcp_sessions_transports.modern_channel import ModernChannel
 from mcp_sessions_transports.origin import OriginGuard
+from mcp_sessions_transports.served import Served
 
 logger = logging.getLogger(__name__)
 

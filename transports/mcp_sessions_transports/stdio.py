@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.server.modern import ModernRules
 from mcp_sessions_transports.duplex import DuplexConnection
-from mcp_sessions_transports.http_handshake import Served
+from mcp_sessions_transports.served import Served
 
 logger = logging.getLogger(__name__)
 

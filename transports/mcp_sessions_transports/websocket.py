@@ -19,9 +19,9 @@ from mcp_sessions.server.modern import ModernRules
 from mcp_sessions_transports.close_codes import CloseCode
 from mcp_sessions_transports.doorkeeper import Doorkeeper, TurnedAway, turn_away
 from mcp_sessions_transports.duplex import DuplexConnection
-from mcp_sessions_transports.http_handshake import Served
 from mcp_sessions_transports.http_io import Headers
 from mcp_sessions_transports.origin import OriginGuard
+from mcp_sessions_transports.served import Served
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,42 @@
+"""What every binding of a server serves, and with what: one object, made by the layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.host import Host
+from mcp_sessions.server.hub import Hub
+from mcp_sessions.server.replicas import Replicas
+from mcp_sessions.server.router import Router
+from mcp_sessions.server.session_methods import SessionMethods
+from mcp_sessions.server.upstream import Upstream
+from mcp_sessions.stores.base import SessionStore
+from mcp_sessions_transports.credentials import CredentialWatch
+
+DEFAULT_VERSION = "2025-03-26"
+"""What a client that names no version is taken to speak (2025-11-25, transports)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a binding serves, and with what."""
+
+    router: Router
+    hub: Hub
+    host: Host
+    methods: SessionMethods
+    upstream: Upstream
+    store: SessionStore
+    policy: SessionPolicy
+    clock: Callable[[], float]
+    primes: Callable[[str], bool]
+    """Whether clients of a version understand an event without data."""
+
+    max_body: int
+    """Bytes."""
+
+    credentials: CredentialWatch
+    replicas: Replicas | None = None
+    """The other processes that share the store; None: there are none."""
