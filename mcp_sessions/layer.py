@@ -53,6 +53,7 @@ from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.http_connection import HttpConnection
 from mcp_sessions_transports.http_handshake import HandshakeHttp
 from mcp_sessions_transports.http_modern import ModernHttp
+from mcp_sessions_transports.http_sessions import TransportSessions
 from mcp_sessions_transports.origin import OriginGuard, SecuritySettings
 from mcp_sessions_transports.served import Served
 from mcp_sessions_transports.stdio import StdioBinding, standard_streams
@@ -480,8 +481,9 @@ class SessionLayer:
         shell = http_shell(self._upstream, serve, path=path, host=host, security=settings)
         served = self._served_at(max_body, shell.still_valid)
         guard = OriginGuard(settings)
-        handshake = HandshakeHttp(served)
-        self._hub.revive = handshake.revive
+        sessions = TransportSessions(served)
+        self._hub.revive = sessions.revive
+        handshake = HandshakeHttp(served, sessions)
         endpoint = StreamableHttp(
             handshake=handshake,
             modern=ModernHttp(served, SdkModernRules(self._upstream), guard),
