@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from starlette.types import Receive, Send
 
 from mcp_sessions.core.log import Draft, LoggedEvent
-from mcp_sessions.core.messages import RequestId, notification_message
+from mcp_sessions.core.messages import RequestId
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     GET_STREAM,
@@ -39,16 +39,9 @@ from mcp_sessions.stores.base import (
     SessionStore,
 )
 from mcp_sessions_transports.far_stream import FarStream
+from mcp_sessions_transports.get_stream import GetStream
 from mcp_sessions_transports.http_channel import PostChannel
-from mcp_sessions_transports.sse import (
-    SSE_HEADERS,
-    LogFeed,
-    SseStream,
-    plain_frame,
-    priming_event,
-    retry_event,
-    sse_event,
-)
+from mcp_sessions_transports.sse import SSE_HEADERS, retry_event
 
 
 class HttpConnection:
@@ -57,7 +50,6 @@ class HttpConnection:
     kind = "http"
 
     __slots__ = (
-        "_cleared",
         "_clock",
         "_elsewhere",
         "_finished",
@@ -68,7 +60,6 @@ class HttpConnection:
         "_policy",
         "_primes",
         "_replicas",
-        "_scopes",
         "_sent",
         "_store",
         "attached",
@@ -122,10 +113,8 @@ class HttpConnection:
         self._clock = clock
         self._primes = primes
         self._replicas = replicas
-        self._get: LogFeed[SseStream] | None = None
+        self._get: GetStream | None = None
         self._get_opened = (0.0, 0.0)
-        self._scopes: frozenset[str] = frozenset()
-        self._cleared: set[SessionId] = set()
         self._over: set[SessionId] = set()
         self._heads: dict[SessionId, Position] = {}
         self._sent: str | None = None
@@ -150,13 +139,7 @@ class HttpConnection:
         """See :class:`TransportConnection`."""
         epoch = attached.fencing_epoch
         if self._get is not None:
-            self._get.stream.purge(session_id)
-            if self._scopes >= attached.scopes:
-                self._cleared.add(session_id)
-            else:
-                # Whoever has the stream open shall not hear what a stronger credential
-                # started (pitfall F3).
-                self._get.stream.cut()
+            self._get.begin(session_id, attached.scopes)
         if not await self._store.carry(self.session_id, session_id, epoch, after):
             return False
         relay = self._relay(session_id, epoch)
@@ -165,7 +148,7 @@ class HttpConnection:
             # Stored by others, who found that it was not carried here yet.
             newest = attached.replay[-1].event_id if attached.replay else after.event_id()
             await relay.after(_position(newest))
-        self._offer_all(relay.entries)
+        self._offer(relay.entries)
         return True
 
     async def deliver(
@@ -174,14 +157,14 @@ class HttpConnection:
         """See :class:`TransportConnection`."""
         relay = self._relay(session_id, fencing_epoch)
         whole = await relay.one(event)
-        self._offer_all(relay.entries)
+        self._offer(relay.entries)
         return whole
 
     def appended(
         self, session_id: SessionId, event: LoggedEvent, attachment: Attachment | None
     ) -> None:
         """See :class:`TransportConnection`: it became an entry of the GET stream."""
-        self._offer(event)
+        self._offer((event,))
 
     def look(self, session_id: SessionId, head: Position | None) -> None:
         """See :class:`TransportConnection`."""
@@ -194,7 +177,7 @@ class HttpConnection:
             self.session_id, draft, now=self._clock(), stream=GET_STREAM
         )
         if appended is not None:
-            self._offer(appended.event)
+            self._offer((appended.event,))
 
     async def withdraw(
         self, session_id: SessionId, fencing_epoch: FencingEpoch | None = None
@@ -223,19 +206,10 @@ class HttpConnection:
     def _relay(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> Relay:
         return Relay(self._store, self._clock, self.session_id, session_id, fencing_epoch)
 
-    def _offer_all(self, entries: Sequence[LoggedEvent]) -> None:
-        for entry in entries:
-            self._offer(entry)
-
-    def _offer(self, entry: LoggedEvent) -> None:
-        if self._get is None:
-            return
-        if entry.origin is None or entry.origin in self._cleared:
-            self._get.offer(entry)
-        else:
-            # Whether the one who has the stream open may hear that session has to be asked;
-            # reading the log asks it.
-            self._get.look(None)
+    def _offer(self, entries: Sequence[LoggedEvent]) -> None:
+        if self._get is not None:
+            for entry in entries:
+                self._get.offer(entry)
 
     async def session_over(self, session_id: SessionId) -> None:
         """See :class:`TransportConnection`."""
@@ -245,7 +219,6 @@ class HttpConnection:
         """See :class:`TransportConnection`."""
         if self._get is not None:
             await self._get.room()
-            await self._get.stream.room()
         else:
             # A handler that only emits must let others run.
             await asyncio.sleep(0)
@@ -292,23 +265,6 @@ class HttpConnection:
         _, refusal = await self._store.read(self.session_id, event_id, now=now, stream=GET_STREAM)
         return head if refusal is not None else _position(event_id)
 
-    def refetch(self, subscriptions: Collection[str], lists: frozenset[str]) -> list[bytes]:
-        """What tells a client that lost its place to read everything again: one update per
-        subscribed resource, one change per list.
-
-        Args:
-            subscriptions: URIs.
-            lists: Of ``tools``, ``prompts`` and ``resources``, those that the server has.
-        """
-        updated = "notifications/resources/updated"
-        return [
-            *(notification_message(updated, {"uri": uri}) for uri in sorted(subscriptions)),
-            *(
-                notification_message(f"notifications/{name}/list_changed", None)
-                for name in sorted(lists)
-            ),
-        ]
-
     async def serve_get(
         self,
         after: Position,
@@ -323,9 +279,7 @@ class HttpConnection:
 
         Args:
             after: What the client has.
-            first: Messages that it opens with. They are in no log, which may be too small
-                for them; only the last has an id, so that a client that is cut before it
-                comes back with its old position and is told all of them again.
+            first: Messages that it opens with; see :meth:`GetStream.open_with`.
             receive: ASGI's.
             send: ASGI's.
             scopes: Those of the credential that opened it.
@@ -336,36 +290,34 @@ class HttpConnection:
         """
         if self._get is not None:
             self._get.stream.cut()
-        policy = self._policy
-        stream = SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
-        feed = LogFeed(
-            stream,
-            self._read,
-            after.event_id(),
-            self._frame,
+        get = GetStream(
+            self.session_id,
+            after,
+            scopes=scopes,
+            cleared=cleared,
+            over=self._over,
+            store=self._store,
+            policy=self._policy,
+            clock=self._clock,
             is_looked_at=self._replicas is not None,
         )
-        self._get = feed
+        self._get = get
         self._get_opened = (asyncio.get_running_loop().time(), self._clock())
-        self._scopes, self._cleared = scopes, set(cleared)
         self._elsewhere = False
         self._heads.clear()
-        for number, message in enumerate(first, 1):
-            stream.push(sse_event(message, after.event_id() if number == len(first) else None))
-        if self._primes:
-            stream.push(priming_event(after.event_id()))
+        get.open_with(first, primes=self._primes)
         headers = [*SSE_HEADERS, (b"mcp-session-id", self.session_id.encode("ascii"))]
         try:
             if self._replicas is not None:
                 await self._replicas.watch(self.session_id, GET_STREAM, self)
                 await self._tell_opened(self._replicas)
-            await stream.serve(receive, send, headers)
+            await get.stream.serve(receive, send, headers)
         finally:
-            stream.cut()
+            get.stream.cut()
             self.used_at = self._clock()
-            if self._get is feed:
+            if self._get is get:
                 self._get = None
-                self._sent = None if self._elsewhere else feed.last
+                self._sent = None if self._elsewhere else get.last
                 if self._replicas is not None:
                     await self._replicas.unwatch(self.session_id, GET_STREAM, self)
 
@@ -421,7 +373,7 @@ class HttpConnection:
             relay = self._relay(session_id, fencing_epoch)
             if not await relay.catch_up(head):
                 lost.append(session_id)
-            self._offer_all(relay.entries)
+            self._offer(relay.entries)
             self._heads[session_id] = head
         return lost
 
@@ -434,25 +386,6 @@ class HttpConnection:
     def is_streaming(self) -> bool:
         """Whether its GET stream is open."""
         return self._get is not None
-
-    async def _read(self, position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        events, refusal = await self._store.read(
-            self.session_id, position, now=self._clock(), stream=GET_STREAM
-        )
-        origins = {event.origin for event in events if event.origin is not None}
-        for origin in origins - self._cleared:
-            record = await self._store.load(origin, now=0)
-            if record is None:
-                # It is over, and nothing of it is handed over any more.
-                self._over.add(origin)
-            elif not self._scopes >= record.principal.scopes:
-                self.cut_get()
-                return (), refusal
-            self._cleared.add(origin)
-        return events, refusal
-
-    def _frame(self, event: LoggedEvent) -> bytes | None:
-        return None if event.origin in self._over else plain_frame(event)
 
     async def _close_stream(self) -> None:
         if self._get is not None:

@@ -8,11 +8,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from starlette.types import Receive, Scope, Send
 
-from mcp_sessions.core.messages import RequestId, error_message, wire_error
+from mcp_sessions.core.messages import RequestId, error_message, notification_message, wire_error
 from mcp_sessions.errors import Detached, OutcomeUnknown
 from mcp_sessions.ids import StreamName, process_of
 from mcp_sessions.principal import Principal
@@ -65,13 +65,13 @@ class HttpGet:
         after, lost, continues = await connection.position(last_event_id)
         first: Sequence[bytes] = ()
         if lost is not None and last_event_id is not None:
-            first = await self._lost_its_place(connection, record)
+            first = await self._lost_its_place(record)
         elif not continues:
             # A later GET without a position: its sessions wait for session/resume.
             for session_id, fencing_epoch in record.carried.items():
                 await served.hub.detach(session_id, connection, fencing_epoch)
             if lost is not None:
-                first = connection.refetch(record.subscriptions, served.upstream.listed())
+                first = _refetch(record.subscriptions, served.upstream.listed())
         async with served.credentials.over(scope, principal, connection.cut_get):
             await connection.serve_get(
                 after,
@@ -95,15 +95,13 @@ class HttpGet:
                 return False
         return True
 
-    async def _lost_its_place(
-        self, connection: HttpConnection, record: SessionRecord
-    ) -> Sequence[bytes]:
+    async def _lost_its_place(self, record: SessionRecord) -> Sequence[bytes]:
         """What the client missed is gone from the window: it is not left in silent doubt."""
         served = self._served
         for session_id in record.carried:
             # Its position in the session's own log may still be good: it has to resume.
             await served.hub.displace(session_id, Detached.EVICTED)
-        return connection.refetch(record.subscriptions, served.upstream.listed())
+        return _refetch(record.subscriptions, served.upstream.listed())
 
     # --- the rest of a response ------------------------------------------------------------
 
@@ -154,6 +152,24 @@ class HttpGet:
             connection.session_id, position, now=served.clock(), stream=name
         )
         return refused is not None
+
+
+def _refetch(subscriptions: Collection[str], lists: frozenset[str]) -> list[bytes]:
+    """What tells a client that lost its place to read everything again: one update per
+    subscribed resource, one change per list.
+
+    Args:
+        subscriptions: URIs.
+        lists: Of ``tools``, ``prompts`` and ``resources``, those that the server has.
+    """
+    updated = "notifications/resources/updated"
+    return [
+        *(notification_message(updated, {"uri": uri}) for uri in sorted(subscriptions)),
+        *(
+            notification_message(f"notifications/{name}/list_changed", None)
+            for name in sorted(lists)
+        ),
+    ]
 
 
 async def _answer_unknown(send: Send, session_id: str, request_id: str | int) -> None:
