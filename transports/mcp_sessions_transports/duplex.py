@@ -21,7 +21,6 @@ from mcp_sessions.core.messages import (
     Request,
     RequestId,
     decode,
-    encode,
     error_body,
     error_message,
     id_of,
@@ -45,7 +44,6 @@ from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
 from mcp_sessions.server.connection import Inbound
-from mcp_sessions.server.host import REQUEST_CANCELLED
 from mcp_sessions.server.modern import ModernRules
 from mcp_sessions.server.running import RunningRequest
 from mcp_sessions.server.session_methods import SESSION_METHODS
@@ -55,9 +53,9 @@ from mcp_sessions.stores.base import (
     Attachment,
     CurrentSession,
     Peer,
-    SessionRecord,
 )
-from mcp_sessions_transports.listen import LISTEN, Filter, acknowledgement, completion, stamped
+from mcp_sessions_transports.duplex_listens import DuplexListens
+from mcp_sessions_transports.listen import LISTEN, Filter
 from mcp_sessions_transports.outbox import Outbox
 from mcp_sessions_transports.served import DEFAULT_VERSION, Served
 from mcp_sessions_transports.sse import LogFeed
@@ -166,7 +164,7 @@ class DuplexConnection:
         self._rules = rules
         self._current: CurrentSession | None = None
         self._lanes: dict[SessionId, LogFeed[_Lane]] = {}
-        self._listens: dict[SessionId, tuple[RequestId, Filter, SessionRecord]] = {}
+        self._listens = DuplexListens(self.outbox, served.methods)
         self._holds = 0
         self._held: list[tuple[bytes, SessionId | None]] = []
 
@@ -189,7 +187,7 @@ class DuplexConnection:
             _Lane(self),
             lambda position: self._read(session_id, position),
             after.event_id(),
-            lambda logged: self._frame(session_id, logged),
+            lambda logged: self._listens.frame(session_id, logged),
             is_behind=False,
             is_looked_at=is_shared,
         )
@@ -242,11 +240,11 @@ class DuplexConnection:
             feed.stream.finish()
         self.outbox.purge(session_id)
         self._held = [entry for entry in self._held if entry[1] != session_id]
-        self._end_listen(session_id, None)
+        self._listens.end(session_id, None)
 
     async def session_over(self, session_id: SessionId) -> None:
         """See :class:`TransportConnection`."""
-        self._end_listen(session_id, wire_error(SessionNotFound(session_id)))
+        self._listens.end(session_id, wire_error(SessionNotFound(session_id)))
         await self.withdraw(session_id)
 
     async def room(self) -> None:
@@ -274,8 +272,7 @@ class DuplexConnection:
     def close(self) -> None:
         """See :class:`TransportConnection`."""
         self.is_draining = True
-        for session_id in list(self._listens):
-            self._end_listen(session_id, None)
+        self._listens.end_all()
         self.outbox.finish()
 
     # --- what came in ------------------------------------------------------------------------
@@ -334,7 +331,7 @@ class DuplexConnection:
         if isinstance(message, Answer):
             await router.answer(message, self._inbound(channel))
         elif isinstance(message, Notification):
-            if self._cancels_listen(message):
+            if self._listens.cancels(message):
                 return
             if self.peer.modern:
                 # The era has no other notification from a client, and no handshake for the
@@ -386,7 +383,7 @@ class DuplexConnection:
             self.peer = peer
         inbound = self._inbound(channel, peer)
         inbound.modern, inbound.route = True, route
-        if self._is_listening(request.id):
+        if self._listens.has(request.id):
             refused = InvalidRequest(
                 InvalidReason.DUPLICATE_ID, "a request with this id is still open"
             )
@@ -419,32 +416,7 @@ class DuplexConnection:
         except UpstreamError as failed:
             await inbound.channel.answer(inbound.error(request.id, failed.error))
             return
-        self._end_listen(session_id, None)
-        self._listens[session_id] = (request.id, wanted, record)
-        self.outbox.push(encode(acknowledgement(wanted, request.id)))
-
-    def _is_listening(self, request_id: object) -> bool:
-        return any(request_id == listening[0] for listening in self._listens.values())
-
-    def _cancels_listen(self, notification: Notification) -> bool:
-        request_id = (notification.params or {}).get("requestId")
-        if notification.method != "notifications/cancelled" or not self._is_listening(request_id):
-            return False
-        for session_id, listening in list(self._listens.items()):
-            if listening[0] == request_id:
-                self._end_listen(session_id, error_body(REQUEST_CANCELLED, "Request cancelled"))
-        return True
-
-    def _end_listen(self, session_id: SessionId, error: dict[str, Any] | None) -> None:
-        listening = self._listens.pop(session_id, None)
-        if listening is None:
-            return
-        request_id, _, record = listening
-
-        def result(members: dict[str, Any]) -> dict[str, Any]:
-            return {**self._served.methods.stamp(members, record), "resultType": "complete"}
-
-        self.outbox.push(encode(completion(request_id, error, result)))
+        self._listens.begin(request.id, wanted, record)
 
     # --- what goes out ---------------------------------------------------------------------
 
@@ -464,13 +436,6 @@ class DuplexConnection:
             if not await served.hub.check_attached(session_id, self, waits=False):
                 return (), None
         return events, refusal
-
-    def _frame(self, session_id: SessionId, event: LoggedEvent) -> bytes | None:
-        listening = self._listens.get(session_id)
-        if listening is None:
-            return event.payload
-        request_id, wanted, _ = listening
-        return stamped(event.payload, request_id) if wanted.admits(event) else None
 
     async def _refill(self) -> bool:
         more = False
