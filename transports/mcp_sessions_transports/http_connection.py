@@ -191,13 +191,16 @@ class HttpConnection:
         """Another process took a session off this connection: take back what is not handed
         to the network yet.
         """
-        if self._get is None or await self._carries(session_id):
+        if not self.is_streaming or await self._carries(session_id):
             return
-        self._get.stream.purge(session_id)
+        get = self._get
+        if get is None:  # Its client went meanwhile.
+            return
+        get.stream.purge(session_id)
         if await self._carries(session_id):
             # Attached anew meanwhile: what was taken back may be of now. The client comes
             # back with its position and gets what is right.
-            self.cut_get()
+            get.stream.cut()
 
     async def _carries(self, session_id: SessionId) -> bool:
         record = await self._store.load(self.session_id, now=0)
