@@ -27,10 +27,13 @@ from mcp_sessions.errors import ConfigurationError, Detached, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.server.admin import Sessions
+from mcp_sessions.server.changes import Changes
 from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.server.detached import tell_detached
 from mcp_sessions.server.gates import Gates
 from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
+from mcp_sessions.server.publisher import Publisher
 from mcp_sessions.server.reaper import Reaper
 from mcp_sessions.server.replicas import Replicas
 from mcp_sessions.server.router import Router
@@ -111,10 +114,14 @@ class SessionLayer:
             self._upstream.adds_subscriptions = False
         else:
             self.store = open_store(store) if isinstance(store, str) else store
-        self._hub = Hub(self.store, self.policy, clock)
+        self._hub = Hub(self.store, clock)
+        self._publisher = Publisher(self.store, self._hub, self.policy, clock)
+        self._changes = Changes(self.store, self._hub, self._publisher, self.policy, clock)
         self._host = Host(
             self.store,
             self._hub,
+            self._publisher,
+            self._changes,
             self.policy,
             clock,
             process=mint_process(),
@@ -130,6 +137,8 @@ class SessionLayer:
         self._router = Router(
             store=self.store,
             hub=self._hub,
+            publisher=self._publisher,
+            changes=self._changes,
             host=self._host,
             upstream=self._upstream,
             methods=self._methods,
@@ -369,7 +378,12 @@ class SessionLayer:
             record = await self.store.load(connection.session_id, now=0)
             sessions.extend(record.carried if record is not None else ())
         for session_id in sessions:
-            await self._hub.tell_detached(connection, session_id, Detached.DRAINING)
+            await tell_detached(
+                connection,
+                session_id,
+                Detached.DRAINING,
+                retry_after=self.policy.reconnect_spread,
+            )
 
     def require_session(self, *, tools: Iterable[str] = (), methods: Iterable[str] = ()) -> None:
         """Serve these only inside a session; outside of one they answer -31044.
@@ -407,8 +421,8 @@ class SessionLayer:
         # On the server's own bus, if it has one, so that its modern-era listeners hear it;
         # it comes back to the hub from there.
         if not await self._upstream.publish(method, params):
-            self._hub.announce(method, params)
-        await self._hub.settle()
+            self._changes.announce(method, params)
+        await self._changes.settle()
 
     # --- inside --------------------------------------------------------------------------------
 
@@ -431,7 +445,7 @@ class SessionLayer:
             )
         try:
             async with self._upstream.lifespan():
-                stop = self._upstream.on_change(self._hub.announce)
+                stop = self._upstream.on_change(self._changes.announce)
                 if self._replicas is not None:
                     await self._replicas.join()
                 tasks = [asyncio.create_task(self._reaper.run())]

@@ -14,7 +14,7 @@ from mcp_sessions.core.messages import encode
 from mcp_sessions.errors import ConfigurationError, DataConflict, SessionNotFound, SessionRequired
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.hub import Hub
+from mcp_sessions.server.publisher import Publisher
 from mcp_sessions.stores.base import SessionRecord, SessionStore
 
 Default = TypeVar("Default")
@@ -131,7 +131,7 @@ class SessionHandle:
         self,
         record: SessionRecord,
         store: SessionStore,
-        hub: Hub,
+        publisher: Publisher,
         locks: Locks,
         check_state: Callable[[SessionRecord, Mapping[str, Any]], None],
     ) -> None:
@@ -144,7 +144,7 @@ class SessionHandle:
         self._state: SessionState | None = None
         self._record = record
         self._store = store
-        self._hub = hub
+        self._publisher = publisher
         self._locks = locks
 
     @property
@@ -220,7 +220,7 @@ class SessionHandle:
         """
         if not self._store.remembers:
             raise ConfigurationError("session events need a store; this layer has none")
-        if not await self._hub.publish(self.id, method, params, wait=True):
+        if not await self._publisher.publish(self.id, method, params, wait=True):
             raise SessionNotFound(self.id)
 
 

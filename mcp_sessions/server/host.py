@@ -24,9 +24,11 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import RequestKey, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.calls import PendingCalls, may_ask
+from mcp_sessions.server.changes import Changes
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.handle import SessionHandle, enter_session
 from mcp_sessions.server.hub import Hub
+from mcp_sessions.server.publisher import Publisher
 from mcp_sessions.server.running import Carrier, RunningRequest
 from mcp_sessions.server.upstream import UpstreamError, UpstreamPeer
 from mcp_sessions.stores.base import SessionRecord, SessionStore
@@ -50,6 +52,8 @@ class Host:
         self,
         store: SessionStore,
         hub: Hub,
+        publisher: Publisher,
+        changes: Changes,
         policy: SessionPolicy,
         clock: Callable[[], float],
         *,
@@ -70,7 +74,8 @@ class Host:
         """No request is begun any more."""
 
         self._store = store
-        self._hub = hub
+        self._publisher = publisher
+        self._changes = changes
         self._policy = policy
         self._stamp = stamp
         self._running: dict[RunningRequest, None] = {}
@@ -176,7 +181,7 @@ class Host:
     async def ask_elsewhere(self, session_id: SessionId) -> None:
         """A session has a new connection in another process: what is open here goes there."""
         for call in self.calls.of_session(session_id):
-            await self._hub.push(session_id, call.message, call)
+            await self._publisher.push(session_id, call.message, call)
 
     def _closed(self, running: RunningRequest, carrier: Carrier) -> None:
         if not carrier.inbound.cancels or running.key is not None:
@@ -285,7 +290,7 @@ class Host:
             except (SessionsError, TypeError) as failed:
                 logger.error("session.state could not be stored: %s", failed)
                 result, error = None, error_body(INTERNAL_ERROR, "Internal error")
-        await self._hub.settle()
+        await self._changes.settle()
         await self._finish(running, result, error)
 
     async def _finish(

@@ -1,7 +1,7 @@
-"""Who hears what: session events on their way to the one connection that is attached.
+"""The connections of this process, and which session is attached to which.
 
-Stored first, sent second: an event has its id and its place in the log before anybody sees
-it, so whatever happens on the way it can be replayed (pitfall A6).
+A session is attached to one connection at the most, and the store says to which: here is what
+follows from that for the connections that live in this process.
 """
 
 from __future__ import annotations
@@ -9,23 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from mcp_sessions import metrics
-from mcp_sessions.core.coalescing import coalescing_key
-from mcp_sessions.core.log import Draft
-from mcp_sessions.core.messages import (
-    EXTENSION,
-    EventTemplate,
-    notification_message,
-    plain_draft,
-)
-from mcp_sessions.errors import Detached, StoreUnavailable
+from mcp_sessions.errors import Detached
 from mcp_sessions.ids import (
     EVENTS,
-    GET_STREAM,
     ConnectionId,
     FencingEpoch,
     SessionId,
@@ -33,49 +23,29 @@ from mcp_sessions.ids import (
     parse_position,
     process_of,
 )
-from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.calls import PendingCall, may_ask
 from mcp_sessions.server.connection import TransportConnection
-from mcp_sessions.server.relaying import Relay
+from mcp_sessions.server.detached import tell_detached
 from mcp_sessions.server.replicas import Replicas
 from mcp_sessions.stores.base import Attached, Attachment, Mode, SessionRecord, SessionStore
 
 logger = logging.getLogger(__name__)
-
-RESOURCE_UPDATED = "notifications/resources/updated"
-DETACHED = "notifications/sessions/detached"
-
-_YIELD_EVERY = 128
-"""Sessions that one server-wide change visits before others may run."""
-
-_Change = tuple[str, Mapping[str, Any] | None, asyncio.Future[None]]
-"""Method, params, and who waits until it was told."""
 
 OnAttached = Callable[[SessionId, TransportConnection], Awaitable[None]]
 Revive = Callable[[ConnectionId], Awaitable[TransportConnection | None]]
 
 
 class Hub:
-    """The connections of this process, and the way of every event to them."""
+    """Attaches sessions to connections, and parts them."""
 
-    def __init__(
-        self, store: SessionStore, policy: SessionPolicy, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, store: SessionStore, clock: Callable[[], float]) -> None:
         self._store = store
-        self._policy = policy
         self._clock = clock
         self._connections: dict[ConnectionId, TransportConnection] = {}
         self._bare: dict[str, list[TransportConnection]] = {}
         self._used_on: dict[SessionId, list[TransportConnection]] = {}
-        # One step of a session's story at a time: an event that was stored must be handed
-        # over before the next one is, and before or after a takeover, never in its middle,
-        # however the store suspends in between (pitfall A5).
         self._turns: weakref.WeakValueDictionary[SessionId, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
-        self._changes: deque[_Change] = deque()
-        self._newest_change: asyncio.Future[None] | None = None
-        self._fan_out: asyncio.Task[None] | None = None
         self.revive: Revive = _nobody
         """Finds a connection that lives in the store but not in this process yet."""
 
@@ -155,122 +125,21 @@ class Hub:
         if not connections:
             del self._bare[uri]
 
-    # --- events of one session -------------------------------------------------------------
+    def bare_subscribers(self, uri: str) -> list[TransportConnection]:
+        """Who subscribed so to ``uri``."""
+        return list(self._bare.get(uri, ()))
 
-    async def publish(
-        self,
-        session_id: SessionId,
-        method: str,
-        params: Mapping[str, Any] | None,
-        *,
-        wait: bool = False,
-    ) -> bool:
-        """Store an event of a session and hand it to the attached connection, if any.
+    # --- attachments -----------------------------------------------------------------------
 
-        Args:
-            wait: Wait for room at the connection: for the session's own handlers, so that
-                they cannot outrun their client.
-
-        Returns:
-            False if the session is over; then nothing was stored.
+    def turn(self, session_id: SessionId) -> asyncio.Lock:
+        """Held for one step of a session's story: an event that was stored must be handed
+        over before the next one is, and before or after a takeover, never in its middle,
+        however the store suspends in between (pitfall A5).
         """
-        key = coalescing_key(method, params, self._policy.coalescing)
-        return await self._publish(session_id, EventTemplate(method, params, key), wait=wait)
-
-    async def _publish(
-        self, session_id: SessionId, template: EventTemplate, *, wait: bool = False
-    ) -> bool:
-        connection = None
-        async with self._turn(session_id):
-            appended = await self._store.append(
-                session_id, template.draft(session_id), now=self._clock()
-            )
-            if appended is None:
-                return False
-            if appended.replaced:
-                metrics.coalesced()
-            attachment = appended.attachment
-            if attachment is not None:
-                connection = self._connections.get(attachment.connection_id)
-                if connection is not None:
-                    whole = await connection.deliver(
-                        session_id, appended.event, attachment.fencing_epoch
-                    )
-                elif process_of(attachment.connection_id) is None:
-                    relay = self.relay(attachment.connection_id, session_id, attachment)
-                    whole = await relay.one(appended.event)
-                else:
-                    # Where it lives, the session's log is watched.
-                    whole = True
-                if not whole:
-                    await self._displace_now(session_id, Detached.EVICTED)
-        if wait and connection is not None:
-            await connection.room()
-        elif wait:
-            # A handler that only emits must let others run.
-            await asyncio.sleep(0)
-        return True
-
-    def relay(
-        self, connection_id: ConnectionId, session_id: SessionId, attachment: Attachment
-    ) -> Relay:
-        """The way of a session's events to the GET stream of a transport-mode session."""
-        connection = SessionId(connection_id)
-        return Relay(self._store, self._clock, connection, session_id, attachment.fencing_epoch)
-
-    def _turn(self, session_id: SessionId) -> asyncio.Lock:
         turn = self._turns.get(session_id)
         if turn is None:
             turn = self._turns[session_id] = asyncio.Lock()
         return turn
-
-    async def send_bare(
-        self,
-        connection: TransportConnection,
-        method: str,
-        params: Mapping[str, Any] | None,
-        *,
-        wait: bool = False,
-    ) -> None:
-        """Hand a connection a message of its own, of no session."""
-        key = coalescing_key(method, params, self._policy.coalescing)
-        await connection.send(plain_draft(notification_message(method, params), key))
-        if wait:
-            await connection.room()
-
-    async def push(self, session_id: SessionId, message: bytes, call: PendingCall | None) -> None:
-        """Send a message that is no session event to a session's client, wherever it is
-        attached; nowhere, and it waits until it is asked for again.
-
-        Args:
-            session_id: The session.
-            message: Encoded.
-            call: The request of ours that it is; None: it is none.
-        """
-        # Its handler is at work, so it lives, whatever its idle deadline says.
-        record = await self._store.load(session_id, now=0)
-        attachment = record.attachment if record is not None else None
-        if attachment is None:
-            return
-        connection = await self.find(attachment.connection_id)
-        if connection is not None:
-            if call is None or may_ask(connection.peer, call.method):
-                await connection.send(Draft(message, None, None, session_id))
-            return
-        home = process_of(attachment.connection_id)
-        if home is not None and self.replicas is not None:
-            await self.replicas.tell(
-                "push",
-                to=home,
-                session=session_id,
-                connection=attachment.connection_id,
-                epoch=attachment.fencing_epoch,
-                text=message.decode(),
-                call=call.id if call is not None else None,
-                method=call.method if call is not None else None,
-            )
-
-    # --- attachments -----------------------------------------------------------------------
 
     async def attach(
         self,
@@ -291,7 +160,7 @@ class Hub:
         Returns:
             None if the session is over or not free.
         """
-        async with self._turn(session_id):
+        async with self.turn(session_id):
             return await self._attach(session_id, connection, position, only_if_free)
 
     async def _attach(
@@ -353,7 +222,7 @@ class Hub:
         """Let go of a session that is attached with that epoch; its events wait in its
         window.
         """
-        async with self._turn(session_id):
+        async with self.turn(session_id):
             connection.attached.pop(session_id, None)
             await self._store.detach(session_id, fencing_epoch)
             await connection.withdraw(session_id, fencing_epoch)
@@ -363,10 +232,11 @@ class Hub:
         """Take a session from its connection without giving it to another: its client has
         to resume it.
         """
-        async with self._turn(session_id):
-            await self._displace_now(session_id, reason)
+        async with self.turn(session_id):
+            await self.displace_in_turn(session_id, reason)
 
-    async def _displace_now(self, session_id: SessionId, reason: Detached) -> None:
+    async def displace_in_turn(self, session_id: SessionId, reason: Detached) -> None:
+        """As :meth:`displace`, for a caller that has the session's turn."""
         attached = await self._store.attach(session_id, None, now=self._clock())
         if attached is not None and attached.previous is not None:
             await self._displace(session_id, attached.previous, reason)
@@ -396,7 +266,7 @@ class Hub:
         if gone is not None:
             await self.remove(gone)
             gone.close()
-        async with self._turn(session_id):
+        async with self.turn(session_id):
             # An event that was stored before the end is not handed over after it.
             for connection in self._hearing(session_id, connection_id):
                 connection.attached.pop(session_id, None)
@@ -430,17 +300,6 @@ class Hub:
             connections.remove(connection)
             if not connections:
                 del self._used_on[session_id]
-
-    async def tell_detached(
-        self, connection: TransportConnection, session_id: SessionId, reason: Detached
-    ) -> None:
-        """``notifications/sessions/detached``, to a client that declared our extension."""
-        if not declares_extension(connection):
-            return
-        params: dict[str, Any] = {"sessionId": session_id, "reason": reason.value}
-        if reason is Detached.DRAINING:
-            params["retryAfter"] = self._policy.reconnect_spread
-        await connection.send(plain_draft(notification_message(DETACHED, params)))
 
     async def _displace(
         self,
@@ -491,7 +350,7 @@ class Hub:
         connection.attached.pop(session_id, None)
         # A listen stream after a listen stream is the same client going on.
         if not newer == connection.kind == "listen":
-            await self.tell_detached(connection, session_id, reason)
+            await tell_detached(connection, session_id, reason)
         await connection.withdraw(session_id, previous.fencing_epoch)
         await self._unwatch(session_id, connection)
         metrics.detached(reason.value)
@@ -542,7 +401,7 @@ class Hub:
         reason: Detached,
         newer: str | None,
     ) -> None:
-        async with self._turn(session_id):
+        async with self.turn(session_id):
             if connection.attached.get(session_id) == previous.fencing_epoch:
                 await self.displaced_here(session_id, previous, reason, connection, newer)
 
@@ -564,122 +423,6 @@ class Hub:
     async def _unwatch(self, session_id: SessionId, connection: TransportConnection) -> None:
         if self.replicas is not None and process_of(connection.id) is not None:
             await self.replicas.unwatch(session_id, EVENTS, connection)
-
-    # --- server-wide changes ---------------------------------------------------------------
-
-    def announce(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """A resource or a list of the server changed: tell everyone who is entitled.
-
-        Returns at once; :meth:`settle` waits until every session has its event.
-        """
-        told = asyncio.get_running_loop().create_future()
-        self._changes.append((method, params, told))
-        self._newest_change = told
-        if self._fan_out is None or self._fan_out.done():
-            self._fan_out = asyncio.create_task(self._tell_everyone())
-
-    async def settle(self) -> None:
-        """Wait until all that was announced until now is stored.
-
-        A handler's answer waits for it, so that whoever has the answer can rely on the
-        change being in the sessions' logs. It does not wait for what is announced later:
-        where something changes all the time, nobody would ever be answered.
-        """
-        newest = self._newest_change
-        if newest is not None and not newest.done():
-            await asyncio.shield(newest)
-
-    async def _tell_everyone(self) -> None:
-        while self._changes:
-            method, params, told = self._changes.popleft()
-            try:
-                await self._tell(method, params)
-            except StoreUnavailable:
-                # A change that cannot be stored is told to nobody: a session that saw it
-                # live could not replay it.
-                logger.exception("%s could not be stored", method)
-            except Exception:
-                # The boundary to whoever announced it: what is wrong with one change must
-                # not silence the next, or whoever waits for it.
-                logger.exception("%s could not be told", method)
-            finally:
-                told.set_result(None)
-            # However many were announced at once, others run in between.
-            await asyncio.sleep(0)
-
-    async def _tell(self, method: str, params: Mapping[str, Any] | None) -> None:
-        key = coalescing_key(method, params, self._policy.coalescing)
-        template = EventTemplate(method, params, key)
-        bare = plain_draft(notification_message(method, params), key)
-        is_update = method == RESOURCE_UPDATED
-        if self.replicas is not None:
-            # Once for all sessions, here; their bare connections are told by each of them.
-            await self.replicas.tell("change", method=method, params=params)
-        if is_update:
-            audience = await self._store.subscribers(str((params or {}).get("uri", "")))
-        else:
-            audience = [record.session_id for record in await self._store.all_sessions()]
-        await self.tell_bare(method, params)
-        for count, session_id in enumerate(audience, 1):
-            # Past its deadline it may still be at work, and hears of changes: only who is
-            # gone from the store is left out. (``now=0``: by no deadline.)
-            record = await self._store.load(session_id, now=0)
-            if record is None:
-                continue
-            if record.mode is Mode.PROTOCOL:
-                if is_update or record.lists is None or _list_of(method) in record.lists:
-                    await self._publish(session_id, template)
-            elif is_update or not record.carried:
-                # A list change is told once: by a session that is attached here, or bare.
-                await self._send_to_stream(record, bare)
-            if count % _YIELD_EVERY == 0:
-                await asyncio.sleep(0)
-
-    async def tell_bare(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """Tell the pipes and WebSockets of this process that hear a change for themselves."""
-        key = coalescing_key(method, params, self._policy.coalescing)
-        draft = plain_draft(notification_message(method, params), key)
-        for connection in self._bare_audience(method, params):
-            await connection.send(draft)
-
-    async def _send_to_stream(self, record: SessionRecord, draft: Draft) -> None:
-        connection = self._connections.get(ConnectionId(record.session_id))
-        if connection is not None:
-            await connection.send(draft)
-        else:
-            await self._store.append(record.session_id, draft, now=self._clock(), stream=GET_STREAM)
-
-    def _bare_audience(
-        self, method: str, params: Mapping[str, Any] | None
-    ) -> list[TransportConnection]:
-        """The pipes and WebSockets that hear a change outside of any session."""
-        if method == RESOURCE_UPDATED:
-            return list(self._bare.get(str((params or {}).get("uri", "")), ()))
-        return [
-            connection
-            for connection in self.connections()
-            if connection.transport_session is None
-            and connection.peer.initialize_params is not None
-            and not connection.peer.modern
-            and not connection.attached
-        ]
-
-
-def declares_extension(connection: TransportConnection) -> bool:
-    """Whether the client said in its handshake that it knows our extension."""
-    params: Mapping[str, Any] = connection.peer.initialize_params or {}
-    declared: Any = params.get("capabilities")
-    if not isinstance(declared, dict):
-        return False
-    capabilities = cast("dict[str, Any]", declared)
-    return EXTENSION in (capabilities.get("extensions") or ()) or (
-        "experimental/sessions" in (capabilities.get("experimental") or ())
-    )
-
-
-def _list_of(method: str) -> str:
-    """``tools`` of ``notifications/tools/list_changed``."""
-    return method.split("/")[1]
 
 
 async def _nobody(_: ConnectionId) -> TransportConnection | None:

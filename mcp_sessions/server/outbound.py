@@ -13,6 +13,7 @@ from mcp_sessions.server.calls import check_may_ask
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
+from mcp_sessions.server.publisher import Publisher
 from mcp_sessions.server.upstream import OnProgress, Outbound, PeerError
 from mcp_sessions.stores.base import SessionRecord, SessionStore
 
@@ -22,8 +23,16 @@ logger = logging.getLogger(__name__)
 class SessionOutbound:
     """To the client of a protocol-mode session, wherever it is attached: session events."""
 
-    def __init__(self, hub: Hub, host: Host, store: SessionStore, record: SessionRecord) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        publisher: Publisher,
+        host: Host,
+        store: SessionStore,
+        record: SessionRecord,
+    ) -> None:
         self._hub = hub
+        self._publisher = publisher
         self._host = host
         self._store = store
         self._record = record
@@ -31,7 +40,7 @@ class SessionOutbound:
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """See :class:`Outbound`. After the session's end, a line in the log."""
         session_id = self._record.session_id
-        if not await self._hub.publish(session_id, method, params, wait=True):
+        if not await self._publisher.publish(session_id, method, params, wait=True):
             logger.debug("dropped %s: session %s is over", method, digest(session_id))
 
     async def send_request(
@@ -58,7 +67,8 @@ class SessionOutbound:
         call = self._host.calls.new(record.principal, session_id, method, params, on_progress)
 
         async def send(message: bytes) -> None:
-            await self._hub.push(session_id, message, call if message is call.message else None)
+            asked = call if message is call.message else None
+            await self._publisher.push(session_id, message, asked)
 
         return await self._host.calls.ask(call, send, timeout=timeout)
 
@@ -66,14 +76,14 @@ class SessionOutbound:
 class ConnectionOutbound:
     """To a connection's own client, outside of any session."""
 
-    def __init__(self, hub: Hub, host: Host, connection: TransportConnection) -> None:
-        self._hub = hub
+    def __init__(self, publisher: Publisher, host: Host, connection: TransportConnection) -> None:
+        self._publisher = publisher
         self._host = host
         self._connection = connection
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """See :class:`Outbound`."""
-        await self._hub.send_bare(self._connection, method, params, wait=True)
+        await self._publisher.send_bare(self._connection, method, params, wait=True)
 
     async def send_request(
         self,

@@ -40,6 +40,7 @@ from mcp_sessions.errors import (
     WireError,
 )
 from mcp_sessions.ids import ConnectionId, FencingEpoch, RequestKey, SessionId
+from mcp_sessions.server.changes import Changes
 from mcp_sessions.server.connection import Inbound, TransportConnection
 from mcp_sessions.server.gates import Gates
 from mcp_sessions.server.handle import Locks, SessionHandle
@@ -47,6 +48,7 @@ from mcp_sessions.server.host import REQUEST_CANCELLED, Host
 from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.joining import Joining
 from mcp_sessions.server.outbound import ConnectionOutbound, LateOutbound, SessionOutbound
+from mcp_sessions.server.publisher import Publisher
 from mcp_sessions.server.replicas import Replicas
 from mcp_sessions.server.running import Carrier, RunningRequest
 from mcp_sessions.server.served_here import (
@@ -94,6 +96,8 @@ class Router:
         *,
         store: SessionStore,
         hub: Hub,
+        publisher: Publisher,
+        changes: Changes,
         host: Host,
         upstream: Upstream,
         methods: SessionMethods,
@@ -108,6 +112,8 @@ class Router:
         """
         self._store = store
         self._hub = hub
+        self._publisher = publisher
+        self._changes = changes
         self._host = host
         self._upstream = upstream
         self._methods = methods
@@ -141,6 +147,7 @@ class Router:
             replicas,
             self._store,
             self._hub,
+            self._changes,
             self._host,
             self._joining,
             forget=self._methods.forget_here,
@@ -180,7 +187,7 @@ class Router:
         if connection is None:
             await upstream_peer.close()
             return result_message(request.id, result), None
-        outbound.bind(ConnectionOutbound(self._hub, self._host, connection))
+        outbound.bind(ConnectionOutbound(self._publisher, self._host, connection))
         if connection.transport_session is not None:
             upstream_peer.belongs_to(connection.transport_session)
         connection.upstream_peers[None] = upstream_peer
@@ -317,7 +324,7 @@ class Router:
         handle = None
         if record is not None:
             handle = SessionHandle(
-                record, self._store, self._hub, self._locks, self._methods.check_state
+                record, self._store, self._publisher, self._locks, self._methods.check_state
             )
         key = association.key if record is not None else None
         self._host.start(
@@ -544,7 +551,9 @@ class Router:
         if connection is None or inbound.modern:
             outbound = None
             if record is not None:
-                outbound = SessionOutbound(self._hub, self._host, self._store, record)
+                outbound = SessionOutbound(
+                    self._hub, self._publisher, self._host, self._store, record
+                )
             session_id = record.session_id if record is not None else None
             if inbound.modern:
                 return self._upstream.modern_peer(inbound.route, outbound, session_id)
@@ -554,11 +563,11 @@ class Router:
         if known is not None:
             return known
         if record is not None:
-            outbound = SessionOutbound(self._hub, self._host, self._store, record)
+            outbound = SessionOutbound(self._hub, self._publisher, self._host, self._store, record)
             self._hub.used(record.session_id, connection)
             peer = self._upstream.peer(inbound.peer, outbound, record.session_id)
         else:
-            outbound = ConnectionOutbound(self._hub, self._host, connection)
+            outbound = ConnectionOutbound(self._publisher, self._host, connection)
             session_id = connection.transport_session
             # On a pipe a client may speak before its handshake; the server says what it
             # thinks of that.
@@ -593,9 +602,9 @@ class Router:
     def _standalone(self, running: RunningRequest) -> Any:
         inbound, record = running.carriers[-1].inbound, running.record
         if record is not None:
-            return SessionOutbound(self._hub, self._host, self._store, record)
+            return SessionOutbound(self._hub, self._publisher, self._host, self._store, record)
         if inbound.connection is not None:
-            return ConnectionOutbound(self._hub, self._host, inbound.connection)
+            return ConnectionOutbound(self._publisher, self._host, inbound.connection)
         return LateOutbound()
 
 

@@ -16,6 +16,7 @@ from mcp_sessions.errors import INVALID_REQUEST, Detached
 from mcp_sessions.ids import ConnectionId, FencingEpoch, RequestKey, SessionId, process_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.calls import may_ask
+from mcp_sessions.server.changes import Changes
 from mcp_sessions.server.host import REQUEST_CANCELLED, Host
 from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.joining import Joining
@@ -40,6 +41,7 @@ class Telling:
         replicas: Replicas,
         store: SessionStore,
         hub: Hub,
+        changes: Changes,
         host: Host,
         joining: Joining,
         *,
@@ -52,6 +54,7 @@ class Telling:
             replicas: The other processes.
             store: What they share.
             hub: The connections of this one.
+            changes: Told to them.
             host: The requests of this one.
             joining: Those that wait here for another process.
             forget: Ends what is at work here for a session that is over in the store.
@@ -60,6 +63,7 @@ class Telling:
         self._replicas = replicas
         self._store = store
         self._hub = hub
+        self._changes = changes
         self._host = host
         self._joining = joining
         self._forget = forget
@@ -151,7 +155,7 @@ class Telling:
 
     async def _changed(self, message: Members) -> None:
         method, params = message["method"], message["params"]
-        await self._hub.tell_bare(method, params)
+        await self._changes.tell_bare(method, params)
         await self._publish(method, params)
 
     async def _displaced(self, message: Members) -> None:

@@ -61,8 +61,8 @@ class Sockets:
 
     async def publish(self, number: int, session: str, n: int) -> None:
         """Store an event on that replica."""
-        hub = self.c[number].layer._hub  # pyright: ignore[reportPrivateUsage]
-        await hub.publish(cast(SessionId, session), "notifications/x", {"n": n})
+        publisher = self.c[number].layer._publisher  # pyright: ignore[reportPrivateUsage]
+        await publisher.publish(cast(SessionId, session), "notifications/x", {"n": n})
 
     async def round(self, number: int) -> None:
         """Let that replica look at what it watches."""

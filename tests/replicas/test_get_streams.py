@@ -53,9 +53,9 @@ async def test_events_stored_on_any_replica_come_once_and_in_order(seed: int) ->
         stream = await c.at(3, client).get().started()
 
         async def produce(number: int) -> None:
-            hub = c[number].layer._hub  # pyright: ignore[reportPrivateUsage]
+            publisher = c[number].layer._publisher  # pyright: ignore[reportPrivateUsage]
             for n in range(20):
-                await hub.publish(session, "notifications/x", {"n": n, "by": number})
+                await publisher.publish(session, "notifications/x", {"n": n, "by": number})
 
         await asyncio.gather(*(produce(number) for number in range(3)))
         messages = await at_most(SOON, stream.has(60))
@@ -75,11 +75,11 @@ async def test_a_stream_that_is_reopened_elsewhere_goes_on(seed: int) -> None:
     async with cluster(3, seed=seed) as c:
         client = await c[0].connected()
         session = (await client.start())["sessionId"]
-        hub = c[0].layer._hub  # pyright: ignore[reportPrivateUsage]
+        publisher = c[0].layer._publisher  # pyright: ignore[reportPrivateUsage]
 
         async def produce() -> None:
             for n in range(60):
-                await hub.publish(session, "notifications/x", {"n": n})
+                await publisher.publish(session, "notifications/x", {"n": n})
 
         producing = asyncio.create_task(produce())
         heard: list[int] = []
@@ -196,11 +196,11 @@ async def test_what_a_dying_replica_stored_and_did_not_relay_comes(seed: int) ->
         started = await client.start()
         session = started["sessionId"]
         stream = await c.at(1, client).get().started()
-        hub = c[0].layer._hub  # pyright: ignore[reportPrivateUsage]
+        publisher = c[0].layer._publisher  # pyright: ignore[reportPrivateUsage]
 
         async def produce() -> None:
             for n in range(1_000):
-                await hub.publish(session, "notifications/x", {"n": n})
+                await publisher.publish(session, "notifications/x", {"n": n})
 
         producing = asyncio.create_task(produce())
         await stream.has(5)
@@ -271,7 +271,7 @@ async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int
     async with cluster(3, seed=seed) as c:
         started = await c[0].client().start()
         session, position = started["sessionId"], started["sessionEventId"]
-        hub = c[2].layer._hub  # pyright: ignore[reportPrivateUsage]
+        publisher = c[2].layer._publisher  # pyright: ignore[reportPrivateUsage]
         clients = [await c[number].connected() for number in range(2)]
         streams = [
             await c.at(1 - number, client).get().started() for number, client in enumerate(clients)
@@ -280,7 +280,7 @@ async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int
 
         async def produce() -> None:
             for n in range(60):
-                await hub.publish(session, "notifications/x", {"n": n})
+                await publisher.publish(session, "notifications/x", {"n": n})
 
         producing = asyncio.create_task(produce())
         for turn in range(1, 6):
@@ -289,7 +289,7 @@ async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int
             resumed = await clients[turn % 2].resume(session, ids[-1] if ids else position)
             assert resumed["catchup"], resumed
         await producing
-        await hub.publish(session, "notifications/x", {"n": 60})
+        await publisher.publish(session, "notifications/x", {"n": 60})
         await asyncio.sleep(10)
 
         for stream in streams:
@@ -310,8 +310,8 @@ async def test_a_session_ended_elsewhere_is_over_where_its_stream_is() -> None:
         await stream.has(1)
 
         assert await c.at(2, client).end(session) == {}
-        hub = c[0].layer._hub  # pyright: ignore[reportPrivateUsage]
-        assert not await hub.publish(session, "notifications/x", {})
+        publisher = c[0].layer._publisher  # pyright: ignore[reportPrivateUsage]
+        assert not await publisher.publish(session, "notifications/x", {})
         await cycles(50)
 
         assert len(stream.messages) == 1

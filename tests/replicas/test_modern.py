@@ -38,9 +38,9 @@ async def test_a_listen_stream_hears_what_other_replicas_store(seed: int) -> Non
         session = await created(c)
 
         async def produce(number: int) -> None:
-            hub = c[number].layer._hub  # pyright: ignore[reportPrivateUsage]
+            publisher = c[number].layer._publisher  # pyright: ignore[reportPrivateUsage]
             for n in range(20):
-                await hub.publish(session, "notifications/x", {"n": n, "by": number})
+                await publisher.publish(session, "notifications/x", {"n": n, "by": number})
 
         producing = [asyncio.create_task(produce(number)) for number in range(2)]
         await cycles(seed * 3)
@@ -79,11 +79,11 @@ async def test_a_displaced_listen_stream_hears_nothing_more(seed: int, told: boo
         old = await listening(modern(c, 0), session)
         if not told:
             c.backplane.loses = lost("displaced")
-        hub = c[2].layer._hub  # pyright: ignore[reportPrivateUsage]
+        publisher = c[2].layer._publisher  # pyright: ignore[reportPrivateUsage]
 
         async def produce() -> None:
             for n in range(40):
-                await hub.publish(session, "notifications/x", {"n": n})
+                await publisher.publish(session, "notifications/x", {"n": n})
 
         producing = asyncio.create_task(produce())
         await cycles(seed * 5)

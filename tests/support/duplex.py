@@ -455,10 +455,10 @@ class DuplexWorld:
 
     async def publish(self, session_id: str, *uris: str, wait: bool = False) -> None:
         """One ``resources/updated`` of that session per URI."""
-        hub = self.layer._hub  # pyright: ignore[reportPrivateUsage]
+        publisher = self.layer._publisher  # pyright: ignore[reportPrivateUsage]
         for uri in uris:
             params = {"uri": uri}
-            await hub.publish(
+            await publisher.publish(
                 cast(Any, session_id), "notifications/resources/updated", params, wait=wait
             )
 

@@ -1,0 +1,146 @@
+"""What the server says by itself, on its way to a client.
+
+A session event is stored first and sent second: it has its id and its place in the log before
+anybody sees it, so whatever happens on the way it can be replayed (pitfall A6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mcp_sessions import metrics
+from mcp_sessions.core.coalescing import coalescing_key
+from mcp_sessions.core.log import Draft
+from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
+from mcp_sessions.errors import Detached
+from mcp_sessions.ids import ConnectionId, SessionId, process_of
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.calls import PendingCall, may_ask
+from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.server.hub import Hub
+from mcp_sessions.server.relaying import Relay
+from mcp_sessions.stores.base import Attachment, SessionStore
+
+
+class Publisher:
+    """Hands over to whichever connection a message is for, wherever that lives."""
+
+    def __init__(
+        self, store: SessionStore, hub: Hub, policy: SessionPolicy, clock: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._hub = hub
+        self._policy = policy
+        self._clock = clock
+
+    async def publish(
+        self,
+        session_id: SessionId,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        wait: bool = False,
+    ) -> bool:
+        """Store an event of a session and hand it to the attached connection, if any.
+
+        Args:
+            wait: Wait for room at the connection: for the session's own handlers, so that
+                they cannot outrun their client.
+
+        Returns:
+            False if the session is over; then nothing was stored.
+        """
+        key = coalescing_key(method, params, self._policy.coalescing)
+        return await self.publish_template(
+            session_id, EventTemplate(method, params, key), wait=wait
+        )
+
+    async def publish_template(
+        self, session_id: SessionId, template: EventTemplate, *, wait: bool = False
+    ) -> bool:
+        """As :meth:`publish`, of an event that many sessions may get."""
+        connection = None
+        async with self._hub.turn(session_id):
+            appended = await self._store.append(
+                session_id, template.draft(session_id), now=self._clock()
+            )
+            if appended is None:
+                return False
+            if appended.replaced:
+                metrics.coalesced()
+            attachment = appended.attachment
+            if attachment is not None:
+                connection = self._hub.local(attachment.connection_id)
+                if connection is not None:
+                    whole = await connection.deliver(
+                        session_id, appended.event, attachment.fencing_epoch
+                    )
+                elif process_of(attachment.connection_id) is None:
+                    relay = self._relay(attachment.connection_id, session_id, attachment)
+                    whole = await relay.one(appended.event)
+                else:
+                    # Where it lives, the session's log is watched.
+                    whole = True
+                if not whole:
+                    await self._hub.displace_in_turn(session_id, Detached.EVICTED)
+        if wait and connection is not None:
+            await connection.room()
+        elif wait:
+            # A handler that only emits must let others run.
+            await asyncio.sleep(0)
+        return True
+
+    def _relay(
+        self, connection_id: ConnectionId, session_id: SessionId, attachment: Attachment
+    ) -> Relay:
+        """The way of a session's events to the GET stream of a transport-mode session."""
+        connection = SessionId(connection_id)
+        return Relay(self._store, self._clock, connection, session_id, attachment.fencing_epoch)
+
+    async def send_bare(
+        self,
+        connection: TransportConnection,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        wait: bool = False,
+    ) -> None:
+        """Hand a connection a message of its own, of no session."""
+        key = coalescing_key(method, params, self._policy.coalescing)
+        await connection.send(plain_draft(notification_message(method, params), key))
+        if wait:
+            await connection.room()
+
+    async def push(self, session_id: SessionId, message: bytes, call: PendingCall | None) -> None:
+        """Send a message that is no session event to a session's client, wherever it is
+        attached; nowhere, and it waits until it is asked for again.
+
+        Args:
+            session_id: The session.
+            message: Encoded.
+            call: The request of ours that it is; None: it is none.
+        """
+        # Its handler is at work, so it lives, whatever its idle deadline says.
+        record = await self._store.load(session_id, now=0)
+        attachment = record.attachment if record is not None else None
+        if attachment is None:
+            return
+        connection = await self._hub.find(attachment.connection_id)
+        if connection is not None:
+            if call is None or may_ask(connection.peer, call.method):
+                await connection.send(Draft(message, None, None, session_id))
+            return
+        home = process_of(attachment.connection_id)
+        if home is not None and self._hub.replicas is not None:
+            await self._hub.replicas.tell(
+                "push",
+                to=home,
+                session=session_id,
+                connection=attachment.connection_id,
+                epoch=attachment.fencing_epoch,
+                text=message.decode(),
+                call=call.id if call is not None else None,
+                method=call.method if call is not None else None,
+            )
