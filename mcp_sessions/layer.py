@@ -138,7 +138,6 @@ class SessionLayer:
             store=self.store,
             hub=self._hub,
             publisher=self._publisher,
-            changes=self._changes,
             host=self._host,
             upstream=self._upstream,
             methods=self._methods,
@@ -151,7 +150,9 @@ class SessionLayer:
         if exchange is not None:
             self._replicas = Replicas(self.store, exchange, self._host.process, clock)
             self._hub.replicas = self._replicas
-            self._methods.telling = self._router.share(self._replicas, self._upstream.echo)
+            self._methods.telling = self._router.share(
+                self._replicas, self._changes, self._upstream.echo
+            )
         self._endpoints: list[StreamableHttp] = []
         self._bindings: list[HandshakeHttp] = []
         self._state: Literal["new", "running", "over"] = "new"

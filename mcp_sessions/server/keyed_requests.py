@@ -1,0 +1,107 @@
+"""Requests with a key, which run at most once in their session.
+
+One that comes again gets what the first has: the answer that was kept; if it still runs, the
+same answer when it is there, here or in the process where it runs. Whatever happens, the
+handler does not run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+
+from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached, OutcomeUnknown
+from mcp_sessions.ids import RequestKey, SessionId
+from mcp_sessions.server.association import Associations
+from mcp_sessions.server.host import Host
+from mcp_sessions.server.joining import Joining
+from mcp_sessions.server.replicas import Replicas
+from mcp_sessions.server.running import Carrier
+from mcp_sessions.server.session_methods import SessionMethods
+from mcp_sessions.stores.base import Admitted
+
+
+class KeyedRequests:
+    """Serves those that were begun before."""
+
+    def __init__(self, host: Host, associations: Associations, methods: SessionMethods) -> None:
+        self._host = host
+        self._associations = associations
+        self._methods = methods
+        self._begins: weakref.WeakValueDictionary[RequestKey, asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
+        self.joining: Joining | None = None
+        """Those that run in other processes; None: there are none."""
+
+    def share(self, replicas: Replicas) -> Joining:
+        """Serve together with other processes."""
+        self.joining = Joining(
+            replicas,
+            self._host,
+            admit=self._admit_again,
+            answer=self._answer_kept,
+            begins=self.begin_of,
+        )
+        return self.joining
+
+    def begin_of(self, key: RequestKey) -> asyncio.Lock:
+        """Held until a request runs or is refused.
+
+        The same key again waits that long: recorded in the store, but at work nowhere yet,
+        the first would look lost.
+        """
+        begins = self._begins.get(key)
+        if begins is None:
+            begins = self._begins[key] = asyncio.Lock()
+        return begins
+
+    async def again(self, carrier: Carrier, key: RequestKey | None, admitted: Admitted) -> None:
+        """Serve a request whose key is known.
+
+        Raises:
+            InvalidRequest: ``KEY_REUSED``: the key was used with other content.
+            LimitReached: The session keeps no more keys.
+            OutcomeUnknown: It was begun, and nobody can know how it ended.
+        """
+        record = admitted.record
+        match admitted.key:
+            case Begun.OTHER_CONTENT:
+                raise InvalidRequest(
+                    InvalidReason.KEY_REUSED, "this request key was used with other content"
+                )
+            case Begun.FULL:
+                raise LimitReached("request_key_bytes")
+            case Begun.ANSWERED:
+                await self._answer_kept(carrier, admitted)
+                return
+            case Begun.RUNNING if key is not None:
+                running, runner = self._host.by_key(record.session_id, key), admitted.runner
+                elsewhere = runner is not None and runner != self._host.process
+                if running is not None:
+                    if carrier.named:
+                        await self._associations.attach_if_free(record, carrier.inbound)
+                    await self._host.join(running, carrier)
+                    return
+                if self.joining is not None and runner is not None and elsewhere:
+                    if carrier.named:
+                        await self._associations.attach_if_free(record, carrier.inbound)
+                    self.joining.begin(carrier, record.session_id, key, runner)
+                    return
+            case _:
+                # Dropped, or begun with scopes that this credential lacks: for its sender
+                # nobody can know how it ended.
+                pass
+        raise OutcomeUnknown
+
+    async def _answer_kept(self, carrier: Carrier, admitted: Admitted) -> None:
+        message, code = self._methods.kept_answer(
+            admitted.outcome or b"", carrier.request.id, carrier, admitted.record
+        )
+        await carrier.inbound.channel.answer(message, code=code)
+
+    async def _admit_again(
+        self, carrier: Carrier, session_id: SessionId, key: RequestKey
+    ) -> Admitted:
+        return await self._associations.admit(session_id, carrier.inbound, carrier.request, key)
