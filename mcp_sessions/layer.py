@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import signal
 import socket
 import time
@@ -18,18 +17,17 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Literal
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
-from mcp_sessions.core.messages import EXTENSION
-from mcp_sessions.errors import ConfigurationError, Detached, StoreUnavailable
+from mcp_sessions.draining import Draining
+from mcp_sessions.endpoint import Endpoint
+from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.server.admin import Sessions
+from mcp_sessions.server.capabilities import advertise
 from mcp_sessions.server.changes import Changes
-from mcp_sessions.server.connection import TransportConnection
-from mcp_sessions.server.detached import tell_detached
 from mcp_sessions.server.gates import Gates
 from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
@@ -37,40 +35,23 @@ from mcp_sessions.server.publisher import Publisher
 from mcp_sessions.server.reaper import Reaper
 from mcp_sessions.server.replicas import Replicas
 from mcp_sessions.server.router import Router
-from mcp_sessions.server.sdk.http import (
-    HttpShell,
-    http_shell,
-    principal_of,
-    security_settings,
-)
-from mcp_sessions.server.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream, primes_streams
+from mcp_sessions.server.sdk.kernel import SdkUpstream, primes_streams
 from mcp_sessions.server.sdk.modern import SdkModernRules
 from mcp_sessions.server.session_methods import SessionMethods
-from mcp_sessions.serving import DrainingServer, MountedApp, listen_on
+from mcp_sessions.serving import DrainingServer, listen_on
 from mcp_sessions.stores.base import SessionStore
 from mcp_sessions.stores.stateless import Stateless
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.credentials import CredentialWatch, StillValid
-from mcp_sessions_transports.doorkeeper import Doorkeeper
-from mcp_sessions_transports.duplex import DuplexConnection
-from mcp_sessions_transports.http_connection import HttpConnection
-from mcp_sessions_transports.http_handshake import HandshakeHttp
-from mcp_sessions_transports.http_modern import ModernHttp
-from mcp_sessions_transports.http_sessions import TransportSessions
-from mcp_sessions_transports.origin import OriginGuard, SecuritySettings
+from mcp_sessions_transports.origin import SecuritySettings
 from mcp_sessions_transports.served import Served
 from mcp_sessions_transports.stdio import StdioBinding, standard_streams
-from mcp_sessions_transports.streamable_http import StreamableHttp
-from mcp_sessions_transports.websocket import WebSocketBinding
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_PATH = "/mcp"
 MAX_BODY = 4 * 1024 * 1024
 """Bytes of one HTTP request body; a larger one is answered 413."""
-
-_LAST_WORDS = 2.0
-"""Seconds that WebSockets and pipes have, at the end, to take what waits for them."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -132,7 +113,7 @@ class SessionLayer:
         self.sessions = Sessions(self.store, clock, self._methods.finish)
         """Lists and ends sessions."""
 
-        self._reaper = Reaper(self.store, self._host, self.policy, clock, self._forget)
+        self._reaper = Reaper(self.store, self._host, self.policy, clock, self._methods.forget)
         self._methods.make_room = self._make_room
         self._router = Router(
             store=self.store,
@@ -142,7 +123,7 @@ class SessionLayer:
             upstream=self._upstream,
             methods=self._methods,
             gates=self._gates,
-            advertise=self._advertise,
+            advertise=lambda result: advertise(result, self.policy, remembers=self.store.remembers),
             clock=clock,
         )
         self._replicas: Replicas | None = None
@@ -153,8 +134,10 @@ class SessionLayer:
             self._methods.telling = self._router.share(
                 self._replicas, self._changes, self._upstream.echo
             )
-        self._endpoints: list[StreamableHttp] = []
-        self._bindings: list[HandshakeHttp] = []
+        self._endpoints: list[Endpoint] = []
+        self._draining = Draining(
+            self._endpoints, self.store, self._hub, self._host, self.policy, self._replicas
+        )
         self._state: Literal["new", "running", "over"] = "new"
         self._store_is_open = False
 
@@ -183,16 +166,7 @@ class SessionLayer:
         Raises:
             ConfigurationError: Authentication was set up that cannot be taken over.
         """
-        endpoint, shell, served, guard = self._endpoint(path, host, security, max_body)
-        inner = Starlette(
-            routes=shell.routes,
-            middleware=shell.middleware,
-            lifespan=lambda _: self.lifespan(),
-        )
-        for name, value in shell.state.items():
-            setattr(inner.state, name, value)
-        websocket = self._websocket(endpoint, inner, served, guard)
-        return MountedApp(inner, endpoint if shell.is_bare else None, websocket, path)
+        return self._endpoint(path, host, security, max_body).app(self.lifespan)
 
     def routes(
         self,
@@ -207,16 +181,7 @@ class SessionLayer:
         The application must run the layer: ``Starlette(lifespan=layer.lifespan, …)``.
         Arguments and errors are those of :meth:`asgi_app`.
         """
-        endpoint, shell, served, guard = self._endpoint(path, host, security, max_body)
-        for route in shell.routes:
-            if isinstance(route, (Route, Mount)):
-                for entry in reversed(shell.middleware):
-                    route.app = entry.cls(route.app, *entry.args, **entry.kwargs)
-        door = Starlette(routes=shell.routes)
-        for name, value in shell.state.items():
-            setattr(door.state, name, value)
-        websocket = self._websocket(endpoint, door, served, guard, at=path)
-        return [*shell.routes, WebSocketRoute(path, endpoint=websocket)]
+        return self._endpoint(path, host, security, max_body).routes()
 
     def lifespan(self, app: object = None) -> AbstractAsyncContextManager[None]:
         """Everything the layer does happens inside; an ASGI lifespan.
@@ -343,48 +308,7 @@ class SessionLayer:
         still runs after ``grace`` seconds is cancelled and answered -31012. Sessions stay
         in the store. Calling it again changes nothing.
         """
-        first = all(endpoint.retry_after is None for endpoint in self._endpoints)
-        for endpoint in self._endpoints:
-            endpoint.retry_after = self.policy.reconnect_spread
-        if first:
-            for connection in self._hub.connections():
-                await self._tell_draining(connection)
-        left = await self._host.drain(grace)
-        if self._replicas is not None:
-            # Not before: until then it answers what others wait for.
-            await self._replicas.leave()
-        if left:
-            logger.warning("%d requests were cancelled at shutdown", left)
-        closing: list[asyncio.Task[Any]] = []
-        for connection in self._hub.connections():
-            connection.close()
-            if isinstance(connection, DuplexConnection):
-                closing.append(asyncio.create_task(connection.over.wait()))
-        if closing:
-            # The server that runs us closes every WebSocket next, whatever waits there.
-            await asyncio.wait(closing, timeout=_LAST_WORDS)
-            for task in closing:
-                task.cancel()
-
-    async def _tell_draining(self, connection: TransportConnection) -> None:
-        sessions = list(connection.attached)
-        if isinstance(connection, HttpConnection):
-            if self._replicas is not None and not connection.is_streaming:
-                # Other replicas serve it on, and nothing here is in its way.
-                return
-            # Stock clients, too, come back one by one. Alone, this process needs a moment to
-            # be there again, and some of them give up for ever when they find nobody twice.
-            least = 0.5 if self._replicas is None else 0.1
-            connection.come_back_after(random.uniform(least, 1) * self.policy.reconnect_spread)
-            record = await self.store.load(connection.session_id, now=0)
-            sessions.extend(record.carried if record is not None else ())
-        for session_id in sessions:
-            await tell_detached(
-                connection,
-                session_id,
-                Detached.DRAINING,
-                retry_after=self.policy.reconnect_spread,
-            )
+        await self._draining.drain(grace)
 
     def require_session(self, *, tools: Iterable[str] = (), methods: Iterable[str] = ()) -> None:
         """Serve these only inside a session; outside of one they answer -31044.
@@ -459,57 +383,25 @@ class SessionLayer:
                     for task in tasks:
                         task.cancel()
                     await asyncio.gather(*tasks, return_exceptions=True)
-                    await self._stop()
+                    await self._draining.stop()
         finally:
             self._state = "over"
             await self.store.close()
 
-    async def _stop(self) -> None:
-        try:
-            await self.drain(grace=0)
-            for binding in self._bindings:
-                await binding.close()
-            for connection in self._hub.connections():
-                if isinstance(connection, HttpConnection):
-                    # It is in the store, and goes on there with what is attached to it.
-                    await self._hub.let_go(connection)
-                else:
-                    await self._hub.remove(connection)
-        except StoreUnavailable:
-            # What it remembers of this process's connections is seen to be dead by others.
-            logger.warning("the store is away while the server stops")
-        finally:
-            if self._replicas is not None:
-                await self._replicas.close()
-
     def _endpoint(
         self, path: str, host: str, security: SecuritySettings | None, max_body: int
-    ) -> tuple[StreamableHttp, HttpShell, Served, OriginGuard]:
-        settings = security_settings(self._upstream, host, security)
-        endpoint: StreamableHttp | None = None
-
-        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            if endpoint is None:
-                raise AssertionError("the endpoint is made before anything is served")
-            await endpoint(scope, receive, send)
-
-        shell = http_shell(self._upstream, serve, path=path, host=host, security=settings)
-        served = self._served_at(max_body, shell.still_valid)
-        guard = OriginGuard(settings)
-        sessions = TransportSessions(served)
-        self._hub.revive = sessions.revive
-        handshake = HandshakeHttp(served, sessions)
-        endpoint = StreamableHttp(
-            handshake=handshake,
-            modern=ModernHttp(served, SdkModernRules(self._upstream), guard),
-            handshake_versions=HANDSHAKE_VERSIONS,
-            guard=guard,
-            principal_of=principal_of,
+    ) -> Endpoint:
+        endpoint = Endpoint(
+            self._upstream,
+            path=path,
+            host=host,
+            security=security,
+            served_with=lambda still_valid: self._served_at(max_body, still_valid),
             ready=self._check_running,
         )
+        self._hub.revive = endpoint.sessions.revive
         self._endpoints.append(endpoint)
-        self._bindings.append(handshake)
-        return endpoint, shell, served, guard
+        return endpoint
 
     def _served_at(self, max_body: int, still_valid: StillValid | None) -> Served:
         """What a binding serves, and with what."""
@@ -528,87 +420,12 @@ class SessionLayer:
             replicas=self._replicas,
         )
 
-    def _websocket(
-        self,
-        endpoint: StreamableHttp,
-        door: ASGIApp,
-        served: Served,
-        guard: OriginGuard,
-        at: str | None = None,
-    ) -> ASGIApp:
-        """The WebSocket endpoint.
-
-        Args:
-            endpoint: Where HTTP requests are served.
-            door: What HTTP requests to the endpoint go through.
-            at: The endpoint's path behind the door, if the connection's is another.
-        """
-        doorkeeper = Doorkeeper(_at(door, at), principal_of)
-        rules = SdkModernRules(self._upstream)
-        binding = WebSocketBinding(served, rules, guard, doorkeeper, lambda: endpoint.retry_after)
-
-        return _Ready(self._check_running, binding.serve)
-
     def _check_running(self) -> None:
         if self._state != "running":
             raise ConfigurationError(_NOT_RUNNING)
 
-    async def _forget(self, record: Any) -> None:
-        await self._methods.forget(record)
-
     async def _make_room(self) -> None:
         await self._reaper.round()
-
-    def _advertise(self, result: dict[str, Any]) -> None:
-        """Our capabilities, in an ``initialize`` result. Raw: the SDK's models drop them."""
-        capabilities = result.setdefault("capabilities", {})
-        capabilities["sessions"] = {}
-        extensions = capabilities.setdefault("extensions", {})
-        policy = self.policy
-        if not self.store.remembers:
-            extensions[EXTENSION] = {
-                "transports": ["streamable-http", "websocket", "stdio"],
-                "features": ["create", "delete", "state"],
-            }
-            return
-        extensions[EXTENSION] = {
-            "window": {
-                "maxEvents": policy.max_events,
-                "maxBytes": policy.max_bytes,
-                "maxAge": policy.max_age,
-            },
-            "requestKeys": {
-                "lifetime": policy.request_key_lifetime,
-                "maxBytes": policy.request_key_bytes,
-            },
-            "transports": ["streamable-http", "websocket", "stdio"],
-            "features": ["start", "resume", "end", "create", "delete", "state", "requestKey"],
-        }
-
-
-class _Ready:
-    """An ASGI application that is served while the layer runs. A class: Starlette's routes
-    take a plain function for something else.
-    """
-
-    def __init__(self, ready: Callable[[], None], app: ASGIApp) -> None:
-        self._ready = ready
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._ready()
-        await self._app(scope, receive, send)
-
-
-def _at(app: ASGIApp, path: str | None) -> ASGIApp:
-    """``app``, asked as if the request were for ``path``."""
-    if path is None:
-        return app
-
-    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
-        await app({**scope, "path": path, "root_path": ""}, receive, send)
-
-    return asked
 
 
 _NOT_RUNNING = (

@@ -1,0 +1,114 @@
+"""How a layer stops: its clients are told to come back, what runs may finish, and then
+nothing of it is left in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from mcp_sessions.endpoint import Endpoint
+from mcp_sessions.errors import Detached, StoreUnavailable
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.server.detached import tell_detached
+from mcp_sessions.server.host import Host
+from mcp_sessions.server.hub import Hub
+from mcp_sessions.server.replicas import Replicas
+from mcp_sessions.stores.base import SessionStore
+from mcp_sessions_transports.duplex import DuplexConnection
+from mcp_sessions_transports.http_connection import HttpConnection
+
+logger = logging.getLogger(__name__)
+
+_LAST_WORDS = 2.0
+"""Seconds that WebSockets and pipes have, at the end, to take what waits for them."""
+
+
+class Draining:
+    """Stops what a layer serves."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        store: SessionStore,
+        hub: Hub,
+        host: Host,
+        policy: SessionPolicy,
+        replicas: Replicas | None,
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            endpoints: The layer's, as they are when it stops.
+            replicas: The other processes that share the store; None: there are none.
+        """
+        self._endpoints = endpoints
+        self._store = store
+        self._hub = hub
+        self._host = host
+        self._policy = policy
+        self._replicas = replicas
+
+    async def drain(self, grace: float) -> None:
+        """See :meth:`~mcp_sessions.layer.SessionLayer.drain`."""
+        first = all(endpoint.http.retry_after is None for endpoint in self._endpoints)
+        for endpoint in self._endpoints:
+            endpoint.http.retry_after = self._policy.reconnect_spread
+        if first:
+            for connection in self._hub.connections():
+                await self._tell_draining(connection)
+        left = await self._host.drain(grace)
+        if self._replicas is not None:
+            # Not before: until then it answers what others wait for.
+            await self._replicas.leave()
+        if left:
+            logger.warning("%d requests were cancelled at shutdown", left)
+        closing: list[asyncio.Task[Any]] = []
+        for connection in self._hub.connections():
+            connection.close()
+            if isinstance(connection, DuplexConnection):
+                closing.append(asyncio.create_task(connection.over.wait()))
+        if closing:
+            # The server that runs us closes every WebSocket next, whatever waits there.
+            await asyncio.wait(closing, timeout=_LAST_WORDS)
+            for task in closing:
+                task.cancel()
+
+    async def _tell_draining(self, connection: TransportConnection) -> None:
+        spread = self._policy.reconnect_spread
+        sessions = list(connection.attached)
+        if isinstance(connection, HttpConnection):
+            if self._replicas is not None and not connection.is_streaming:
+                # Other replicas serve it on, and nothing here is in its way.
+                return
+            # Stock clients, too, come back one by one. Alone, this process needs a moment to
+            # be there again, and some of them give up for ever when they find nobody twice.
+            least = 0.5 if self._replicas is None else 0.1
+            connection.come_back_after(random.uniform(least, 1) * spread)
+            record = await self._store.load(connection.session_id, now=0)
+            sessions.extend(record.carried if record is not None else ())
+        for session_id in sessions:
+            await tell_detached(connection, session_id, Detached.DRAINING, retry_after=spread)
+
+    async def stop(self) -> None:
+        """Drain without grace, and let go of every connection; the sessions stay in the store."""
+        try:
+            await self.drain(grace=0)
+            for endpoint in self._endpoints:
+                await endpoint.handshake.close()
+            for connection in self._hub.connections():
+                if isinstance(connection, HttpConnection):
+                    # It is in the store, and goes on there with what is attached to it.
+                    await self._hub.let_go(connection)
+                else:
+                    await self._hub.remove(connection)
+        except StoreUnavailable:
+            # What it remembers of this process's connections is seen to be dead by others.
+            logger.warning("the store is away while the server stops")
+        finally:
+            if self._replicas is not None:
+                await self._replicas.close()

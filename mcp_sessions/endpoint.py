@@ -1,0 +1,149 @@
+"""Where clients connect over HTTP and WebSocket: one path of an ASGI application.
+
+What the server's own HTTP application has beside and before its MCP endpoint (authentication,
+custom routes, middleware) stays; the endpoint itself is ours. A WebSocket does not go through
+that: whether it would, is asked at the door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mcp_sessions.server.sdk.http import http_shell, principal_of, security_settings
+from mcp_sessions.server.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
+from mcp_sessions.server.sdk.modern import SdkModernRules
+from mcp_sessions.serving import MountedApp
+from mcp_sessions_transports.credentials import StillValid
+from mcp_sessions_transports.doorkeeper import Doorkeeper
+from mcp_sessions_transports.http_handshake import HandshakeHttp
+from mcp_sessions_transports.http_modern import ModernHttp
+from mcp_sessions_transports.http_sessions import TransportSessions
+from mcp_sessions_transports.origin import OriginGuard, SecuritySettings
+from mcp_sessions_transports.served import Served
+from mcp_sessions_transports.streamable_http import StreamableHttp
+from mcp_sessions_transports.websocket import WebSocketBinding
+
+
+class Endpoint:
+    """One endpoint of a layer. Served either as an application or as routes, once."""
+
+    def __init__(
+        self,
+        upstream: SdkUpstream,
+        *,
+        path: str,
+        host: str,
+        security: SecuritySettings | None,
+        served_with: Callable[[StillValid | None], Served],
+        ready: Callable[[], None],
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            upstream: The server.
+            path: Where clients connect.
+            host: Where it will listen.
+            security: Allowed hosts and origins; None: on a loopback host, loopback ones.
+            served_with: What the bindings serve, given how they ask again whether a
+                credential is good; None: there are no credentials.
+            ready: Raises while nothing can be served.
+
+        Raises:
+            ConfigurationError: Authentication was set up that cannot be taken over.
+        """
+        settings = security_settings(upstream, host, security)
+        self._upstream = upstream
+        self._path = path
+        self._ready = ready
+        self._shell = http_shell(upstream, self._serve, path=path, host=host, security=settings)
+        self._served = served_with(self._shell.still_valid)
+        self._guard = OriginGuard(settings)
+        self.sessions = TransportSessions(self._served)
+        self.handshake = HandshakeHttp(self._served, self.sessions)
+        self.http = StreamableHttp(
+            handshake=self.handshake,
+            modern=ModernHttp(self._served, SdkModernRules(upstream), self._guard),
+            handshake_versions=HANDSHAKE_VERSIONS,
+            guard=self._guard,
+            principal_of=principal_of,
+            ready=ready,
+        )
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.http(scope, receive, send)
+
+    def app(self, lifespan: Callable[[], AbstractAsyncContextManager[None]]) -> ASGIApp:
+        """An application of its own.
+
+        Args:
+            lifespan: Entered by it.
+        """
+        shell = self._shell
+        inner = Starlette(
+            routes=shell.routes,
+            middleware=shell.middleware,
+            lifespan=lambda _: lifespan(),
+        )
+        for name, value in shell.state.items():
+            setattr(inner.state, name, value)
+        http = self.http if shell.is_bare else None
+        return MountedApp(inner, http, self._websocket(inner), self._path)
+
+    def routes(self) -> list[BaseRoute]:
+        """Routes for the application of somebody else."""
+        shell = self._shell
+        for route in shell.routes:
+            if isinstance(route, (Route, Mount)):
+                for entry in reversed(shell.middleware):
+                    route.app = entry.cls(route.app, *entry.args, **entry.kwargs)
+        door = Starlette(routes=shell.routes)
+        for name, value in shell.state.items():
+            setattr(door.state, name, value)
+        websocket = self._websocket(door, at=self._path)
+        return [*shell.routes, WebSocketRoute(self._path, endpoint=websocket)]
+
+    def _websocket(self, door: ASGIApp, at: str | None = None) -> ASGIApp:
+        """The WebSocket endpoint.
+
+        Args:
+            door: What HTTP requests to the endpoint go through.
+            at: The endpoint's path behind the door, if the connection's is another.
+        """
+        binding = WebSocketBinding(
+            self._served,
+            SdkModernRules(self._upstream),
+            self._guard,
+            Doorkeeper(_at(door, at), principal_of),
+            lambda: self.http.retry_after,
+        )
+        return _Ready(self._ready, binding.serve)
+
+
+class _Ready:
+    """An ASGI application that is served while the layer runs. A class: Starlette's routes
+    take a plain function for something else.
+    """
+
+    def __init__(self, ready: Callable[[], None], app: ASGIApp) -> None:
+        self._ready = ready
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._ready()
+        await self._app(scope, receive, send)
+
+
+def _at(app: ASGIApp, path: str | None) -> ASGIApp:
+    """``app``, asked as if the request were for ``path``."""
+    if path is None:
+        return app
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "path": path, "root_path": ""}, receive, send)
+
+    return asked

@@ -1,0 +1,40 @@
+"""What the server says that it can do, in ``initialize`` and in ``server/discover``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mcp_sessions.core.messages import EXTENSION
+from mcp_sessions.policy import SessionPolicy
+
+
+def advertise(result: dict[str, Any], policy: SessionPolicy, *, remembers: bool) -> None:
+    """Add our capabilities to a result. Raw: the SDK's models drop them.
+
+    Args:
+        result: The wrapped server's; changed in place.
+        policy: Its limits are among them.
+        remembers: Whether there is a store.
+    """
+    capabilities = result.setdefault("capabilities", {})
+    capabilities["sessions"] = {}
+    extensions = capabilities.setdefault("extensions", {})
+    if not remembers:
+        extensions[EXTENSION] = {
+            "transports": ["streamable-http", "websocket", "stdio"],
+            "features": ["create", "delete", "state"],
+        }
+        return
+    extensions[EXTENSION] = {
+        "window": {
+            "maxEvents": policy.max_events,
+            "maxBytes": policy.max_bytes,
+            "maxAge": policy.max_age,
+        },
+        "requestKeys": {
+            "lifetime": policy.request_key_lifetime,
+            "maxBytes": policy.request_key_bytes,
+        },
+        "transports": ["streamable-http", "websocket", "stdio"],
+        "features": ["start", "resume", "end", "create", "delete", "state", "requestKey"],
+    }
