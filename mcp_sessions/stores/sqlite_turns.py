@@ -1,8 +1,8 @@
 """How much of the event loop's time is spent on commits.
 
-A commit that the loop does itself is a wait for everybody else that it serves. So in one turn
-of the loop there are few of them, and they are short; where one was not (the machine is busy,
-or the disk), the thread does them all for a while.
+A commit that the loop does itself is a wait for everybody else that it serves. So the loop turns
+to them after a few, and they are short; where one was not (the machine is busy, or the disk),
+the thread does them all for a while.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import asyncio
 from time import monotonic
 
 AT_ONCE = 16
-"""Commits in one turn of the loop. Whoever else comes in it shares one of the thread's."""
+"""Commits between two looks of the loop at whom else it serves. Whoever else comes meanwhile
+shares one of the thread's."""
 
 SHARE = 0.005
-"""Seconds of one turn of the loop for them all."""
+"""Seconds for them all."""
 
 PAUSE = 0.5
 """Seconds without any, after one that took longer than all are to take."""
@@ -27,18 +28,22 @@ class Turns:
         self._loop = loop
         self._done = 0
         self._spent = 0.0
+        self._is_counting = True
         self._paused_until = 0.0
         self._began = 0.0
 
     def begin(self) -> bool:
         """Whether there is time for one more; then it begins."""
+        # To hear of the loop's next turn costs a turn. So it is asked for when half of what
+        # there is to give is given, and who comes alone pays for it now and then.
+        if self._is_counting and (self._done >= AT_ONCE // 2 or self._spent >= SHARE):
+            self._is_counting = False
+            self._loop.call_soon(self._next)
         if self._done >= AT_ONCE or self._spent >= SHARE:
             return False
         self._began = monotonic()
         if self._began < self._paused_until:
             return False
-        if not self._done:
-            self._loop.call_soon(self._next)
         self._done += 1
         return True
 
@@ -51,4 +56,4 @@ class Turns:
             self._paused_until = now + PAUSE
 
     def _next(self) -> None:
-        self._done, self._spent = 0, 0.0
+        self._done, self._spent, self._is_counting = 0, 0.0, True

@@ -54,7 +54,7 @@ def commits(turns: Turns, clock: Clock, took: float) -> int:
     return count
 
 
-def test_one_turn_has_so_many_and_the_next_as_many(clock: Clock) -> None:
+def test_there_are_so_many_until_the_loop_turns(clock: Clock) -> None:
     turns, loop = made()
     for _ in range(3):
         assert commits(turns, clock, 0.0) == AT_ONCE
@@ -62,13 +62,26 @@ def test_one_turn_has_so_many_and_the_next_as_many(clock: Clock) -> None:
         loop.turn()
 
 
-def test_one_turn_has_so_much_time_however_much_passes_between_them(clock: Clock) -> None:
+def test_there_is_so_much_time_for_them_however_much_passes_between(clock: Clock) -> None:
     turns, loop = made()
-    assert commits(turns, clock, SHARE / 4) == 4
-    clock.now += 60
-    assert not turns.begin()
-    loop.turn()
-    assert commits(turns, clock, SHARE / 4) == 4
+    for _ in range(3):
+        assert commits(turns, clock, SHARE / 4) == 4
+        clock.now += 60
+        assert not turns.begin()
+        assert len(loop.soon) == 1
+        loop.turn()
+
+
+def test_who_comes_alone_is_served_each_time_and_seldom_asks_for_a_turn(clock: Clock) -> None:
+    turns, loop = made()
+    asked = 0
+    for _ in range(10 * AT_ONCE):
+        assert turns.begin()
+        clock.now += 0.0001
+        turns.end()
+        asked += len(loop.soon)
+        loop.turn()
+    assert asked <= 20
 
 
 def test_after_one_that_took_long_there_is_none_for_a_while(clock: Clock) -> None:
