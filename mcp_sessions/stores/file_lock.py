@@ -9,7 +9,10 @@ for both.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+import time
 from pathlib import Path
 
 from mcp_sessions.errors import ConfigurationError
@@ -18,6 +21,16 @@ try:
     import fcntl
 except ImportError:  # pragma: no cover
     fcntl = None
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 3.0
+"""Seconds for which the lock is asked for before somebody else is taken to have it for good:
+who is started again may meet the last moments of the process before."""
+
+_QUIET = 0.3
+"""Seconds of it that are not worth a line in the log: an operator's command has the lock for a
+moment."""
 
 _held: set[str] = set()
 
@@ -29,6 +42,9 @@ class Locked(Exception):
         super().__init__(holder)
         self.holder = holder
         """Its process id; None: it did not write it down yet."""
+
+    def __str__(self) -> str:
+        return f"process {self.holder}" if self.holder is not None else "another process"
 
 
 class FileLock:
@@ -66,6 +82,30 @@ class FileLock:
         os.pwrite(file, b"%d\n" % os.getpid(), 0)
         self._file = file
         _held.add(self._path)
+
+    async def acquire_patiently(self, path: Path) -> None:
+        """Take the lock, and wait for a while for whoever has it.
+
+        Args:
+            path: What the lock stands for, to be named in the log.
+
+        Raises:
+            Locked, ConfigurationError, OSError: See :meth:`acquire`.
+        """
+        started, is_told = time.monotonic(), False
+        while True:
+            try:
+                self.acquire()
+                return
+            except Locked as held:
+                waited = time.monotonic() - started
+                # What this process has open it does not let go of because of this.
+                if waited >= (_QUIET if held.holder == os.getpid() else PATIENCE):
+                    raise
+                if waited >= _QUIET and not is_told:
+                    is_told = True
+                    logger.info("%s is in use by %s: waiting for up to %g s", path, held, PATIENCE)
+                await asyncio.sleep(0.02)
 
     def release(self) -> None:
         """Let go of it; nothing happens if it is not held."""

@@ -43,18 +43,15 @@ After a start:
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import os
 import sqlite3
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from mcp_sessions.core.log import UNBOUNDED, Draft, LoggedEvent, Window
+from mcp_sessions.core.log import Draft, LoggedEvent, Window
 from mcp_sessions.core.messages import encode
 from mcp_sessions.errors import (
     ConfigurationError,
@@ -68,7 +65,6 @@ from mcp_sessions.ids import (
     GET_STREAM,
     ConnectionId,
     FencingEpoch,
-    LogEpoch,
     Position,
     RequestKey,
     SessionEventId,
@@ -78,13 +74,13 @@ from mcp_sessions.ids import (
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_session_id
+from mcp_sessions.stores import sqlite_attachment as attachment
 from mcp_sessions.stores import sqlite_logs as logs
 from mcp_sessions.stores import sqlite_sessions as sessions
 from mcp_sessions.stores.base import (
     Admitted,
     Appended,
     Attached,
-    Attachment,
     CurrentSession,
     Data,
     Exchange,
@@ -95,6 +91,7 @@ from mcp_sessions.stores.base import (
     SessionRecord,
 )
 from mcp_sessions.stores.file_lock import FileLock, Locked
+from mcp_sessions.stores.sqlite_hot import HotRecords
 from mcp_sessions.stores.sqlite_keys import keys_of
 from mcp_sessions.stores.sqlite_schema import Durability, check_no_directory, open_file
 from mcp_sessions.stores.sqlite_start import shut_down, start_up
@@ -105,35 +102,11 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_HOT = 10_000
-"""Records kept in memory."""
-
-_COALESCED = 0.01
-"""Of the idle timeout: how far a deadline moves in memory before the file is told."""
-
 _SMALL = 65_536
 """Bytes of a value that is written in no time."""
 
 _PAGE = 500
 """Records read at once: some milliseconds in which no other call is served."""
-
-PATIENCE = 3.0
-"""Seconds for which the lock is asked for before somebody else is taken to serve from the file:
-who is started again may meet the last moments of the process before."""
-
-_QUIET = 0.3
-"""Seconds of it that are not worth a line in the log: an operator's command has the lock for a
-moment."""
-
-
-class _Hot:
-    """A record in memory, and the deadline that the file has."""
-
-    __slots__ = ("record", "written")
-
-    def __init__(self, record: SessionRecord) -> None:
-        self.record = record
-        self.written = record.expires_at
 
 
 class SQLiteStore:
@@ -175,8 +148,7 @@ class SQLiteStore:
             syncs=durability == "full",
         )
         self._ended_beside: list[SessionRecord] = []
-        # The one used last is at the end.
-        self._hot: OrderedDict[SessionId, _Hot] = OrderedDict()
+        self._hot = HotRecords(self._writer)
 
     # --- opening and closing ---------------------------------------------------------------
 
@@ -190,13 +162,14 @@ class SQLiteStore:
             StoreUnavailable: The disk is full, or another program has the file locked.
         """
         self._policy = policy
+        self._hot.idle_timeout = policy.idle_timeout
         self._window = _window(policy)
         check_no_directory(self.path)
         try:
-            await self._acquire()
+            await self._lock.acquire_patiently(self.path)
         except Locked as held:
             raise StoreInUse(
-                f"{self.path} is in use by {_named(held)}: one process serves from a file at a time"
+                f"{self.path} is in use by {held}: one process serves from a file at a time"
             ) from None
         except OSError as failed:
             reason = failed.strerror or str(failed)
@@ -209,28 +182,9 @@ class SQLiteStore:
             self._lock.release()
             raise
 
-    async def _acquire(self) -> None:
-        started, is_told = time.monotonic(), False
-        while True:
-            try:
-                self._lock.acquire()
-                return
-            except Locked as held:
-                waited = time.monotonic() - started
-                # What this process has open it does not let go of because of this.
-                if waited >= (_QUIET if held.holder == os.getpid() else PATIENCE):
-                    raise
-                if waited >= _QUIET and not is_told:
-                    is_told = True
-                    logger.info(
-                        "%s is in use by %s: waiting for up to %g s",
-                        self.path, _named(held), PATIENCE,
-                    )  # fmt: skip
-                await asyncio.sleep(0.02)
-
     async def close(self) -> None:
         """See :meth:`SessionStore.close`."""
-        moved = self._moved(lambda _: True)
+        moved = self._hot.moved()
         try:
             if moved:
                 await self._writer.call(lambda tx: sessions.move_deadlines(tx, moved))
@@ -250,79 +204,11 @@ class SQLiteStore:
             raise
         return connection
 
-    # --- what is in memory -----------------------------------------------------------------
-
     def _on_commit(self, changes: Changes) -> None:
-        for session_id, change in changes:
-            hot = self._hot.get(session_id)
-            if change is None:
-                self._hot.pop(session_id, None)
-            elif isinstance(change, SessionRecord):
-                # One that is there already has been told of every change since.
-                if hot is None:
-                    self._keep(session_id, change)
-            elif hot is not None:
-                before = hot.record.expires_at
-                change(hot.record)
-                if hot.record.expires_at != before:
-                    hot.written = hot.record.expires_at
+        self._hot.on_commit(changes)
 
     def _on_ended_beside(self, records: Sequence[SessionRecord]) -> None:
         self._ended_beside += records
-
-    def _keep(self, session_id: SessionId, record: SessionRecord) -> None:
-        self._hot[session_id] = _Hot(record)
-        while len(self._hot) > MAX_HOT:
-            oldest, hot = self._hot.popitem(last=False)
-            if hot.record.expires_at != hot.written:
-                # In the queue before whatever reads that session next.
-                self._write_deadlines({oldest: hot.record.expires_at})
-
-    async def _record(self, session_id: SessionId) -> SessionRecord | None:
-        hot = self._hot.get(session_id)
-        if hot is None:
-            found = await self._writer.call(lambda tx: sessions.load(tx, session_id), short=True)
-            hot = self._hot.get(session_id)
-            # Not there any more: ended in that same commit, or pushed out by newer ones.
-            return hot.record if hot is not None else found
-        self._hot.move_to_end(session_id)
-        return hot.record
-
-    def _deadline(self, now: float, ends_at: float) -> float:
-        return ends_at if ends_at == math.inf else min(now + self._policy.idle_timeout, ends_at)
-
-    def _move_deadline(self, session_id: SessionId, record: SessionRecord, now: float) -> None:
-        record.expires_at = self._deadline(now, record.ends_at)
-        hot = self._hot.get(session_id)
-        if hot is None or hot.record is not record:
-            self._write_deadlines({session_id: record.expires_at})
-        elif abs(record.expires_at - hot.written) >= _COALESCED * self._policy.idle_timeout:
-            hot.written = record.expires_at
-            self._write_deadlines({session_id: record.expires_at})
-
-    def _write_deadlines(self, deadlines: Mapping[SessionId, float]) -> None:
-        """Nobody waits for it: a deadline on its way to the file is in memory all the same."""
-        written = self._writer.call(lambda tx: sessions.move_deadlines(tx, deadlines), short=True)
-        written.add_done_callback(lambda done: self._deadlines_written(deadlines, done))
-
-    def _deadlines_written(
-        self, deadlines: Mapping[SessionId, float], done: asyncio.Future[None]
-    ) -> None:
-        if done.cancelled() or done.exception() is None:
-            return
-        logger.warning("an idle deadline could not be stored: %s", done.exception())
-        for session_id in deadlines:
-            hot = self._hot.get(session_id)
-            if hot is not None:
-                # Whoever comes next tries again.
-                hot.written = -math.inf
-
-    def _moved(self, which: Callable[[_Hot], bool]) -> dict[SessionId, float]:
-        return {
-            session_id: hot.record.expires_at
-            for session_id, hot in self._hot.items()
-            if hot.record.expires_at != hot.written and which(hot)
-        }
 
     # --- a session's life ------------------------------------------------------------------
 
@@ -336,7 +222,7 @@ class SQLiteStore:
             mode,
             principal,
             created_at=now,
-            expires_at=self._deadline(now, ends_at),
+            expires_at=self._hot.deadline(now, ends_at),
             ends_at=ends_at,
             peer=peer,
         )
@@ -345,7 +231,7 @@ class SQLiteStore:
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
         """See :meth:`SessionStore.load`."""
-        record = await self._record(session_id)
+        record = await self._hot.find(session_id)
         return record if record is not None and now < record.expires_at else None
 
     async def admit(
@@ -360,7 +246,7 @@ class SQLiteStore:
         key: KeyUse | None = None,
     ) -> Admitted | None:
         """See :meth:`SessionStore.admit`."""
-        record = await self._record(session_id)
+        record = await self._hot.find(session_id)
         # From here to the last line nothing suspends, but to record the key.
         if record is None or record.principal != principal:
             return None
@@ -371,14 +257,14 @@ class SQLiteStore:
         if fencing_epoch is not None and fencing_epoch != record.fencing_epoch:
             return Admitted(record, displaced=True)
         if key is None:
-            self._move_deadline(session_id, record, now)
+            self._hot.move_deadline(session_id, record, now)
             return Admitted(record)
         return await self._admit_keyed(record, key, fencing_epoch, now)
 
     async def _admit_keyed(
         self, record: SessionRecord, use: KeyUse, fencing_epoch: FencingEpoch | None, now: float
     ) -> Admitted | None:
-        session_id, deadline = record.session_id, self._deadline(now, record.ends_at)
+        session_id, deadline = record.session_id, self._hot.deadline(now, record.ends_at)
 
         def work(tx: Transaction) -> Admitted | None:
             # What was in memory may be behind the file by now.
@@ -392,19 +278,19 @@ class SQLiteStore:
 
         admitted = await self._writer.call(work, short=True)
         if admitted is not None and not admitted.displaced:
-            hot = self._hot.get(session_id)
-            if hot is not None or record.expires_at < deadline:
-                self._move_deadline(session_id, hot.record if hot else record, now)
+            known = self._hot.known(session_id)
+            if known is not None or record.expires_at < deadline:
+                self._hot.move_deadline(session_id, known or record, now)
         return admitted
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         """See :meth:`SessionStore.touch`."""
         for session_id in session_ids:
-            record = await self._record(session_id)
+            record = await self._hot.find(session_id)
             # Whoever touches a session was at work on it until now, so its idle deadline
             # cannot have passed; the absolute one can.
             if record is not None and now < record.ends_at:
-                self._move_deadline(session_id, record, now)
+                self._hot.move_deadline(session_id, record, now)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         """See :meth:`SessionStore.end`."""
@@ -419,7 +305,7 @@ class SQLiteStore:
             ended, self._ended_beside = self._ended_beside[:limit], self._ended_beside[limit:]
             return ended
         # The file may have passed deadlines that were moved since.
-        moved = self._moved(lambda hot: hot.written <= now)
+        moved = self._hot.moved(written_by=now)
         gone = await self._writer.call(
             lambda tx: sessions.expire(
                 tx,
@@ -430,10 +316,7 @@ class SQLiteStore:
                 limit=limit,
             )
         )
-        for session_id, deadline in moved.items():
-            hot = self._hot.get(session_id)
-            if hot is not None:
-                hot.written = deadline
+        self._hot.were_written(moved)
         return gone
 
     # --- the log ---------------------------------------------------------------------------
@@ -448,7 +331,7 @@ class SQLiteStore:
             if session is None or now >= session.ends_at:
                 return None
             log = logs.opened(tx, session.sid, stream)
-            window = self._window_of(session, stream)
+            window = sessions.window_of(session, stream, self._window)
             event, replaced = logs.append(tx, log, draft, window, now=now)
             if event.number == 1 and stream not in (EVENTS, GET_STREAM):
                 logs.evict_responses(tx, session.sid, stream, window, now=now)
@@ -472,7 +355,7 @@ class SQLiteStore:
             log = logs.find(tx, session.sid, stream) if session is not None else None
             if session is None or log is None:
                 return (), Refusal.UNKNOWN_POSITION
-            window = self._window_of(session, stream)
+            window = sessions.window_of(session, stream, self._window)
             return logs.since_id(tx, log, after, window, now=now, limit=limit)
 
         return await self._writer.call(work)
@@ -515,23 +398,11 @@ class SQLiteStore:
         fencing_epoch: FencingEpoch | None = None,
     ) -> None:
         """See :meth:`SessionStore.drop_origin`."""
-
-        def work(tx: Transaction) -> None:
-            session = sessions.brief(tx, session_id)
-            if session is None:
-                return
-            known = _carried(tx, session.sid, origin)
-            if fencing_epoch is not None and known is not None and known[0] > fencing_epoch:
-                return
-            log = logs.find(tx, session.sid, stream)
-            if log is not None:
-                logs.drop_origin(tx, log, origin)
-            if stream == GET_STREAM and known is not None:
-                values = (session.sid, origin)
-                tx.execute("DELETE FROM carried WHERE sid = ? AND origin = ?", values)
-                tx.changes.append((session_id, lambda record: _carry(record, origin, None)))
-
-        await self._writer.call(work)
+        await self._writer.call(
+            lambda tx: attachment.drop_origin(
+                tx, session_id, origin, stream=stream, fencing_epoch=fencing_epoch
+            )
+        )
 
     async def carry(
         self,
@@ -541,26 +412,9 @@ class SQLiteStore:
         after: Position,
     ) -> bool:
         """See :meth:`SessionStore.carry`."""
-
-        def work(tx: Transaction) -> bool:
-            session = sessions.brief(tx, connection)
-            if session is None:
-                return False
-            known = _carried(tx, session.sid, origin)
-            if known is not None and known[0] >= fencing_epoch:
-                return known[0] == fencing_epoch
-            log = logs.find(tx, session.sid, GET_STREAM)
-            if log is not None:
-                logs.drop_origin(tx, log, origin)
-            tx.execute(
-                "INSERT OR REPLACE INTO carried (sid, origin, fencing_epoch, log_epoch, number)"
-                " VALUES (?, ?, ?, ?, ?)",
-                (session.sid, origin, fencing_epoch, after.log_epoch, after.number),
-            )
-            tx.changes.append((connection, lambda record: _carry(record, origin, fencing_epoch)))
-            return True
-
-        return await self._writer.call(work)
+        return await self._writer.call(
+            lambda tx: attachment.carry(tx, connection, origin, fencing_epoch, after)
+        )
 
     async def relay(
         self,
@@ -573,27 +427,19 @@ class SQLiteStore:
         skips: bool = False,
     ) -> Relayed:
         """See :meth:`SessionStore.relay`."""
-
-        def work(tx: Transaction) -> Relayed:
-            session = sessions.brief(tx, connection)
-            known = _carried(tx, session.sid, origin) if session is not None else None
-            if session is None or now >= session.ends_at:
-                return Relayed()
-            if known is None or known[0] != fencing_epoch or event.number <= known[1].number:
-                return Relayed()
-            last = known[1]
-            if event.number > last.number + 1 and not skips:
-                return Relayed(missing_after=last)
-            tx.execute(
-                "UPDATE carried SET number = ? WHERE sid = ? AND origin = ?",
-                (event.number, session.sid, origin),
-            )
-            log = logs.opened(tx, session.sid, GET_STREAM)
-            key = event.key[1] if event.key is not None else None
-            draft = Draft(event.payload, None, key, origin)
-            return Relayed(logs.append(tx, log, draft, self._window, now=now)[0])
-
-        return await self._writer.call(work, short=_is_small(event.payload))
+        return await self._writer.call(
+            lambda tx: attachment.relay(
+                tx,
+                connection,
+                origin,
+                fencing_epoch,
+                event,
+                now=now,
+                skips=skips,
+                window=self._window,
+            ),
+            short=_is_small(event.payload),
+        )
 
     # --- attachment ------------------------------------------------------------------------
 
@@ -607,66 +453,23 @@ class SQLiteStore:
         only_if_free: bool = False,
     ) -> Attached | None:
         """See :meth:`SessionStore.attach`."""
-
-        def work(tx: Transaction) -> Attached | None:
-            session = sessions.brief(tx, session_id)
-            if session is None or now >= session.ends_at:
-                return None
-            if only_if_free and session.attachment is not None:
-                return None
-            log = logs.opened(tx, session.sid, EVENTS)
-            window = self._window_of(session, EVENTS)
-            replay, refusal = logs.since_id(tx, log, position, window, now=now)
-            scopes, waits_from = tx.execute(
-                "SELECT scopes, waits_from FROM sessions WHERE sid = ?", (session.sid,)
-            ).fetchone()
-            if connection_id is None:
-                kept, waits_from = waits_from, None
-            else:
-                kept = None
-            (epoch,) = tx.execute(
-                "UPDATE sessions SET fencing_epoch = fencing_epoch + 1, connection_id = ?,"
-                " waits_from = ? WHERE sid = ? RETURNING fencing_epoch",
-                (connection_id, kept, session.sid),
-            ).fetchone()
-            fencing_epoch = FencingEpoch(epoch)
-
-            def apply(record: SessionRecord) -> None:
-                _attach(record, connection_id, fencing_epoch)
-                record.waits_from = kept
-
-            tx.changes.append((session_id, apply))
-            counts = tx.recall(session_id)
-            if counts is not None:
-                counts.fencing_epoch = fencing_epoch
-                tx.learn(session_id, counts)
-            return Attached(
-                fencing_epoch,
-                log.position.event_id(),
-                session.attachment,
-                replay,
-                refusal,
-                frozenset(sessions.load_json(scopes)),
-                waits_from,
+        return await self._writer.call(
+            lambda tx: attachment.attach(
+                tx,
+                session_id,
+                connection_id,
+                now=now,
+                position=position,
+                only_if_free=only_if_free,
+                window=self._window,
             )
-
-        return await self._writer.call(work)
+        )
 
     async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
         """See :meth:`SessionStore.detach`."""
-
-        def work(tx: Transaction) -> bool:
-            cursor = tx.execute(
-                "UPDATE sessions SET connection_id = NULL WHERE session_id = ?"
-                " AND fencing_epoch = ? AND connection_id IS NOT NULL",
-                (session_id, fencing_epoch),
-            )
-            if not cursor.rowcount:
-                return False
-            tx.changes.append((session_id, lambda record: _attach(record, None, fencing_epoch)))
-            return True
-
-        return await self._writer.call(work, short=True)
+        return await self._writer.call(
+            lambda tx: attachment.detach(tx, session_id, fencing_epoch), short=True
+        )
 
     async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
         """See :meth:`SessionStore.set_current`."""
@@ -679,8 +482,8 @@ class SQLiteStore:
 
     async def mark_stream_opened(self, session_id: SessionId) -> bool:
         """See :meth:`SessionStore.mark_stream_opened`."""
-        hot = self._hot.get(session_id)
-        if hot is not None and hot.record.stream_opened:
+        known = self._hot.known(session_id)
+        if known is not None and known.stream_opened:
             return False
 
         def apply(record: SessionRecord) -> None:
@@ -756,8 +559,7 @@ class SQLiteStore:
             )
             for record in page:
                 # One in memory has its deadline as it really is.
-                hot = self._hot.get(record.session_id)
-                found.append(hot.record if hot is not None else record)
+                found.append(self._hot.known(record.session_id) or record)
             if len(page) < _PAGE:
                 return found
 
@@ -898,43 +700,10 @@ class SQLiteStore:
 
         await self._writer.call(work, short=True)
 
-    def _window_of(self, session: sessions.Brief, stream: StreamName) -> Window:
-        unbounded = session.mode is Mode.CONVERSATION and stream == EVENTS
-        return UNBOUNDED if unbounded else self._window
-
 
 def _is_small(value: bytes | None) -> bool:
     return value is None or len(value) <= _SMALL
 
 
-def _named(held: Locked) -> str:
-    return f"process {held.holder}" if held.holder is not None else "another process"
-
-
 def _window(policy: SessionPolicy) -> Window:
     return Window(policy.max_events, policy.max_bytes, policy.max_age)
-
-
-def _attach(
-    record: SessionRecord, connection_id: ConnectionId | None, fencing_epoch: FencingEpoch
-) -> None:
-    record.fencing_epoch = fencing_epoch
-    record.attachment = None if connection_id is None else Attachment(connection_id, fencing_epoch)
-
-
-def _carry(record: SessionRecord, origin: SessionId, fencing_epoch: FencingEpoch | None) -> None:
-    carried = {each: epoch for each, epoch in record.carried.items() if each != origin}
-    if fencing_epoch is not None:
-        carried[origin] = fencing_epoch
-    record.carried = carried
-
-
-def _carried(tx: Transaction, sid: int, origin: SessionId) -> tuple[int, Position] | None:
-    """The fencing epoch with which a GET stream takes a session's events, and the last one
-    that it took.
-    """
-    row = tx.execute(
-        "SELECT fencing_epoch, log_epoch, number FROM carried WHERE sid = ? AND origin = ?",
-        (sid, origin),
-    ).fetchone()
-    return (row[0], Position(LogEpoch(row[1]), row[2])) if row is not None else None

@@ -7,9 +7,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mcp_sessions.core.log import UNBOUNDED, Window
 from mcp_sessions.core.messages import decode, encode
 from mcp_sessions.errors import LimitReached
-from mcp_sessions.ids import EVENTS, ConnectionId, FencingEpoch, SessionEventId, SessionId
+from mcp_sessions.ids import (
+    EVENTS,
+    ConnectionId,
+    FencingEpoch,
+    SessionEventId,
+    SessionId,
+    StreamName,
+)
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores import sqlite_logs as logs
@@ -50,6 +58,11 @@ def brief(tx: Transaction, session_id: SessionId) -> Brief | None:
         return None
     sid, mode, ends_at, connection_id, fencing_epoch = row
     return Brief(sid, Mode(mode), ends_at, _attachment(connection_id, fencing_epoch))
+
+
+def window_of(session: Brief, stream: StreamName, window: Window) -> Window:
+    """How much of a stream is kept: ``window``, but of a conversation's events all."""
+    return UNBOUNDED if session.mode is Mode.CONVERSATION and stream == EVENTS else window
 
 
 def record_of(tx: Transaction, session_id: SessionId) -> tuple[int, SessionRecord] | None:

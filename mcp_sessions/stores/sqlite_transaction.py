@@ -42,7 +42,7 @@ class KeyCounts:
     """When the one finished that is forgotten next."""
 
     def copy(self) -> KeyCounts:
-        """Another one, to be changed. (``dataclasses.replace`` takes five times as long.)"""
+        """Another one, to be changed. ``dataclasses.replace`` takes five times as long."""
         return KeyCounts(
             self.sid,
             self.fencing_epoch,

@@ -28,7 +28,7 @@ from mcp_sessions.ids import (
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores import sqlite as sqlite_store
-from mcp_sessions.stores import sqlite_schema, sqlite_start
+from mcp_sessions.stores import sqlite_hot, sqlite_schema, sqlite_start
 from mcp_sessions.stores.base import Admitted, CurrentSession, KeyUse, Mode, Peer
 from mcp_sessions.stores.sqlite import SQLiteStore
 from mcp_sessions.stores.sqlite_keys import keys_of
@@ -210,7 +210,7 @@ async def test_a_deadline_is_not_forgotten_with_its_record(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Records in memory are bounded in number; one that goes leaves its deadline."""
-    monkeypatch.setattr(sqlite_store, "MAX_HOT", 1)
+    monkeypatch.setattr(sqlite_hot, "MAX_HOT", 1)
     async with opened(path) as store:
         of = await new(store)
         await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW + 0.5)
@@ -224,7 +224,7 @@ async def test_the_contract_holds_with_nothing_in_memory(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record in memory saves time, and changes nothing."""
-    monkeypatch.setattr(sqlite_store, "MAX_HOT", 0)
+    monkeypatch.setattr(sqlite_hot, "MAX_HOT", 0)
     await check(every_store.sqlite_store)
 
 

@@ -21,7 +21,7 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import Position, RequestKey, SessionId, parse_position
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores import sqlite as sqlite_store
+from mcp_sessions.stores import file_lock
 from mcp_sessions.stores.base import KeyUse, Mode
 from mcp_sessions.stores.sqlite import SQLiteStore
 
@@ -165,7 +165,7 @@ async def test_who_starts_while_the_last_one_ends_waits_for_it(
             if "waiting" in record.getMessage():
                 waits.set()
 
-    logger = logging.getLogger("mcp_sessions.stores.sqlite")
+    logger = logging.getLogger("mcp_sessions.stores.file_lock")
     monkeypatch.setattr(logger, "handlers", [Noting()])
     monkeypatch.setattr(logger, "level", logging.INFO)
     path = tmp_path / "sessions.db"
@@ -186,7 +186,7 @@ async def test_a_second_process_is_refused_by_name_until_the_first_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """E6: "two processes on one file"; the lock dies with its holder, however that dies."""
-    monkeypatch.setattr(sqlite_store, "PATIENCE", 0.0)
+    monkeypatch.setattr(file_lock, "PATIENCE", 0.0)
     path = tmp_path / "sessions.db"
     with writing(path) as process:
         assert process.stdout is not None and process.stdout.readline()
