@@ -238,8 +238,9 @@ async def _running(layer: SessionLayer) -> AsyncGenerator[None]:
 
     def counted(work: Any, *, short: bool = False) -> asyncio.Future[Any]:
         future = call(work, short=short)
-        elsewhere.add(future)
-        future.add_done_callback(elsewhere.discard)
+        if not future.done():
+            elsewhere.add(future)
+            future.add_done_callback(elsewhere.discard)
         return future
 
     writer.call = counted
