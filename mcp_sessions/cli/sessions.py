@@ -32,6 +32,9 @@ from mcp_sessions.stores.beside import open_beside
 _DIGITS = re.compile(r"[0-9a-f]{4,12}")
 """What names a session: so much of its digest."""
 
+_DASHED_ID = re.compile(r"-[A-Za-z0-9_-]{42}")
+"""A whole id, as one in sixty-four is."""
+
 _KINDS = ("websocket", "stdio", "listen")
 NOWHERE = "none"
 """Instead of a transport: nobody hears the session's events."""
@@ -49,7 +52,9 @@ def main(arguments: Sequence[str]) -> int:
         ConfigurationError: An option, the store or a session's name is wrong.
         StoreUnavailable: The store is away, or the process that serves does not answer.
     """
-    options = _parser().parse_args(arguments)
+    # To argparse an argument that begins with a dash is an option.
+    named = [digest(SessionId(each)) if _DASHED_ID.fullmatch(each) else each for each in arguments]
+    options = _parser().parse_args(named)
     return asyncio.run(_run(options))
 
 

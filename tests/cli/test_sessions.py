@@ -141,6 +141,21 @@ async def test_one_session_is_shown_without_what_the_application_keeps(
     assert (shown["id"], shown["current"]) == (http, on_http)
 
 
+@pytest.mark.parametrize("begins", ["-", "--"])
+async def test_an_id_that_begins_with_a_dash_is_no_option(
+    begins: str, path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids are base64url: one in sixty-four does."""
+    session_id = SessionId(begins.ljust(43, "i"))
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.mint_session_id", lambda: session_id)
+    async with opened(path) as store:
+        await store.create(Mode.PROTOCOL, ALICE, peer=None, now=time.time())
+    assert await run(path, "show", session_id, "--ids") == 0
+    assert json.loads(capsys.readouterr().out)["id"] == session_id
+    assert await run(path, "end", session_id) == 0
+    assert capsys.readouterr().out == f"{digest(session_id)} ended\n"
+
+
 async def test_a_name_that_names_none_or_several_is_refused(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
