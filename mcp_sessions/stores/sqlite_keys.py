@@ -165,7 +165,7 @@ def _read(tx: Transaction, session_id: SessionId) -> KeyCounts | None:
     if row is None:
         return None
     sid, epoch = row
-    count, characters, answers, finished, first = tx.execute(
+    count, key_bytes, answers, finished, first = tx.execute(
         "SELECT count(*), ifnull(sum(length(key)), 0), ifnull(sum(length(outcome)), 0),"
         " ifnull(max(finished), 0), min(iif(outcome IS NULL, NULL, finished))"
         " FROM keys WHERE sid = ?",
@@ -175,7 +175,7 @@ def _read(tx: Transaction, session_id: SessionId) -> KeyCounts | None:
     counts = KeyCounts(
         sid,
         FencingEpoch(epoch),
-        characters + count * KEY_COST + answers,
+        key_bytes + count * KEY_COST + answers,
         answers,
         finished,
         first - 1 if first is not None else finished,

@@ -28,7 +28,7 @@ class Turns:
         self._loop = loop
         self._done = 0
         self._spent = 0.0
-        self._is_counting = True
+        self._is_turn_asked = False
         self._paused_until = 0.0
         self._began = 0.0
 
@@ -36,8 +36,8 @@ class Turns:
         """Whether there is time for one more; then it begins."""
         # To hear of the loop's next turn costs a turn. So it is asked for when half of what
         # there is to give is given, and who comes alone pays for it now and then.
-        if self._is_counting and (self._done >= AT_ONCE // 2 or self._spent >= SHARE):
-            self._is_counting = False
+        if not self._is_turn_asked and (self._done >= AT_ONCE // 2 or self._spent >= SHARE):
+            self._is_turn_asked = True
             self._loop.call_soon(self._next)
         if self._done >= AT_ONCE or self._spent >= SHARE:
             return False
@@ -56,4 +56,4 @@ class Turns:
             self._paused_until = now + PAUSE
 
     def _next(self) -> None:
-        self._done, self._spent, self._is_counting = 0, 0.0, True
+        self._done, self._spent, self._is_turn_asked = 0, 0.0, False

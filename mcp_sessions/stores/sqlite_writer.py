@@ -71,8 +71,9 @@ _OF_THE_VALUE = (None, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.S
 
 
 Work = Callable[[Transaction], T]
-"""Runs in the writer's thread. It may run twice (see rule 3), so it changes nothing but the
-file; what it raises of :class:`SessionsError` it raises before its first write."""
+"""Runs in the writer's thread, or in the event loop (rule 5). It may run twice (see rule 3), so
+it changes nothing but the file; what it raises of :class:`SessionsError` it raises before its
+first write."""
 
 
 class _Call(NamedTuple):
@@ -126,7 +127,7 @@ class Writer:
         self._in_thread = 0
         self._turns: Turns | None = None
         self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        # Held by whoever uses the connection, which with these is his.
+        # Held by whoever uses the connection, and what follows.
         self._writing = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._version = -1
@@ -330,7 +331,7 @@ class Writer:
             # The event loop is closed: nobody is left to be told.
             logger.debug("nobody waits for %s any more", self._path)
 
-    # --- by whoever holds ``_writing`` -----------------------------------------------------------
+    # --- by whoever holds ``_writing`` -----------------------------------------------------
 
     def _commit(
         self, connection: sqlite3.Connection, batch: Sequence[_Call], *, in_loop: bool = False
@@ -401,7 +402,7 @@ class Writer:
                 self._known.popitem(last=False)
 
     def _wait_for_others(self, connection: sqlite3.Connection, waits: bool) -> None:
-        """Whether a transaction waits for another program that has the file locked."""
+        """Have the next transaction wait, or not, for another program's lock on the file."""
         if waits is not self._waits:
             timeout = round(schema.BUSY_TIMEOUT * 1_000) if waits else 0
             connection.execute(f"PRAGMA busy_timeout = {timeout}")

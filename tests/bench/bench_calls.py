@@ -12,13 +12,13 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from typing import Any
+
+from tests.support.processes import free_port, wait_until_it_listens
 
 ROUNDS = 5
 SESSION = "io.modelcontextprotocol/session"
@@ -54,21 +54,11 @@ class Server:
     """A server process and what it used of the CPU."""
 
     def __init__(self, kind: str, *options: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         command = [sys.executable, "-m", "tests.bench.bench_servers", kind, str(self.port)]
         command += options
         self.process = subprocess.Popen(command)
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port)).close()
-                return
-            except OSError:
-                if time.monotonic() > deadline or self.process.poll() is not None:
-                    raise SystemExit(f"the {kind} server did not start") from None
-                time.sleep(0.05)
+        wait_until_it_listens(self.process, self.port)
 
     def cpu(self) -> float:
         """Seconds of CPU that the process used so far."""

@@ -2,10 +2,8 @@
 
 import importlib
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from notes_store import NotesStore
 from plain_client import Message, PlainClient, Refused
 
 from mcp_sessions import SessionLayer
+from tests.support.processes import free_port, wait_until_it_listens
 from tests.support.servers import serve
 
 pytestmark = pytest.mark.anyio
@@ -267,8 +266,7 @@ async def test_the_server_also_works_unwrapped(served: Served) -> None:
 @pytest.mark.parametrize("name", SERVERS)
 def test_the_file_can_be_run(name: str, tmp_path: Path) -> None:
     """``python examples/notes_server.py`` listens on PORT and makes NOTES_DIR."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
+    port = free_port()
     environment = {
         **os.environ,
         "PORT": str(port),
@@ -284,25 +282,13 @@ def test_the_file_can_be_run(name: str, tmp_path: Path) -> None:
             stderr=log,
         )
     try:
-        wait_until_it_listens(process, port, log=tmp_path / "log")
+        wait_until_it_listens(process, port, (tmp_path / "log").read_text)
         anyio.run(write_one_note, f"http://127.0.0.1:{port}/mcp")
     finally:
         process.terminate()
         process.wait(timeout=10)
 
     assert (tmp_path / "notes" / "todo.md").read_text() == "text"
-
-
-def wait_until_it_listens(process: subprocess.Popen[bytes], port: int, *, log: Path) -> None:
-    """Return once the server accepts connections; fail with its log after 20 s."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError(log.read_text())
 
 
 async def write_one_note(url: str) -> None:

@@ -6,10 +6,8 @@
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
@@ -31,7 +29,8 @@ from mcp_sessions.client.sdk import is_outcome_unknown
 from mcp_sessions.security import mint_key
 from tests.support.apps import DEPRECATED
 from tests.support.modern import MODERN
-from tests.support.redis_server import free_port, redis_server
+from tests.support.processes import free_port, wait_until_it_listens
+from tests.support.redis_server import redis_server
 from tests.support.resuming import text_of
 from tests.support.servers import serve
 
@@ -47,8 +46,6 @@ pytestmark = [
 APP = Path(__file__).parents[1] / "support" / "chaos_app.py"
 CLIENTS = 50
 KILLS = 6
-WITHIN = 60.0
-"""Seconds for a replica to listen."""
 
 POLICY = ReconnectPolicy(
     backoff_base=0.1, backoff_cap=1, connect_timeout=10, give_up_after=120, answer_timeout=120
@@ -82,15 +79,7 @@ class Replica:
                 stdout=log,
                 stderr=log,
             )
-        until = time.monotonic() + WITHIN
-        while time.monotonic() < until and process.poll() is None:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                return
-            except OSError:
-                # Nothing says when it listens; this is a bounded wait on the condition.
-                time.sleep(0.02)
-        raise AssertionError(f"a replica did not start: {self.log()}")
+        wait_until_it_listens(process, self.port, self.log)
 
     def kill(self) -> None:
         """``kill -9``."""

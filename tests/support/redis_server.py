@@ -40,7 +40,7 @@ class RedisServer:
 
     def __init__(self, directory: Path, *options: str, port: int = 0) -> None:
         self.directory = directory
-        self.port = port or free_port()
+        self.port = port or _port()
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -145,7 +145,7 @@ def binary() -> str:
     return found
 
 
-def free_port() -> int:
+def _port() -> int:
     """A port that was free a moment ago. A cluster's bus is on another one, 10000 above."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]

@@ -7,11 +7,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ import websockets.sync.client
 from websockets.typing import Subprotocol
 
 from mcp_sessions.security import mint_key
+from tests.support.processes import free_port, wait_until_it_listens
 from tests.support.redis_server import namespace, shared_redis
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(180)]
@@ -47,25 +45,6 @@ def nginx_binary() -> str:
         if done.returncode != 0:
             pytest.fail(f"{' '.join(command)} failed: {done.stderr[-500:]}")
     return shutil.which("nginx", path="/usr/sbin:/usr/bin") or pytest.fail("missing: nginx")
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Until somebody listens."""
-    deadline, pause = time.monotonic() + 30, threading.Event()
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            pause.wait(0.02)
-    pytest.fail(f"nobody listens on the port after 30 s; exit status {process.poll()}")
 
 
 @pytest.fixture(
@@ -103,11 +82,11 @@ def proxied(
                 stderr=subprocess.DEVNULL,
             )
             processes.append(server)
-            wait_for(port, server)
+            wait_until_it_listens(server, port)
         command = [binary, "-p", str(folder), "-c", "nginx.conf", "-g", "daemon off;"]
         proxy = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         processes.append(proxy)
-        wait_for(front, proxy)
+        wait_until_it_listens(proxy, front)
         yield f"http://127.0.0.1:{front}/mcp"
     finally:
         for process in reversed(processes):
