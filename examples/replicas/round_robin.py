@@ -2,7 +2,7 @@
 
 That is the worst that a load balancer can do to a protocol with sessions: no request of a
 client comes where the one before it came. It is made for the example and the tests; behind
-it, in earnest, stands something like the ``nginx.conf`` beside this file. Run it::
+it, in earnest, stands something like ``deploy/nginx.conf``. Run it::
 
     python round_robin.py 8080 http://127.0.0.1:8001 http://127.0.0.1:8002
 """

@@ -1,15 +1,16 @@
-"""deploy/nginx.conf and examples/replicas/nginx.conf, run: a session through a reverse proxy,
-nothing held back or cut.
+"""deploy/nginx.conf, run before one server and before three: a session through a reverse proxy,
+nothing held back, cut or refused.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.support.redis_server import namespace, shared_redis
 pytestmark = [pytest.mark.full, pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).parents[3]
+CONFIG = ROOT / "deploy" / "nginx.conf"
 ACCEPT = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 
 
@@ -47,6 +49,21 @@ def nginx_binary() -> str:
     return shutil.which("nginx", path="/usr/sbin:/usr/bin") or pytest.fail("missing: nginx")
 
 
+def before(backends: Sequence[int], front: int) -> str:
+    """The configuration with the ports of a test: a line for each server that there is."""
+    text, servers = CONFIG.read_text(), 0
+
+    def one_of_ours(line: re.Match[str]) -> str:
+        nonlocal servers
+        servers += 1
+        port = backends[servers - 1] if servers <= len(backends) else None
+        return line[0].replace(line[1], str(port)) if port is not None else ""
+
+    text = re.sub(r"^ +server 127\.0\.0\.1:(\d+).*\n", one_of_ours, text, flags=re.M)
+    assert servers >= len(backends) and "listen 127.0.0.1:8080;" in text
+    return text.replace("127.0.0.1:8080", f"127.0.0.1:{front}")
+
+
 @pytest.fixture(
     scope="module",
     params=["one", pytest.param("replicas", marks=pytest.mark.redis)],
@@ -57,16 +74,10 @@ def proxied(
     """The URL of the notes server behind nginx: of one, and of three that share a Redis."""
     folder = tmp_path_factory.mktemp("nginx")
     binary, front = nginx_binary(), free_port()
-    if request.param == "one":
-        config, listed, store = ROOT / "deploy" / "nginx.conf", [8000], "memory://"
-    else:
-        config, listed = ROOT / "examples" / "replicas" / "nginx.conf", [8001, 8002, 8003]
-        store = f"{shared_redis().url}?namespace={namespace()}"
-    backends = [free_port() for _ in listed]
-    text = config.read_text()
-    for given, port in [*zip(listed, backends, strict=True), (8080, front)]:
-        assert f"127.0.0.1:{given}" in text
-        text = text.replace(f"127.0.0.1:{given}", f"127.0.0.1:{port}")
+    alone = request.param == "one"
+    store = "memory://" if alone else f"{shared_redis().url}?namespace={namespace()}"
+    backends = [free_port() for _ in range(1 if alone else 3)]
+    text = before(backends, front)
     # As root nginx works as another user, who may not enter a temporary folder.
     text = ("user root;\n" if os.geteuid() == 0 else "") + text
     (folder / "nginx.conf").write_text(text)
@@ -176,10 +187,8 @@ def test_delete_and_its_404_come_through(proxied: str) -> None:
         assert client.delete(proxied, headers=headers).status_code == httpx.codes.NOT_FOUND
 
 
-@pytest.mark.redis
-@pytest.mark.parametrize("proxied", ["replicas"], indirect=True)
 def test_a_websocket_comes_through_the_proxy(proxied: str) -> None:
-    """To one replica; what is written through the others is heard on it."""
+    """To one server, or one replica; what is written through the others is heard on it."""
     with (
         websockets.sync.client.connect(
             proxied.replace("http", "ws", 1), subprotocols=[Subprotocol("mcp")], proxy=None
