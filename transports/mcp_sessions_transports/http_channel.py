@@ -104,7 +104,9 @@ class PostChannel:
         self._feed: LogFeed[SseStream] | None = None
         self._name: StreamName | None = None
         self._final: SessionEventId | None = None
-        self._committed = False
+        self._is_stream = False
+        self._opening: asyncio.Lock | None = None
+        self._wanted: StreamName | None = None
         self._loop = loop
         self._turn: asyncio.Future[None] = loop.create_future()
         self._callbacks: list[Callable[[], None]] = []
@@ -127,10 +129,12 @@ class PostChannel:
         """See :class:`RequestChannel`. The code changes nothing here: the status is 200."""
         if self._prefers_stream:
             await self._commit()
-        if not self._committed:
+        if not self._is_stream:
             self._json = message
             self._decided()
             return
+        # It may still be opening, for a message before this one or for the deadline.
+        await self._commit()
         await self._store_and_push(message, final=True)
         await self._retire()
 
@@ -182,24 +186,38 @@ class PostChannel:
     async def respond(self, receive: Receive, send: Send) -> None:
         """Send the response: called once, by the task that took the POST."""
         try:
-            if not self._turn.done():
-                timer = self._loop.call_later(JSON_DEADLINE, self._decided)
-                await self._turn
-                timer.cancel()
-                # Neither answered nor streaming: the deadline it was.
-                await self._commit()
+            try:
+                stream = await self._until_decided()
+            except BaseException:
+                # Nobody will ever read it: what is at work for it is unheard from now on.
+                self._is_read = False
+                if self.on_closed is not None:
+                    self.on_closed()
+                raise
             session_id = self._connection.session_id if self._connection is not None else None
             if self._json is not None:
                 self._is_read = False
                 await send_json(send, self._json, session_id=session_id)
                 return
-            stream = self._stream
             if stream is None:
                 raise AssertionError("a response is either JSON or a stream")
             await self._serve(stream, session_id, receive, send)
         finally:
             for callback in self._callbacks:
                 callback()
+
+    async def _until_decided(self) -> SseStream | None:
+        """Wait until it is known what the response is: its stream; None: JSON."""
+        if not self._turn.done():
+            timer = self._loop.call_later(JSON_DEADLINE, self._decided)
+            try:
+                await self._turn
+            finally:
+                timer.cancel()
+            # Neither answered nor streaming: the deadline it was. Or its stream is opening
+            # just now, for a message that came right before the deadline.
+            await self._commit()
+        return self._stream
 
     async def resume(self, position: str, receive: Receive, send: Send) -> None:
         """Serve the stream again, from a position on, on a GET."""
@@ -254,34 +272,45 @@ class PostChannel:
                     await self._retire()
 
     async def _commit(self) -> None:
-        """From now on the response is a stream."""
-        if self._committed or self._json is not None:
+        """From now on the response is a stream; returns when it can be written on.
+
+        Whoever comes while it is being opened waits for the same one.
+        """
+        if self._stream is not None or self._json is not None:
             return
-        self._committed = True
+        self._is_stream = True
+        if self._opening is None:
+            self._opening = asyncio.Lock()
+        async with self._opening:
+            if self._stream is None:
+                await self._open()
+        self._decided()
+
+    async def _open(self) -> None:
         connection = self._connection
         if connection is None:
             self._stream = self._new_stream()
-        else:
-            # Not by the time of day: two calls of one instant must not share a stream.
-            self._name = StreamName(mint_connection_id("post", self._process))
-            try:
-                head = await self._store.open_stream(connection.session_id, self._name)
-            except StoreUnavailable:
-                # It runs already, and is answered: on a stream that nobody can come back to.
-                logger.warning("a response stream is not kept: the store is away")
-                head = None
-            if head is None:
-                self._name = None
-                self._stream = self._new_stream()
-            else:
-                connection.posts[self._name] = self
-                position = Position(head.log_epoch, 0).event_id()
-                stream = self._open_stream(
-                    connection.session_id, self._name, position, is_behind=head.number > 0
-                )
-                if self._primes:
-                    stream.push(priming_event(self._sse_id(position)))
-        self._decided()
+            return
+        if self._wanted is None:
+            # Kept: who opened it may be cancelled when the store has it already. Not by the
+            # time of day: two calls of one instant must not share a stream.
+            self._wanted = StreamName(mint_connection_id("post", self._process))
+        name = self._wanted
+        try:
+            head = await self._store.open_stream(connection.session_id, name)
+        except StoreUnavailable:
+            # It runs already, and is answered: on a stream that nobody can come back to.
+            logger.warning("a response stream is not kept: the store is away")
+            head = None
+        if head is None:
+            self._stream = self._new_stream()
+            return
+        self._name = name
+        connection.posts[name] = self
+        position = Position(head.log_epoch, 0).event_id()
+        stream = self._open_stream(connection.session_id, name, position, is_behind=head.number > 0)
+        if self._primes:
+            stream.push(priming_event(self._sse_id(position)))
 
     def _decided(self) -> None:
         if not self._turn.done():

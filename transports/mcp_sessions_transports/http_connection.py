@@ -9,13 +9,14 @@ request.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from starlette.types import Receive, Send
 
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import RequestId
-from mcp_sessions.errors import Refusal
+from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import (
     GET_STREAM,
     ConnectionId,
@@ -43,6 +44,8 @@ from mcp_sessions_transports.get_stream import GetStream
 from mcp_sessions_transports.http_channel import PostChannel
 from mcp_sessions_transports.sse import SSE_HEADERS, retry_event
 
+logger = logging.getLogger(__name__)
+
 
 class HttpConnection:
     """A :class:`~mcp_sessions.server.connection.TransportConnection` over HTTP."""
@@ -53,6 +56,7 @@ class HttpConnection:
         "_clock",
         "_elsewhere",
         "_finished",
+        "_forgotten",
         "_get",
         "_get_opened",
         "_heads",
@@ -123,6 +127,7 @@ class HttpConnection:
         """When it was named last; seconds since 1970."""
 
         self._finished: dict[StreamName, None] | None = None
+        self._forgotten: list[StreamName] | None = None
 
     # --- the port ------------------------------------------------------------------------
 
@@ -404,8 +409,18 @@ class HttpConnection:
         while len(self._finished) > self._policy.max_finished_streams:
             oldest = next(iter(self._finished))
             del self._finished[oldest]
+            # Before the store forgets it: nobody may begin to read it any more.
             self.posts.pop(oldest, None)
-            await self._store.drop_stream(self.session_id, oldest)
+            self._forgotten = [*(self._forgotten or ()), oldest]
+        while self._forgotten:
+            oldest = self._forgotten[-1]
+            try:
+                await self._store.drop_stream(self.session_id, oldest)
+            except StoreUnavailable:
+                # Whoever got an answer is not told of it. The session's end forgets it, too.
+                logger.warning("a response stream is forgotten later: the store is away")
+                return
+            self._forgotten = [name for name in self._forgotten or () if name != oldest] or None
 
     def stream_reopened(self, name: StreamName) -> None:
         """A response stream is read again: while it is, it is not forgotten."""
