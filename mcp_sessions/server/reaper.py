@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 from mcp_sessions import metrics
@@ -39,6 +40,8 @@ class Reaper:
         self._host = host
         self._clock = clock
         self._forget = forget
+        # The store hands each record out once.
+        self._over: deque[SessionRecord] = deque()
         # A session at work is touched at least three times per idle timeout, so that no
         # replica sees it past its deadline.
         self.interval = max(0.05, min(5.0, policy.idle_timeout / 3))
@@ -59,14 +62,35 @@ class Reaper:
         held = frozenset(self._host.held)
         if held:
             await self._store.touch(held, now=now)
+        await self._forget_all()
         count = 0
         while True:
             expired = await self._store.expire(now=now, held=held, limit=_BATCH)
+            self._over.extend(expired)
             for record in expired:
-                await self._forget(record)
                 metrics.session_over(record.mode.value, "expired")
                 logger.info("session %s expired", digest(record.session_id))
+            await self._forget_all()
             count += len(expired)
             if len(expired) < _BATCH:
                 return count
             await asyncio.sleep(0)
+
+    async def _forget_all(self) -> None:
+        """End what is at work here for sessions that are over. One for which that fails has its
+        turn again in the next round, after all others.
+        """
+        for _ in range(len(self._over)):
+            record = self._over.popleft()
+            try:
+                await self._forget(record)
+            except StoreUnavailable as failed:
+                self._over.append(record)
+                logger.warning(
+                    "what is at work for session %s ends later: %s",
+                    digest(record.session_id),
+                    failed,
+                )
+            except BaseException:
+                self._over.append(record)
+                raise

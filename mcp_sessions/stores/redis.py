@@ -12,6 +12,7 @@ Keys, where ``NS`` is the namespace, ``T`` a digest of the session id and ``U`` 
     NS:{T}:e:STREAM   stream: events        NS:{T}:k:STREAM  hash: coalescing keys
     NS:{T}:u          hash: subscriptions   NS:{T}:s  hash: state    NS:{T}:d  string: data
     NS:{T}:c          hash: carried         NS:{T}:q  NS:{T}:qf  NS:{T}:qa   request keys
+    NS:{T}:r          sorted set: response streams that hold events, by the oldest's time
     {NS}:all          sorted set: every session, by deadline
     {NS}:of:P         set: those of the principal with digest P
     NS:uri:{U}        hash: subscribers
@@ -301,16 +302,15 @@ class RedisStore:
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         """See :meth:`SessionStore.touch`."""
         idle = self._policy.idle_timeout
-        await _all_of(self._on(each, scripts.TOUCH, repr(now), idle) for each in session_ids)
+        await _each_of(self._on(each, scripts.TOUCH, repr(now), idle) for each in session_ids)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         """See :meth:`SessionStore.end`."""
         member, found, tokens = await self._on(session_id, scripts.END)
         if found is None:
             return None
-        record = self._record(found)
-        await self._forget(record.session_id, member, tokens)
-        return record
+        await self._forget(session_id, member, tokens)
+        return self._record(found)
 
     async def expire(
         self, *, now: float, held: Collection[SessionId], limit: int
@@ -321,13 +321,21 @@ class RedisStore:
         skipped = 0
         while len(expired) < limit:
             wanted = min(limit - len(expired), _BATCH)
-            members: list[bytes] = await self._command(
-                "ZRANGEBYSCORE", self._all, "-inf", repr(now), "LIMIT", skipped, wanted
-            )
-            if not members:
+            try:
+                members: list[bytes] = await self._command(
+                    "ZRANGEBYSCORE", self._all, "-inf", repr(now), "LIMIT", skipped, wanted
+                )
+                if not members:
+                    break
+                done = await _each_of(self._expire(member, held_tags, now) for member in members)
+            except StoreUnavailable:
+                if not expired:
+                    raise
+                # Those are over, and nobody is told of them a second time.
                 break
-            done = await _all_of(self._expire(member, held_tags, now) for member in members)
-            for record, is_left in done:
+            for outcome in done:
+                # One whose record cannot be used stays due, and the others have their turn.
+                record, is_left = outcome if outcome is not None else (None, True)
                 skipped += is_left
                 if record is not None:
                     expired.append(record)
@@ -525,7 +533,7 @@ class RedisStore:
         """See :meth:`SessionStore.unsubscribe`."""
         answer = await self._on(session_id, scripts.UNSUBSCRIBE, encoded(uri), _token(session_id))
         if answer[0] and answer[1] is not None:
-            await self._drop_subscribers(session_id, {encoded(uri): answer[1]})
+            await self._drop_subscribers(tag_of(session_id), {encoded(uri): answer[1]})
         return bool(answer[0])
 
     async def subscribers(self, uri: str) -> Sequence[SessionId]:
@@ -575,13 +583,13 @@ class RedisStore:
             session_id, scripts.SET_FILTER, packed(sorted(lists)), token, *wanted
         )
         if answer is None:
-            await self._drop_subscribers(session_id, wanted)
+            await self._drop_subscribers(tag, wanted)
             return False
         if answer[0] == b"for ever":
             await self._note_subscribers(tag, token, uris, 0)
         before = tokens_of(answer[1])
         gone = {uri: token for uri, token in before.items() if uri not in wanted}
-        await self._drop_subscribers(session_id, gone)
+        await self._drop_subscribers(tag, gone)
         return True
 
     async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
@@ -685,17 +693,43 @@ class RedisStore:
             if not is_left:
                 await self._release(member)
             return None, is_left
-        record = self._record(rest[0])
-        await self._forget(record.session_id, member, rest[1])
-        return record, False
+        try:
+            record = self._record(rest[0])
+        except (ValueError, TypeError, LookupError) as failed:
+            # A newer version's, or not ours. It is over all the same.
+            logger.error("an expired session could not be read: %s", type(failed).__name__)
+            record = None
+        session_id = record.session_id if record is not None else None
+        is_left = not await self._forget(session_id, member, rest[1], tag=tag)
+        return record, is_left
 
     async def _forget(
-        self, session_id: SessionId, member: bytes | None, tokens: Sequence[bytes]
-    ) -> None:
-        self._subscriptions.forget(session_id)
-        if member is not None:
-            await self._release(member)
-        await self._drop_subscribers(session_id, tokens_of(tokens))
+        self,
+        session_id: SessionId | None,
+        member: bytes | None,
+        tokens: Sequence[bytes],
+        *,
+        tag: str | None = None,
+    ) -> bool:
+        """Take a session that is over out of every list; whether all of it was done.
+
+        What is left is found by whoever looks there next. It is no error: the session is over,
+        and whoever ended it has to go on with that.
+
+        Args:
+            session_id: None: it is not known, but its ``tag`` is.
+        """
+        if session_id is not None:
+            self._subscriptions.forget(session_id)
+        tag = tag if tag is not None else tag_of(session_id or "")
+        try:
+            if member is not None:
+                await self._release(member)
+            await self._drop_subscribers(tag, tokens_of(tokens))
+        except StoreUnavailable as failed:
+            logger.warning("a session that is over is still in some list: %s", failed)
+            return False
+        return True
 
     async def _release(self, member: bytes) -> None:
         owned = f"{{{self._namespace}}}:of:{member.decode().split('.')[1]}"
@@ -721,8 +755,7 @@ class RedisStore:
             for uri in uris
         )
 
-    async def _drop_subscribers(self, session_id: SessionId, tokens: Mapping[bytes, bytes]) -> None:
-        tag = tag_of(session_id)
+    async def _drop_subscribers(self, tag: str, tokens: Mapping[bytes, bytes]) -> None:
         await _all_of(
             self._run(scripts.DROP_SUBSCRIBER, [self._subscribers_key(decoded(uri))], tag, token)
             for uri, token in tokens.items()
@@ -786,6 +819,33 @@ async def _all_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             answers += await asyncio.gather(*batch)
             batch = []
     return answers + await asyncio.gather(*batch)
+
+
+async def _each_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | None]:
+    """As :func:`_all_of`, where one call that fails is not to stop the others: None for it.
+
+    Raises:
+        StoreUnavailable: All of them failed, and there was more than none.
+    """
+    outcomes: list[T | StoreUnavailable] = await _all_of(_caught(call) for call in calls)
+    failures = [each for each in outcomes if isinstance(each, StoreUnavailable)]
+    if failures and len(failures) == len(outcomes) and not _is_refused(failures[0]):
+        raise failures[0]
+    if failures:
+        logger.error("%d sessions could not be reached; one: %s", len(failures), failures[0])
+    return [None if isinstance(each, StoreUnavailable) else each for each in outcomes]
+
+
+async def _caught(call: Coroutine[Any, Any, T]) -> T | StoreUnavailable:
+    try:
+        return await call
+    except StoreUnavailable as failed:
+        return failed
+
+
+def _is_refused(failed: StoreUnavailable) -> bool:
+    """Whether the server is there, and refused a command."""
+    return isinstance(failed.__cause__, ResponseError)
 
 
 def _place(event_id: str | None) -> tuple[Value, ...]:

@@ -95,6 +95,9 @@ def drop(tx: Transaction, sid: int, stream: StreamName | None = None) -> None:
 
 _ONE = "sid = ? AND stream = ?"
 
+_AT_ONCE = 16
+"""Response streams that the first event of another one gives back the room of."""
+
 
 def append(
     tx: Transaction, log: LogRow, draft: Draft, window: Window, *, now: float
@@ -136,12 +139,17 @@ def evict_responses(
     tx: Transaction, sid: int, stream: StreamName, window: Window, *, now: float
 ) -> None:
     """Take what is too old to be replayed out of a session's response streams but one: of
-    those whose process died nobody else does.
+    those whose process died nobody else does. A few of them each time, so that no event costs
+    more than others because of how many there are.
     """
+    if window.max_age is None:
+        return
     rows = tx.execute(
         "SELECT log, log_epoch, head, floor, evicted, events, bytes FROM logs"
-        " WHERE sid = ? AND stream NOT IN (?, ?, ?) AND events > 0",
-        (sid, EVENTS, GET_STREAM, stream),
+        " WHERE sid = ? AND stream NOT IN (?, ?, ?) AND events > 0 AND ? >"
+        " (SELECT at FROM events WHERE events.log = logs.log ORDER BY number LIMIT 1)"
+        " LIMIT ?",
+        (sid, EVENTS, GET_STREAM, stream, now - window.max_age, _AT_ONCE),
     ).fetchall()
     for row in rows:
         log = LogRow(*row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ from mcp_sessions.stores import sqlite_logs as logs
 from mcp_sessions.stores.base import Attachment, CurrentSession, Mode, Peer, SessionRecord
 from mcp_sessions.stores.sqlite_logs import text_bytes
 from mcp_sessions.stores.sqlite_transaction import Transaction
+
+logger = logging.getLogger(__name__)
 
 _COLUMNS = (
     "sid, session_id, mode, owner, scopes, credential_expires_at, created_at, expires_at,"
@@ -207,9 +210,14 @@ def expire(
             move_deadlines(tx, {session_id: later})
             tx.changes.append((session_id, lambda record, to=later: _move(record, to)))
             continue
-        found = record_of(tx, session_id)
+        try:
+            found = record_of(tx, session_id)
+        except (ValueError, TypeError, LookupError) as failed:
+            # A newer version's, or not ours. It is over all the same, and stops no other.
+            logger.error("an expired session could not be read: %s", type(failed).__name__)
+            found = None
+        forget(tx, sid, session_id)
         if found is not None:
-            forget(tx, sid, session_id)
             expired.append(found[1])
     return expired
 

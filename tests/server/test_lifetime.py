@@ -8,8 +8,8 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 
 from mcp_sessions import SessionLayer, SessionPolicy
-from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.ids import SessionId
+from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.stores.memory import MemoryStore
 from tests.support.raw import Json, RawClient, call_params, in_session, keyed, text_of, uris
 from tests.support.virtual_time import cycles
@@ -121,6 +121,37 @@ async def test_a_busy_session_is_never_reaped(rounds: int) -> None:
         assert text_of(await running.result()) == "through g"
         w.clock.advance(99)
         assert await client.text("session_id") == session
+
+
+async def test_a_session_that_cannot_be_forgotten_yet_keeps_no_other_from_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """D4: the store says once that a session is over; what follows is done for each of them,
+    and for the one whose turn came while the store was away in the next round.
+    """
+    async with world(idle_timeout=100) as w:
+        streams: list[Any] = []
+        for _ in range(3):
+            client = await w.connected()
+            streams.append(await client.get().started())
+            await client.start()
+        detach, failures = w.layer.store.detach, [StoreUnavailable("it is away")]
+
+        async def fails_once(session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
+            if failures:
+                raise failures.pop()
+            return await detach(session_id, fencing_epoch)
+
+        monkeypatch.setattr(w.layer.store, "detach", fails_once)
+        w.clock.advance(100)
+
+        assert await w.expire() == 6
+        assert not failures
+        await cycles()
+        assert [stream.ended for stream in streams].count(False) == 1
+        assert await w.expire() == 0
+        for stream in streams:
+            await stream.done()
 
 
 async def test_a_busy_session_is_alive_past_its_idle_deadline() -> None:

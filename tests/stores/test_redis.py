@@ -1,11 +1,12 @@
 """What only the store in Redis promises: its settings, its keys, what each call costs."""
 
+import asyncio
 import logging
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.stores import redis as redis_module
 from mcp_sessions.stores.base import LIVENESS, Attachment, KeyUse, Mode, Peer
 from mcp_sessions.stores.redis import MARGIN, RedisStore
 from mcp_sessions.stores.redis_records import Subscriptions
@@ -38,6 +40,7 @@ from tests.support.redis_server import (
     answers_of,
     asked,
     binary,
+    dies_after,
     keys_of,
     namespace,
     redis_server,
@@ -308,6 +311,127 @@ async def test_response_streams_of_a_dead_process_give_back_their_room() -> None
         assert await store.head(of, stream=StreamName("post-1")) == head
         again = await store.append(of, Draft(b"z"), now=later + 2, stream=StreamName("post-1"))
         assert again is not None and again.event.number == 2
+
+
+async def streams_of(store: RedisStore, session_id: SessionId, count: int) -> None:
+    """Open that many response streams in a session."""
+    for first in range(0, count, 500):
+        names = [StreamName(f"post-{n}") for n in range(first, min(first + 500, count))]
+        await asyncio.gather(*(store.open_stream(session_id, name) for name in names))
+
+
+@pytest.mark.parametrize("by", ["end", "expire"])
+async def test_a_session_with_more_keys_than_lua_unpacks_is_ended_and_expired(by: str) -> None:
+    """Its process died and left its response streams: each has two keys."""
+    async with opened() as store:
+        large = (await store.create(Mode.TRANSPORT, ANONYMOUS, peer=None, now=NOW)).session_id
+        await streams_of(store, large, 4_100)
+
+        if by == "end":
+            ended = [await store.end(large)]
+        else:
+            # Many deadlines are moved before that, and with them the lives of all keys.
+            await store.touch([large], now=NOW + 600)
+            ended = list(await store.expire(now=NOW + 1_000, held=(), limit=9))
+
+        assert [each and each.session_id for each in ended] == [large]
+        assert await keys_of(store) == []
+
+
+async def test_the_first_event_of_a_stream_costs_the_same_however_many_others_are_open() -> None:
+    """Else a client with many calls makes each of its calls slower than the one before."""
+    async with opened() as store:
+        of = (await store.create(Mode.TRANSPORT, ANONYMOUS, peer=None, now=NOW)).session_id
+        names = [StreamName(f"post-{number}") for number in range(200)]
+        await asyncio.gather(
+            *(store.append(of, Draft(b"x"), now=NOW, stream=name) for name in names)
+        )
+        server = shared_redis()
+        before = {name: server.executed(name) for name in ("info", "xlen", "hget", "hkeys")}
+
+        await store.append(of, Draft(b"x"), now=NOW, stream=StreamName("post-new"))
+
+        for name, count in before.items():
+            # Telling what was executed is an INFO itself.
+            most = 1 + len(before) if name == "info" else 10
+            assert server.executed(name) - count <= most, name
+
+
+async def test_streams_that_an_older_version_left_give_back_their_room_too() -> None:
+    """It kept no list of them."""
+    async with opened(max_age=50) as store:
+        of = (await store.create(Mode.TRANSPORT, ANONYMOUS, peer=None, now=NOW)).session_id
+        for number in range(60):
+            stream = StreamName(f"post-{number}")
+            await store.append(of, Draft(b"x"), now=NOW, stream=stream)
+        key = store_key(store, of)
+        await asked(store, "DEL", f"{key}:r")
+        await asked(store, "HDEL", key, "listed")
+
+        for number in range(60, 66):
+            stream = StreamName(f"post-{number}")
+            await store.append(of, Draft(b"x"), now=NOW + 51, stream=stream)
+
+        kept = {each.rpartition(":e:")[2] for each in await keys_of(store) if ":e:post" in each}
+        assert kept == {f"post-{number}" for number in range(60, 66)}
+
+
+@pytest.mark.parametrize("broken", ["of another kind", "without a deadline", "no record"])
+async def test_a_session_that_cannot_be_read_stops_no_round_for_the_others(
+    broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever expires and touches goes on with the next, and says that there was one."""
+    async with opened() as store:
+        made = [await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW) for _ in range(4)]
+        first, bad, held, last = [each.session_id for each in made]
+        key = store_key(store, bad)
+        if broken == "of another kind":
+            await asked(store, "SET", key, "x")
+            await store.touch([bad, held], now=NOW + 90)
+        else:
+            field = "mode" if broken == "no record" else "expires"
+            await asked(store, "HSET", key, field, "not one of ours")
+        over = [await store.expire(now=NOW + 100, held=[held], limit=1) for _ in range(3)]
+
+        assert [each.session_id for found in over for each in found] in (
+            [first, last],
+            [last, first],
+        )
+        assert {each for each in await ids(store, [first, held, last])} == {held}
+        assert "session" in caplog.text
+
+
+@pytest.mark.parametrize("by", ["end", "expire"])
+async def test_who_ended_a_session_hears_so_although_its_place_could_not_be_given_up(
+    by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is over: what is at work for it has to end. The place is found by who looks next."""
+    async with opened(max_sessions=1) as store:
+        of = (await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)).session_id
+        await store.subscribe(of, "note://1")
+        call = store._link.call  # pyright: ignore[reportPrivateUsage]
+        died = dies_after(store, 1 if by == "end" else 2)
+
+        if by == "end":
+            ended = [await store.end(of)]
+        else:
+            ended = list(await store.expire(now=NOW + 100, held=(), limit=9))
+
+        assert died() and [each and each.session_id for each in ended] == [of]
+        monkeypatch.setattr(store._link, "call", call)  # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr(redis_module, "IN_FLIGHT", -10)
+        await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)
+        assert await store.subscribers("note://1") == []
+
+
+async def ids(store: RedisStore, session_ids: Sequence[SessionId]) -> list[SessionId]:
+    """Of these sessions, those that are there."""
+    return [each for each in session_ids if await store.load(each, now=NOW) is not None]
+
+
+def store_key(store: RedisStore, session_id: SessionId) -> str:
+    """The key of a session's hash."""
+    return store._key(session_id)  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_a_conversation_does_not_go_by_itself() -> None:

@@ -618,6 +618,24 @@ async def test_a_damaged_file_is_said_to_be(path: Path) -> None:
     assert said and all("damaged" in each for each in said)
 
 
+async def test_a_session_that_cannot_be_read_stops_no_round_for_the_others(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A newer version's, or a row that something else wrote. It is over all the same."""
+    async with opened(path) as store:
+        first, bad, last = [await new(store) for _ in range(3)]
+    other = sqlite3.connect(path)
+    other.execute("UPDATE sessions SET mode = 'newer' WHERE session_id = ?", (bad,))
+    other.commit()
+    other.close()
+    async with opened(path) as store:
+        over = await store.expire(now=NOW + 1_000, held=(), limit=9)
+
+        assert {each.session_id for each in over} == {first, last}
+        assert await sql(store, "SELECT count(*) FROM sessions") == (0,)
+        assert "could not be read" in caplog.text and bad not in caplog.text
+
+
 async def test_response_streams_of_the_process_before_give_back_their_room(path: Path) -> None:
     """Nobody is left who drops them, and their session may go on for days."""
     stock = "SELECT count(*), total(length(payload)) FROM events"

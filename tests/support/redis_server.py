@@ -13,7 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -230,17 +230,23 @@ async def keys_of(store: RedisStore) -> list[str]:
     return [key.decode() for key in await asked(store, "KEYS", "*") if own in key.decode()]
 
 
-def dies_after(store: RedisStore, commands: int) -> None:
-    """From now on the store's process sends that many commands more, and then no other."""
+def dies_after(store: RedisStore, commands: int) -> Callable[[], bool]:
+    """From now on the store's process sends that many commands more, and then no other.
+
+    Returns:
+        Tells whether it wanted to send another one.
+    """
     link = store._link  # pyright: ignore[reportPrivateUsage]
-    call, left = link.call, count(commands, -1)
+    call, left, refused = link.call, count(commands, -1), list[Value]()
 
     async def dying(*command: Value) -> Any:
         if next(left) <= 0:
+            refused.append(command[0])
             raise StoreUnavailable("this process is dead")
         return await call(*command)
 
     link.call = dying
+    return lambda: bool(refused)
 
 
 def sent_by(store: RedisStore) -> list[str]:

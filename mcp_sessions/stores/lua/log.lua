@@ -6,9 +6,15 @@
 
 -- Which history the data set belongs to. A server that was promoted or started again has
 -- another id than before, and may have lost what it acknowledged last.
+local known_incarnation
+
 local function incarnation()
-    local info = redis.pcall('INFO', 'replication')
-    return type(info) == 'string' and string.match(info, 'master_replid:(%x+)') or '?'
+    if not known_incarnation then
+        local info = redis.pcall('INFO', 'replication')
+        known_incarnation = type(info) == 'string' and string.match(info, 'master_replid:(%x+)')
+            or '?'
+    end
+    return known_incarnation
 end
 
 -- Numbers that a log without bound skips after a loss: more than can have been lost.

@@ -48,7 +48,7 @@ end
 
 local function keys()
     local all = { base }
-    for _, suffix in ipairs({ ':u', ':s', ':c', ':d', ':q', ':qf', ':qa' }) do
+    for _, suffix in ipairs({ ':u', ':s', ':c', ':d', ':q', ':qf', ':qa', ':r' }) do
         all[#all + 1] = base .. suffix
     end
     for _, field in ipairs(redis.call('HKEYS', base)) do
@@ -61,8 +61,14 @@ local function keys()
     return all
 end
 
+-- Lua hands over a few thousand values at once and no more, and a session may have more keys.
+local CHUNK = 1000
+
 local function delete()
-    redis.call('UNLINK', unpack(keys()))
+    local all = keys()
+    for first = 1, #all, CHUNK do
+        redis.call('UNLINK', unpack(all, first, math.min(first + CHUNK - 1, #all)))
+    end
 end
 
 -- A key that was just made goes when its session goes.
