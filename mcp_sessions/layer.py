@@ -27,7 +27,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.server.admin import Sessions
 from mcp_sessions.server.capabilities import advertise
-from mcp_sessions.server.changes import Changes
+from mcp_sessions.server.changes import Changes, noting
 from mcp_sessions.server.gates import Gates
 from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
@@ -102,7 +102,6 @@ class SessionLayer:
             self.store,
             self._hub,
             self._publisher,
-            self._changes,
             self.policy,
             clock,
             process=mint_process(),
@@ -345,9 +344,10 @@ class SessionLayer:
             raise ConfigurationError(_NOT_RUNNING)
         # On the server's own bus, if it has one, so that its modern-era listeners hear it;
         # it comes back to the hub from there.
-        if not await self._upstream.publish(method, params):
-            self._changes.announce(method, params)
-        await self._changes.settle()
+        with noting() as announced:
+            if not await self._upstream.publish(method, params):
+                self._changes.announce(method, params)
+        await announced.settled()
 
     # --- inside --------------------------------------------------------------------------------
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import Context, ContextVar
 from typing import Any
 
 from mcp_sessions.core.coalescing import coalescing_key
@@ -36,6 +38,63 @@ _Change = tuple[str, Mapping[str, Any] | None, asyncio.Future[None]]
 """Method, params, and who waits until it was told."""
 
 
+class Announced:
+    """What one request announced, itself or by what it started: its answer waits for that,
+    and for nothing that others announced.
+    """
+
+    __slots__ = ("_is_open", "_newest", "_outer")
+
+    def __init__(self, outer: Announced | None = None) -> None:
+        """Take what it is a part of.
+
+        Args:
+            outer: Waits for the same, too.
+        """
+        self._outer = outer
+        self._newest: asyncio.Future[None] | None = None
+        self._is_open = True
+
+    def add(self, told: asyncio.Future[None]) -> None:
+        """A change was announced. They are told in order, so the newest is told last."""
+        if self._is_open:
+            self._newest = told
+        if self._outer is not None:
+            self._outer.add(told)
+
+    async def settled(self) -> None:
+        """Wait until all that was announced so far is stored. What a task that outlives the
+        request announces later is waited for by nobody.
+        """
+        newest = self._newest
+        if newest is not None and not newest.done():
+            await asyncio.shield(newest)
+        self._is_open, self._newest = False, None
+
+
+_ANNOUNCED: ContextVar[Announced | None] = ContextVar("mcp_sessions_announced", default=None)
+"""Where what is announced is noted: by this task, by what it started, and by a callback of
+the server's own bus that runs inside of either."""
+
+
+def enter_request() -> Announced:
+    """What this task announces from now on, and what it starts."""
+    announced = Announced()
+    _ANNOUNCED.set(announced)
+    return announced
+
+
+@contextmanager
+def noting() -> Generator[Announced]:
+    """What is announced inside, whoever else notes it."""
+    announced = Announced(_ANNOUNCED.get())
+    token = _ANNOUNCED.set(announced)
+    try:
+        yield announced
+    finally:
+        _ANNOUNCED.reset(token)
+
+
 class Changes:
     """Tells what was announced."""
 
@@ -53,30 +112,22 @@ class Changes:
         self._policy = policy
         self._clock = clock
         self._announced: deque[_Change] = deque()
-        self._newest: asyncio.Future[None] | None = None
         self._fan_out: asyncio.Task[None] | None = None
 
     def announce(self, method: str, params: Mapping[str, Any] | None) -> None:
         """A resource or a list of the server changed: tell everyone who is entitled.
 
-        Returns at once; :meth:`settle` waits until every session has its event.
+        Returns at once. Who called :func:`enter_request` or :func:`noting` before can wait
+        until every session has its event.
         """
         told = asyncio.get_running_loop().create_future()
         self._announced.append((method, params, told))
-        self._newest = told
+        announced = _ANNOUNCED.get()
+        if announced is not None:
+            announced.add(told)
         if self._fan_out is None or self._fan_out.done():
-            self._fan_out = asyncio.create_task(self._tell_everyone())
-
-    async def settle(self) -> None:
-        """Wait until all that was announced until now is stored.
-
-        A handler's answer waits for it, so that whoever has the answer can rely on the
-        change being in the sessions' logs. It does not wait for what is announced later:
-        where something changes all the time, nobody would ever be answered.
-        """
-        newest = self._newest
-        if newest is not None and not newest.done():
-            await asyncio.shield(newest)
+            # In a context of its own: it is no part of the request that came first.
+            self._fan_out = asyncio.create_task(self._tell_everyone(), context=Context())
 
     async def _tell_everyone(self) -> None:
         while self._announced:

@@ -24,7 +24,7 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import RequestKey, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.calls import PendingCalls, may_ask
-from mcp_sessions.server.changes import Changes
+from mcp_sessions.server.changes import enter_request
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.handle import SessionHandle, enter_session
 from mcp_sessions.server.hub import Hub
@@ -53,7 +53,6 @@ class Host:
         store: SessionStore,
         hub: Hub,
         publisher: Publisher,
-        changes: Changes,
         policy: SessionPolicy,
         clock: Callable[[], float],
         *,
@@ -75,7 +74,6 @@ class Host:
 
         self._store = store
         self._publisher = publisher
-        self._changes = changes
         self._policy = policy
         self._stamp = stamp
         self._running: dict[RunningRequest, None] = {}
@@ -263,6 +261,7 @@ class Host:
         close_peer: bool,
     ) -> None:
         enter_session(handle)
+        announced = enter_request()
         request = running.request
         result: dict[str, Any] | None = None
         error: dict[str, Any] | None = None
@@ -290,7 +289,7 @@ class Host:
             except (SessionsError, TypeError) as failed:
                 logger.error("session.state could not be stored: %s", failed)
                 result, error = None, error_body(INTERNAL_ERROR, "Internal error")
-        await self._changes.settle()
+        await announced.settled()
         await self._finish(running, result, error)
 
     async def _finish(

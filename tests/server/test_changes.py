@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from mcp_sessions import SessionLayer
 from mcp_sessions.errors import ConfigurationError
 from tests.support.raw import Json, event_ids, in_session, text_of, uris
 from tests.support.virtual_time import cycles
@@ -137,3 +138,72 @@ async def test_a_thousand_sessions_hear_of_a_change_and_others_run_meanwhile() -
         assert not telling.done()
         await telling
         assert text_of(await sent.result()) == "x"
+
+
+async def test_an_answer_waits_for_its_own_changes_only() -> None:
+    """Rule: "every change that its handler announced": thousands of sessions that hear of
+    another's change are nothing to who calls meanwhile.
+    """
+    async with world() as w:
+        w.box.tools["touch"] = touch = _Touch(w.layer)
+        for _ in range(2_000):
+            session = (await w.client().start())["sessionId"]
+            await w.client().result(
+                "resources/subscribe", {"uri": "a:1", "_meta": in_session(session)}
+            )
+        client, other = await w.connected(), await w.connected()
+        touching = client.call("touch", uri="a:1")
+        await touch.announced.wait()
+
+        assert await other.text("echo", text="x") == "x"
+
+        assert not touching.reply.ended
+        assert text_of(await touching.result()) == "touched"
+
+
+async def test_an_answer_waits_for_what_its_handler_started() -> None:
+    """A change that a task of the handler's announces before it returns is in the logs, too; one
+    that such a task announces afterwards keeps nobody waiting.
+    """
+    async with world() as w:
+        left = asyncio.Event()
+        tasks: list[asyncio.Task[None]] = []
+
+        async def touch(ctx: Ctx, arguments: Json) -> str:
+            tasks.append(asyncio.create_task(w.layer.notify_resource_updated("a:1")))
+
+            async def later() -> None:
+                await left.wait()
+                await w.layer.notify_resource_updated("a:1")
+
+            tasks.append(asyncio.create_task(later()))
+            await asyncio.sleep(0)
+            return "touched"
+
+        w.box.tools["touch"] = touch
+        started = await w.client().start()
+        session = started["sessionId"]
+        await w.client().result("resources/subscribe", {"uri": "a:1", "_meta": in_session(session)})
+        client = await w.connected()
+        await client.text("touch", uri="a:1")
+
+        resumed = await client.resume(session, started["sessionEventId"])
+
+        assert resumed["replayed"] == 1
+        left.set()
+        await asyncio.gather(*tasks)
+
+
+class _Touch:
+    """A tool that announces a change, and says when it did."""
+
+    def __init__(self, layer: SessionLayer) -> None:
+        self._layer = layer
+        self.announced = asyncio.Event()
+
+    async def __call__(self, ctx: Ctx, arguments: Json) -> str:
+        self._layer._changes.announce(  # pyright: ignore[reportPrivateUsage]
+            "notifications/resources/updated", {"uri": arguments["uri"]}
+        )
+        self.announced.set()
+        return "touched"
