@@ -1,6 +1,7 @@
 """The main job, told as a story: a connection is cut, 50 things change, nothing is missed.
 
     ./scripts/demo                                     # sets up what it needs, then runs this
+    ./scripts/demo --picture docs/demo.svg             # and draws what it showed
     python scripts/demo.py [examples/notes_server.py]  # in an environment that has it all
 
 A notes server runs in a process of its own. In the first act the client is plain HTTP and
@@ -13,6 +14,7 @@ of it, and if one failed the exit status is 1.
 import argparse
 import asyncio
 import random
+import re
 import sys
 import tempfile
 import time
@@ -369,8 +371,13 @@ def main() -> int:
     parser.add_argument(
         "target", nargs="?", default=str(ROOT / "examples" / "notes_server.py"), help="the server"
     )
-    target = parser.parse_args().target
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the terminal")
+    arguments = parser.parse_args()
+    target: str = arguments.target
+    picture: Path | None = arguments.picture
     console = Console(soft_wrap=True)
+    if picture is not None:
+        console = Console(width=84, record=True)
     story = Story()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mcp-sessions-demo-") as name:
@@ -385,7 +392,16 @@ def main() -> int:
             line(console, f"{type(error).__name__}: {error}")
             line(console, log_of(directory)[-2000:])
     line(console, f"\nTold in {time.monotonic() - started:.1f} s.")
-    return 0 if report(story, console) else 1
+    passed = report(story, console)
+    if picture is not None:
+        picture.write_text(drawn(console), "utf-8")
+    return 0 if passed else 1
+
+
+def drawn(console: Console) -> str:
+    """What a console recorded, as an SVG that loads nothing from anywhere."""
+    svg = console.export_svg(title="./scripts/demo", unique_id="demo")
+    return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
 
 
 if __name__ == "__main__":

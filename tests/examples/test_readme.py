@@ -1,4 +1,4 @@
-"""What the README shows is run: its shell walk-through, its Python, its tables."""
+"""What the README and docs/ show is run: the shell walk-through, the Python, the tables."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,18 @@ from mcp_sessions.errors import InvalidReason, Refusal, SessionsError, WireError
 from mcp_sessions.policy import SessionPolicy
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def blocks(language: str) -> list[str]:
-    """The code blocks of one language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def page(name: str) -> str:
+    """One page, by its path in the repository."""
+    return (ROOT / name).read_text()
 
 
-def section(title: str) -> str:
-    """What stands under one heading."""
-    return README.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+def blocks(text: str, language: str) -> list[str]:
+    """The code blocks of one language, in order; one in a list is indented."""
+    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(code) for _, code in found]
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +62,11 @@ def notes_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_the_walk_through_with_curl_ends_with_one_update_not_three(notes_url: str) -> None:
-    """README, "With curl"."""
+    """docs/wire.md, "With curl"."""
     for tool in ("bash", "curl", "jq"):
         if shutil.which(tool) is None:
             pytest.fail(f"missing: {tool}, which the README's walk-through uses")
-    (script,) = blocks("bash")
+    (script,) = blocks(page("docs/wire.md"), "bash")
 
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
@@ -81,12 +83,13 @@ def test_the_walk_through_with_curl_ends_with_one_update_not_three(notes_url: st
     assert done.stdout.count('"sessionEventId"') >= 2
 
 
-def test_the_python_of_the_readme_is_python() -> None:
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_the_python_of_every_page_is_python(path: Path) -> None:
     """Every block compiles; ``await`` at the top stands for a coroutine around it."""
-    for block in blocks("python"):
+    for block in blocks(path.read_text(), "python"):
         compile(
             "async def shown():\n" + "\n".join("    " + line for line in block.splitlines()),
-            "README.md",
+            path.name,
             "exec",
         )
 
@@ -94,18 +97,18 @@ def test_the_python_of_the_readme_is_python() -> None:
 def test_the_one_line_makes_an_application() -> None:
     """README, "The one line"."""
     shown: dict[str, Any] = {}
-    exec(blocks("python")[0], shown)
+    exec(blocks(page("README.md"), "python")[0], shown)
 
     assert callable(shown["app"])
 
 
 @pytest.mark.parametrize(
-    ("policy", "title"),
-    [(SessionPolicy, "Limits"), (ReconnectPolicy, "A client that comes back by itself")],
+    ("policy", "name"),
+    [(SessionPolicy, "docs/limits.md"), (ReconnectPolicy, "docs/clients.md")],
 )
-def test_every_limit_is_in_the_table_with_its_default(policy: type[Any], title: str) -> None:
-    """README, "Limits", and the client's own."""
-    lines = section(title).splitlines()
+def test_every_limit_is_in_the_table_with_its_default(policy: type[Any], name: str) -> None:
+    """The server's limits, and the client's own."""
+    lines = page(name).splitlines()
     for limit in dataclasses.fields(policy):
         row = next(line for line in lines if f"`{limit.name}`" in line and line.startswith("|"))
         if isinstance(limit.default, (int, float)):
@@ -113,21 +116,28 @@ def test_every_limit_is_in_the_table_with_its_default(policy: type[Any], title: 
 
 
 def test_every_error_on_the_wire_is_in_the_table() -> None:
-    """README, "Errors": codes, reasons, and the classes that are raised in Python."""
+    """docs/limits.md, "Errors": codes and reasons."""
+    text = page("docs/limits.md")
 
     def below(kind: type[SessionsError]) -> set[type[SessionsError]]:
         return {kind, *(deeper for child in kind.__subclasses__() for deeper in below(child))}
 
     codes = {str(error.code) for error in below(SessionsError) if issubclass(error, WireError)}
     for code in codes - {"-32603"}:
-        assert f"`{code}`" in README, code
+        assert f"`{code}`" in text, code
     for reason in [*InvalidReason, *Refusal]:
-        assert f"`{reason.value}`" in README, reason
+        assert f"`{reason.value}`" in text, reason
 
 
-def test_every_file_that_the_readme_names_is_there() -> None:
-    """Links into the repository, and the two commands."""
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
-        assert (ROOT / link).exists(), link
-    for command in ("scripts/demo", "scripts/test"):
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_file_that_a_page_links_to_is_there(path: Path) -> None:
+    """Links into the repository. ``scripts/docs`` checks those to headings, too."""
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text()):
+        assert (path.parent / link).exists(), link
+
+
+def test_the_commands_of_the_readme_can_be_run() -> None:
+    """README, "Two commands", and the site's."""
+    for command in ("scripts/demo", "scripts/test", "scripts/docs"):
+        assert f"./{command}" in page("README.md")
         assert os.access(ROOT / command, os.X_OK)

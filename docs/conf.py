@@ -1,0 +1,34 @@
+"""How the documentation is built: ``scripts/docs``, or ``sphinx-build -W -c docs . OUT``.
+
+The source is the repository, so that a link to a file beside ``docs/`` holds here too.
+"""
+
+from pygments.lexers.special import TextLexer
+from sphinx.highlighting import lexers
+
+from mcp_sessions import __version__
+
+project = "mcp-sessions"
+author = "The mcp-sessions authors"
+copyright = "The mcp-sessions authors"
+release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "docs/index"
+include_patterns = ["docs/**", "spec/*.md", "conformance/README.md", "examples/**/*.md", "C*.md"]
+html_theme = "furo"
+html_title = "mcp-sessions"
+
+# The specification's diagrams are drawn by code hosts; here their source is shown.
+lexers["mermaid"] = TextLexer()
+# A clause stands under its group, wherever that is.
+suppress_warnings = ["myst.header"]
+
+# Headings can be linked to by the names that code hosts give them.
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+# The types of signatures are of other packages, or documented where they are defined.
+nitpicky = False
