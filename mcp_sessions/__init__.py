@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mcp_sessions.client.jar import FileJar
-    from mcp_sessions.client.outcome import ResumeOutcome
+    from mcp_sessions.client.outcome import KnownSession, ResumeOutcome
     from mcp_sessions.client.policy import ReconnectPolicy
     from mcp_sessions.client.sdk import ResumableTransport, is_outcome_unknown
     from mcp_sessions.client_transport import resumable
@@ -56,6 +56,7 @@ __all__ = [
     "ConfigurationError",
     "DataConflict",
     "FileJar",
+    "KnownSession",
     "LimitReached",
     "Principal",
     "ReconnectPolicy",
@@ -83,6 +84,7 @@ _DEFINED_IN = {
     "ConfigurationError": "mcp_sessions.errors",
     "DataConflict": "mcp_sessions.errors",
     "FileJar": "mcp_sessions.client.jar",
+    "KnownSession": "mcp_sessions.client.outcome",
     "LimitReached": "mcp_sessions.errors",
     "Principal": "mcp_sessions.principal",
     "ReconnectPolicy": "mcp_sessions.client.policy",

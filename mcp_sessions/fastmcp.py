@@ -22,7 +22,7 @@ from mcp import ClientSession
 
 from mcp_sessions import client_transport
 from mcp_sessions.client.jar import Jar
-from mcp_sessions.client.outcome import OnResume, ResumeOutcome
+from mcp_sessions.client.outcome import KnownSession, OnResume, ResumeOutcome
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.sdk import ResumableTransport
 
@@ -51,6 +51,11 @@ class ResumableClientTransport(ClientTransport):
             options.session_class(read, write, **session_kwargs) as session,
         ):
             yield session
+
+    @property
+    def session(self) -> KnownSession | None:
+        """See `ResumableTransport.session`."""
+        return self._transport.session
 
     async def move_to(self, url: str) -> ResumeOutcome:
         """See `ResumableTransport.move_to`."""

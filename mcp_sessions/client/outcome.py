@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,26 @@ class ResumeOutcome:
 
     is_over: bool = False
     """The transport stopped and does not come back by itself (``taken_over``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSession:
+    """A session as its client knows it. It may be logged: its text has no credential in it."""
+
+    session_id: str = field(repr=False)
+    """A credential where there is no other: do not log it."""
+
+    digest: str
+    """Names the session in logs, on either side; of no use to who reads it there."""
+
+    expires_at: str | None
+    """ISO 8601; None: the server did not say."""
+
+    last_event_id: str | int | None
+    """The last event that the application was given, or where its events begin."""
+
+    is_resumable: bool
+    """It survives its connection. False: it is only named in each request."""
 
 
 OnResume = Callable[[ResumeOutcome], Awaitable[None] | None]

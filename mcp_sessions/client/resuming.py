@@ -34,7 +34,7 @@ from mcp_sessions.client.exchange import Exchanges
 from mcp_sessions.client.jar import JarSlot, SavedSession
 from mcp_sessions.client.keeper import SessionKeeper
 from mcp_sessions.client.listener import Listener
-from mcp_sessions.client.outcome import OnResume, ResumeOutcome
+from mcp_sessions.client.outcome import KnownSession, OnResume, ResumeOutcome
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.recovery import Recovery
 from mcp_sessions.client.requests import Pending
@@ -44,6 +44,7 @@ from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import RequestId, meta_of
 from mcp_sessions.core.resume import event_id_of, says_session_not_found
 from mcp_sessions.errors import SESSION_DETACHED, SESSION_NOT_FOUND
+from mcp_sessions.ids import digest
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,8 @@ class ResumingClient:
         self._slot = slot
         self._jar_content: SavedSession | None = None
         self._finished = anyio.Event()
+        self._names_sessions = False
+        """The application speaks of sessions of its own."""
 
     # --- lifetime ----------------------------------------------------------------------------
 
@@ -150,6 +153,21 @@ class ResumingClient:
         """See `Recovery.move_to`."""
         return await self._recovery.move_to(dialer)
 
+    @property
+    def session(self) -> KnownSession | None:
+        """The session; None: there is none now."""
+        keeper = self._at.keeper
+        session = keeper.session
+        if session is None:
+            return None
+        return KnownSession(
+            session.session_id,
+            digest(session.session_id),
+            session.expires_at,
+            keeper.follower.position,
+            session.resumable,
+        )
+
     # --- from the application ------------------------------------------------------------------
 
     async def take(self, message: Json, headers: Mapping[str, str]) -> None:
@@ -175,6 +193,8 @@ class ResumingClient:
             keeper.abilities = None
         elif keeper.initialize is None:
             keeper.envelope = wire.envelope_of(message) or keeper.envelope
+        if message["method"] in wire.OUR_METHODS or wire.names_own_session(message):
+            self._names_sessions = True
         pending = Pending(message["id"], message, headers, at.clock())
         at.requests.add(pending)
         if at.phase is Phase.FRESH and not await self._recovery.open_first(pending):
@@ -259,6 +279,8 @@ class ResumingClient:
             await at.deliver(message)
             return
         event_id = event_id_of(params, session.session_id)
+        if event_id is not None or not self._names_sessions:
+            message = wire.without_session(message)
         if event_id is not None:
             if not at.keeper.follower.admits(event_id):
                 return
@@ -306,6 +328,8 @@ class ResumingClient:
         elif result is not None and keeper.session is None:
             keeper.lives.used()
         at.progressed()
+        if pending.session_id is not None:
+            message = wire.without_session(message)
         if at.requests.done(pending):
             await at.deliver({**message, "id": pending.app_id})
 

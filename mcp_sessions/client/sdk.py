@@ -34,7 +34,7 @@ from mcp_sessions.client.dialer import (
     Received,
 )
 from mcp_sessions.client.jar import Jar
-from mcp_sessions.client.outcome import OnResume, ResumeOutcome
+from mcp_sessions.client.outcome import KnownSession, OnResume, ResumeOutcome
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.resuming import ResumingClient
 from mcp_sessions.core.messages import RequestId
@@ -108,6 +108,15 @@ class ResumableTransport(AbstractAsyncContextManager[Streams]):
         if entered is None:
             raise RuntimeError("this transport was not entered")
         return await entered.__aexit__(exc_type, exc, traceback)
+
+    @property
+    def session(self) -> KnownSession | None:
+        """The session; None: there is none now, or the server has no sessions.
+
+        Results and notifications do not speak of it: they are as the server's handlers made
+        them.
+        """
+        return self._client.session if self._client is not None else None
 
     async def move_to(self, url: str) -> ResumeOutcome:
         """Take the session to another address of the same server, also while calls run.

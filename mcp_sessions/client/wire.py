@@ -22,6 +22,7 @@ from mcp_sessions.core.messages import (
     error_body,
     meta_of,
 )
+from mcp_sessions.core.messages import without_session as without_session_members
 from mcp_sessions.core.resume import EventId, SessionView
 from mcp_sessions.errors import INVALID_PARAMS
 
@@ -111,6 +112,22 @@ def stamped(
         if isinstance(capabilities, dict):
             added[CLIENT_CAPABILITIES_META] = declaring(cast("Json", capabilities))
     return {**with_meta(message, added), "id": wire_id}
+
+
+def without_session(message: Json) -> Json:
+    """A message of the server as the application sees it: without the session's ``_meta`` and
+    an event's id, which are for us. Whatever else it holds stays as it is.
+    """
+    name = "params" if "method" in message else "result"
+    members = message.get(name)
+    if not isinstance(members, dict):
+        return message
+    left = without_session_members(cast("Json", members)) or {}
+    if name == "params":
+        left = {member: value for member, value in left.items() if member != "sessionEventId"}
+        if not left:
+            return {member: value for member, value in message.items() if member != "params"}
+    return {**message, name: left}
 
 
 def names_own_session(message: Json) -> bool:

@@ -268,6 +268,20 @@ def progress_token(params: Mapping[str, Any] | None) -> RequestId | None:
     return None
 
 
+def without_session(params: dict[str, Any] | None) -> dict[str, Any] | None:
+    """``params`` without what stands there for this layer alone: session, ``state`` and request
+    key. They are credentials or mean nothing to anybody else.
+
+    Other members of ``_meta`` stay as they are; an ``_meta`` that held no others is gone.
+    """
+    meta = meta_of(params)
+    if params is None or meta is None or not (SESSION_META in meta or REQUEST_KEY_META in meta):
+        return params
+    others = {k: v for k, v in meta.items() if k not in (SESSION_META, REQUEST_KEY_META)}
+    left = {name: value for name, value in params.items() if name != "_meta"}
+    return {**left, "_meta": others} if others else left
+
+
 # --- what goes out -----------------------------------------------------------------------
 
 

@@ -13,7 +13,13 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from mcp_sessions.core.log import Draft
-from mcp_sessions.core.messages import error_body, error_outcome, result_outcome, wire_error
+from mcp_sessions.core.messages import (
+    error_body,
+    error_outcome,
+    result_outcome,
+    wire_error,
+    without_session,
+)
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
     OutcomeUnknown,
@@ -266,7 +272,9 @@ class Host:
         result: dict[str, Any] | None = None
         error: dict[str, Any] | None = None
         try:
-            result = await peer.request(running, request.method, request.params)
+            # A handler is not told the credential by which its client names the session.
+            seen = without_session(request.params)
+            result = await peer.request(running, request.method, seen)
         except UpstreamError as failed:
             error = failed.error
         except Exception:

@@ -22,6 +22,7 @@ from mcp_sessions.core.messages import (
     request_key,
     result_message,
     wire_error,
+    without_session,
 )
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import (
@@ -211,7 +212,7 @@ class Router:
         call.request_id = None
 
         async def notify() -> None:
-            await peer.notify(call, method, params)
+            await peer.notify(call, method, without_session(params))
             if inbound.connection is None or inbound.modern:
                 await peer.close()
 

@@ -1,5 +1,6 @@
 """``mcp_sessions.core.messages``: what is read is understood or refused, what is written right."""
 
+import copy
 import json
 from typing import Any, cast
 
@@ -36,6 +37,7 @@ from mcp_sessions.core.messages import (
     result_outcome,
     session_id_member,
     wire_error,
+    without_session,
 )
 from mcp_sessions.errors import InvalidParams, LimitReached, SessionDetached
 from mcp_sessions.ids import Position, SessionEventId, SessionId, log_epoch
@@ -243,6 +245,25 @@ def test_any_request_key_is_a_key_or_invalid(value: Any) -> None:
         assert not isinstance(value, str) or not value
     else:
         assert key == value
+
+
+@given(st.none() | PARAMS | OBJECTS)
+def test_what_a_handler_sees_names_no_session_and_no_key_and_has_all_else(
+    params: dict[str, Any] | None,
+) -> None:
+    """The credential and the sealed state are the layer's business."""
+    before = copy.deepcopy(params)
+    seen = without_session(params)
+    assert params == before
+    meta, seen_meta = meta_of(params) or {}, meta_of(seen) or {}
+    ours = {SESSION_META, REQUEST_KEY_META}
+    assert seen_meta == {name: value for name, value in meta.items() if name not in ours}
+    if not ours & meta.keys():
+        assert seen is params
+    else:
+        assert seen is not None and params is not None
+        assert ("_meta" in seen) == bool(seen_meta)
+        assert {**seen, "_meta": None} == {**params, "_meta": None}
 
 
 def test_a_session_is_named_in_the_metadata_and_nowhere_else() -> None:
