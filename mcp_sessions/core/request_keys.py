@@ -71,6 +71,9 @@ class KeyedRequest:
     scopes: frozenset[str] = frozenset()
     """Those of the credential that began it."""
 
+    run: str = ""
+    """Which sending of its runner's recorded it; empty: unknown."""
+
 
 def content_digest(method: str, params: Mapping[str, Any] | None) -> bytes:
     """What makes two requests the same: method and params, but for ``_meta``.
@@ -137,8 +140,14 @@ class RequestKeys:
         runner: str,
         now: float,
         scopes: frozenset[str] = frozenset(),
+        run: str = "",
+        instead_of: str = "",
     ) -> tuple[Begun, KeyedRequest | None]:
         """Record ``key`` before its handler starts, or say what is known of it.
+
+        Args:
+            instead_of: A run that never began and never will: its key is recorded anew. Empty:
+                none.
 
         Returns:
             ``FIRST`` with the new entry; ``OTHER_CONTENT`` if the key is known with another
@@ -152,11 +161,14 @@ class RequestKeys:
                 return Begun.OTHER_CONTENT, known
             if not known.scopes <= scopes:
                 return Begun.FEWER_SCOPES, known
+            if known.state is KeyState.RUNNING and instead_of and known.run == instead_of:
+                known.runner, known.run, known.at, known.scopes = runner, run, now, scopes
+                return Begun.FIRST, known
             return Begun(known.state.value), known
         cost = key_cost(key)
         if not self._make_room(cost):
             return Begun.FULL, None
-        entry = self._known[key] = KeyedRequest(digest, runner, now, scopes=scopes)
+        entry = self._known[key] = KeyedRequest(digest, runner, now, scopes=scopes, run=run)
         self._bytes += cost
         return Begun.FIRST, entry
 

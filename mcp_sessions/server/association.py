@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.core.messages import NotNamed, Request, named_session, request_key
-from mcp_sessions.core.request_keys import content_digest
+from mcp_sessions.core.request_keys import Begun, content_digest
 from mcp_sessions.errors import (
     InvalidReason,
     InvalidRequest,
@@ -72,6 +72,7 @@ class Associations:
         request: Request | None,
         *,
         keyed: bool = True,
+        instead_of: str = "",
     ) -> Association:
         """Rules 1 to 3.
 
@@ -80,6 +81,7 @@ class Associations:
             inbound: Where it came from.
             request: Record its key, if it has one; None: a notification, which has none.
             keyed: False: a key is ignored.
+            instead_of: See :class:`~mcp_sessions.stores.base.KeyUse`.
 
         Raises:
             InvalidParams, SessionNotFound, SessionDetached, InvalidRequest
@@ -91,7 +93,7 @@ class Associations:
             opened = await self._methods.check_token(params, named, inbound)
             if not self._store.remembers:
                 key = None
-            admitted = await self.admit(named, inbound, request, key)
+            admitted = await self.admit(named, inbound, request, key, instead_of=instead_of)
             if opened is not None and not self._store.remembers:
                 admitted.record.state, admitted.record.state_version = opened
             if admitted.record.mode is not Mode.PROTOCOL:
@@ -112,7 +114,12 @@ class Associations:
         if exempt and not await self._is_alive(current, inbound):
             return Association(None)
         admitted = await self.admit(
-            current.session_id, inbound, request, key, current.fencing_epoch
+            current.session_id,
+            inbound,
+            request,
+            key,
+            current.fencing_epoch,
+            instead_of=instead_of,
         )
         if admitted.displaced:
             raise SessionDetached
@@ -125,8 +132,11 @@ class Associations:
         request: Request | None,
         key: RequestKey | None,
         fencing_epoch: FencingEpoch | None = None,
+        *,
+        instead_of: str = "",
     ) -> Admitted:
-        """Let a message into a session, as :meth:`of` does.
+        """Let a message into a session, as :meth:`of` does. The run of a key that is recorded
+        now is settled by who begins it.
 
         Raises:
             SessionNotFound: It is not there, or not the sender's.
@@ -141,7 +151,8 @@ class Associations:
         use = None
         if key is not None and request is not None:
             digest = content_digest(request.method, request.params)
-            use = KeyUse(key, digest, self._host.process, inbound.principal.scopes)
+            scopes, run = inbound.principal.scopes, self._host.runs.mint()
+            use = KeyUse(key, digest, self._host.process, scopes, run, instead_of)
         admitted = await self._store.admit(
             session_id,
             inbound.principal,
@@ -151,9 +162,25 @@ class Associations:
             fencing_epoch=fencing_epoch,
             key=use,
         )
+        if use is not None and (admitted is None or admitted.key is not Begun.FIRST):
+            self._host.runs.settle(use.run)
         if admitted is None:
             raise SessionNotFound(session_id)
         return admitted
+
+    async def session_of(self, params: dict[str, Any] | None, inbound: Inbound) -> SessionId | None:
+        """The session that :meth:`of` would let a request into; None: none.
+
+        Raises:
+            InvalidParams: What names it is malformed.
+        """
+        named = named_session(params)
+        if not isinstance(named, NotNamed):
+            return named
+        if inbound.connection is None or inbound.modern or named is NotNamed.NULL:
+            return None
+        current = await inbound.current()
+        return current.session_id if current is not None else None
 
     async def _is_alive(self, current: CurrentSession, inbound: Inbound) -> bool:
         record = await self._store.load(current.session_id, now=self._clock())

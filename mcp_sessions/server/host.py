@@ -36,6 +36,7 @@ from mcp_sessions.server.handle import SessionHandle, enter_session
 from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.publisher import Publisher
 from mcp_sessions.server.running import Carrier, RunningRequest
+from mcp_sessions.server.runs import Runs
 from mcp_sessions.server.upstream import UpstreamError, UpstreamPeer
 from mcp_sessions.stores.base import SessionRecord, SessionStore
 
@@ -75,6 +76,7 @@ class Host:
         self.process = process
         shared = store.exchange is not None
         self.calls = PendingCalls(process if shared else None)
+        self.runs = Runs()
         self.draining = False
         """No request is begun any more."""
 
@@ -120,12 +122,16 @@ class Host:
         key: RequestKey | None,
         handle: SessionHandle | None,
         close_peer: bool = False,
+        run: str | None = None,
     ) -> RunningRequest:
         """Run a request in a task of its own; the answer goes to its carriers.
 
         Args:
             close_peer: The peer was made for this request alone.
+            run: Of a request with a key: the run that recorded it.
         """
+        if run is not None:
+            self.runs.settle(run)
         running = RunningRequest(carrier, record, key, self)
         self._running[running] = None
         for session_id in self._sessions_of(running):
@@ -142,6 +148,9 @@ class Host:
         running.task = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if not carrier.inbound.channel.is_open:
+            # It closed while the request was let in, when nobody listened for that yet.
+            self._closed(running, carrier)
         return running
 
     async def join(self, running: RunningRequest, carrier: Carrier) -> None:
@@ -294,6 +303,10 @@ class Host:
         if result is not None and handle is not None:
             try:
                 running.record = await handle.store_state() or running.record
+            except StoreUnavailable as failed:
+                # Its handler is done, and whether its state is stored nobody knows (KEY11).
+                logger.error("session.state may not be stored: %s", failed)
+                result, error = None, wire_error(OutcomeUnknown())
             except (SessionsError, TypeError) as failed:
                 logger.error("session.state could not be stored: %s", failed)
                 result, error = None, error_body(INTERNAL_ERROR, "Internal error")
@@ -317,11 +330,17 @@ class Host:
             # The handler ran. Whoever still listens gets the answer; who asks again later
             # hears that the outcome is unknown.
             logger.exception("the outcome of %s could not be stored", running.request.method)
-        # Until here the same request, sent again, could join: the store did not know better.
-        self._forget_carriers(running)
+        finally:
+            # Until here the same request, sent again, could join: the store did not know better.
+            self._forget_carriers(running)
         for carrier in running.carriers:
             message, code = self._written(running, carrier, result, error)
-            await carrier.inbound.channel.answer(message, code=code)
+            try:
+                await carrier.inbound.channel.answer(message, code=code)
+            except StoreUnavailable as failed:
+                # It was told; what the store keeps of its stream is looked after there. The
+                # other senders are owed the answer all the same (KEY5).
+                logger.error("a response stream was not put away: %s", failed)
 
     def _written(
         self,

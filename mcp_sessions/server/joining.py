@@ -34,6 +34,7 @@ _MOST = 1_000
 
 Admit = Callable[[Carrier, SessionId, RequestKey], Awaitable[Admitted]]
 Answer = Callable[[Carrier, Admitted], Awaitable[None]]
+BeginAnew = Callable[[Carrier, SessionId, str], Awaitable[None]]
 
 
 class FarChannel:
@@ -81,15 +82,26 @@ class FarChannel:
 class _Join:
     """One sending of a request that runs elsewhere."""
 
-    def __init__(self, carrier: Carrier, session_id: SessionId, key: RequestKey, runner: str):
+    def __init__(
+        self,
+        carrier: Carrier,
+        session_id: SessionId,
+        key: RequestKey,
+        runner: str,
+        run: str | None,
+    ) -> None:
         self.carrier = carrier
         self.session_id = session_id
         self.key = key
         self.runner = runner
+        self.run = run
         self.messages: deque[bytes] = deque()
         self.news = asyncio.Event()
         self.is_over = False
         """The runner has no more to say."""
+
+        self.never_began = False
+        """The runner recorded the key, began nothing under it, and never will."""
 
 
 class Joining:
@@ -102,7 +114,8 @@ class Joining:
         *,
         admit: Admit,
         answer: Answer,
-        begins: Callable[[RequestKey], asyncio.Lock],
+        begins: Callable[[SessionId, RequestKey], asyncio.Lock],
+        begin_anew: BeginAnew,
     ) -> None:
         """Take what it works with.
 
@@ -112,12 +125,14 @@ class Joining:
             admit: Asks the store for the key of a carrier's request once more.
             answer: Answers a carrier with what was kept.
             begins: Held while a request with that key is being begun here.
+            begin_anew: Serves a request here in place of a run that never began.
         """
         self._replicas = replicas
         self._host = host
         self._admit = admit
         self._answer = answer
         self._begins = begins
+        self._begin_anew = begin_anew
         self._joins: dict[str, _Join] = {}
         self._by_request: dict[tuple[ConnectionId, RequestId], _Join] = {}
         self._channels: dict[str, FarChannel] = {}
@@ -129,9 +144,16 @@ class Joining:
 
     # --- where the request was sent again ----------------------------------------------------
 
-    def begin(self, carrier: Carrier, session_id: SessionId, key: RequestKey, runner: str) -> None:
+    def begin(
+        self,
+        carrier: Carrier,
+        session_id: SessionId,
+        key: RequestKey,
+        runner: str,
+        run: str | None,
+    ) -> None:
         """Answer a carrier when ``runner`` did, with what comes until then."""
-        join = _Join(carrier, session_id, key, runner)
+        join = _Join(carrier, session_id, key, runner, run)
         self._host.spawn(self._wait(join))
 
     def of_request(self, connection_id: ConnectionId, request_id: RequestId) -> _Join | None:
@@ -146,6 +168,31 @@ class Joining:
 
     async def _wait(self, join: _Join) -> None:
         carrier = join.carrier
+        try:
+            await self._until_over(join)
+            if join.never_began:
+                await self._begin_here(join)
+        except asyncio.CancelledError:
+            await self._fail(carrier, OutcomeUnknown())
+            raise
+        except SessionNotFound as over:
+            # It was begun, so it is not one to send again in another session.
+            await self._fail(carrier, over, started=True)
+        except WireError as refused:
+            await self._fail(carrier, refused)
+
+    async def _begin_here(self, join: _Join) -> None:
+        while True:
+            try:
+                await self._begin_anew(join.carrier, join.session_id, join.run or "")
+            except StoreUnavailable:
+                logger.warning("the store is away; a request that never began waits for it")
+                await asyncio.sleep(_ASK_EVERY)
+            else:
+                return
+
+    async def _until_over(self, join: _Join) -> None:
+        carrier = join.carrier
         inbound, request = carrier.inbound, carrier.request
         name = mint_request_id()
         self._joins[name] = join
@@ -157,16 +204,8 @@ class Joining:
         channel.on_reopened = lambda: self._tell_heard(join, name, is_open=True)
         try:
             await self._ask_to_join(join, name)
-            while not await self._went_on(join):
+            while not await self._went_on(join, name):
                 continue
-        except asyncio.CancelledError:
-            await self._fail(carrier, OutcomeUnknown())
-            raise
-        except SessionNotFound as over:
-            # It was begun, so it is not one to send again in another session.
-            await self._fail(carrier, over, started=True)
-        except WireError as refused:
-            await self._fail(carrier, refused)
         finally:
             del self._joins[name]
             if here is not None and self._by_request.get(here) is join:
@@ -184,8 +223,8 @@ class Joining:
         else:
             await self._replicas.tell("join", to=join.runner, **_joined(join, name))
 
-    async def _went_on(self, join: _Join) -> bool:
-        """One step; whether the request is answered.
+    async def _went_on(self, join: _Join, name: str) -> bool:
+        """One step; whether the request is answered, or has to be begun here.
 
         Raises:
             WireError: It never will be.
@@ -194,10 +233,13 @@ class Joining:
             async with asyncio.timeout(_ASK_EVERY):
                 await join.news.wait()
         except TimeoutError:
-            pass
+            # The first word to the runner may be lost.
+            await self._ask_to_join(join, name)
         join.news.clear()
         while join.messages:
             await join.carrier.inbound.channel.emit(join.messages.popleft())
+        if join.never_began:
+            return True
         is_over = join.is_over
         try:
             # Asked before the store is: it may have answered just before it died.
@@ -240,6 +282,7 @@ class Joining:
         join = self._joins.get(message["join"])
         if join is not None and message["from"] == join.runner:
             join.is_over = True
+            join.never_began = message.get("never_began") is True
             join.news.set()
 
     # --- where it runs -----------------------------------------------------------------------
@@ -247,10 +290,17 @@ class Joining:
     async def _asked_to(self, message: Members) -> None:
         process, name = message["from"], message["join"]
         session_id, key = SessionId(message["session"]), RequestKey(message["key"])
-        async with self._begins(key):
+        async with self._begins(session_id, key):
+            if name in self._channels:
+                # Asked again: whoever waits there cannot know that the first word came.
+                return
             running = self._host.by_key(session_id, key)
             if running is None or running.done:
-                await self._replicas.tell("join_done", to=process, join=name)
+                # An older version does not say which run it means.
+                never_began = self._host.runs.never_began(message.get("run"))
+                await self._replicas.tell(
+                    "join_done", to=process, join=name, never_began=never_began
+                )
                 return
             channel = FarChannel(self._replicas, process, name)
             self._channels[name] = channel
@@ -296,6 +346,7 @@ def _joined(join: _Join, name: str) -> dict[str, Any]:
         "join": name,
         "session": join.session_id,
         "key": join.key,
+        "run": join.run,
         "token": progress_token(request.params),
         "version": inbound.peer.protocol_version,
         # Of a handshake only what it can be asked matters; None: there was none.

@@ -15,7 +15,7 @@ from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached, Out
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.server.association import Associations
 from mcp_sessions.server.host import Host
-from mcp_sessions.server.joining import Joining
+from mcp_sessions.server.joining import BeginAnew, Joining
 from mcp_sessions.server.replicas import Replicas
 from mcp_sessions.server.running import Carrier
 from mcp_sessions.server.session_methods import SessionMethods
@@ -25,11 +25,24 @@ from mcp_sessions.stores.base import Admitted
 class KeyedRequests:
     """Serves those that were begun before."""
 
-    def __init__(self, host: Host, associations: Associations, methods: SessionMethods) -> None:
+    def __init__(
+        self,
+        host: Host,
+        associations: Associations,
+        methods: SessionMethods,
+        *,
+        begin_anew: BeginAnew,
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            begin_anew: Serves a request in place of a run that never began.
+        """
+        self._begin_anew = begin_anew
         self._host = host
         self._associations = associations
         self._methods = methods
-        self._begins: weakref.WeakValueDictionary[RequestKey, asyncio.Lock] = (
+        self._begins: weakref.WeakValueDictionary[tuple[SessionId, RequestKey], asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
         self.joining: Joining | None = None
@@ -43,19 +56,28 @@ class KeyedRequests:
             admit=self._admit_again,
             answer=self._answer_kept,
             begins=self.begin_of,
+            begin_anew=self._begin_anew,
         )
         return self.joining
 
-    def begin_of(self, key: RequestKey) -> asyncio.Lock:
+    def begin_of(self, session_id: SessionId, key: RequestKey) -> asyncio.Lock:
         """Held until a request runs or is refused.
 
-        The same key again waits that long: recorded in the store, but at work nowhere yet,
-        the first would look lost.
+        The same key again, in the same session, waits that long: recorded in the store, but at
+        work nowhere yet, the first would look lost.
         """
-        begins = self._begins.get(key)
+        begins = self._begins.get((session_id, key))
         if begins is None:
-            begins = self._begins[key] = asyncio.Lock()
+            begins = self._begins[session_id, key] = asyncio.Lock()
         return begins
+
+    def never_began(self, admitted: Admitted) -> bool:
+        """Whether a key is recorded for a run of this process that never began: the reply to
+        its admission was lost, or something failed before its handler started. Asked by who
+        holds :meth:`begin_of`.
+        """
+        is_ours = admitted.key is Begun.RUNNING and admitted.runner == self._host.process
+        return is_ours and self._host.runs.never_began(admitted.run)
 
     async def again(self, carrier: Carrier, key: RequestKey | None, admitted: Admitted) -> None:
         """Serve a request whose key is known.
@@ -87,7 +109,7 @@ class KeyedRequests:
                 if self.joining is not None and runner is not None and elsewhere:
                     if carrier.named:
                         await self._associations.attach_if_free(record, carrier.inbound)
-                    self.joining.begin(carrier, record.session_id, key, runner)
+                    self.joining.begin(carrier, record.session_id, key, runner, admitted.run)
                     return
             case _:
                 # Dropped, or begun with scopes that this credential lacks: for its sender
@@ -104,4 +126,8 @@ class KeyedRequests:
     async def _admit_again(
         self, carrier: Carrier, session_id: SessionId, key: RequestKey
     ) -> Admitted:
-        return await self._associations.admit(session_id, carrier.inbound, carrier.request, key)
+        admitted = await self._associations.admit(session_id, carrier.inbound, carrier.request, key)
+        if admitted.key is Begun.FIRST and admitted.run is not None:
+            # Known before and forgotten since: what that run did, nobody knows.
+            self._host.runs.settle(admitted.run)
+        return admitted

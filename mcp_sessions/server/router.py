@@ -30,6 +30,7 @@ from mcp_sessions.errors import (
     InvalidParams,
     InvalidReason,
     InvalidRequest,
+    OutcomeUnknown,
     WireError,
 )
 from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
@@ -88,7 +89,7 @@ class Router:
         self._advertise = advertise
         self._clock = clock
         self._associations = Associations(store, hub, host, methods, clock)
-        self._keyed = KeyedRequests(host, self._associations, methods)
+        self._keyed = KeyedRequests(host, self._associations, methods, begin_anew=self._begin_anew)
         self._peers = UpstreamPeers(upstream, store, hub, publisher, host, advertise)
         host.standalone = self._peers.standalone
         self._locks = Locks()
@@ -245,16 +246,46 @@ class Router:
 
     async def _serve(self, request: Request, inbound: Inbound) -> None:
         key = request_key(request.params)
-        if key is None:
+        session_id = None
+        if key is not None:
+            session_id = await self._associations.session_of(request.params, inbound)
+        if key is None or session_id is None:
             await self._serve_now(request, inbound)
             return
-        async with self._keyed.begin_of(key):
+        async with self._keyed.begin_of(session_id, key):
             await self._serve_now(request, inbound)
 
-    async def _serve_now(self, request: Request, inbound: Inbound) -> None:
+    async def _begin_anew(self, carrier: Carrier, known_in: SessionId, instead_of: str) -> None:
+        """Serve a keyed request whose run in another process never began, and never will.
+
+        Raises:
+            StoreUnavailable: It is not begun.
+        """
+        request, inbound = carrier.request, carrier.inbound
+        try:
+            key = request_key(request.params)
+            session_id = await self._associations.session_of(request.params, inbound)
+            if key is None or session_id != known_in or self._host.draining:
+                # Its connection went on to another session, or this process stops.
+                raise OutcomeUnknown
+            async with self._keyed.begin_of(known_in, key):
+                await self._serve_now(request, inbound, instead_of)
+        except WireError as refused:
+            await _refuse(request, inbound, wire_error(refused))
+        except UpstreamError as failed:
+            await _refuse(request, inbound, failed.error)
+
+    async def _serve_now(self, request: Request, inbound: Inbound, instead_of: str = "") -> None:
         self._check_id(request, inbound)
-        association = await self._associations.of(request.params, inbound, request)
+        association = await self._associations.of(
+            request.params, inbound, request, instead_of=instead_of
+        )
         admitted = association.admitted
+        if admitted is not None and self._keyed.never_began(admitted):
+            association = await self._associations.of(
+                request.params, inbound, request, instead_of=admitted.run or ""
+            )
+            admitted = association.admitted
         carrier = Carrier(request, inbound, association.named)
         if admitted is not None and admitted.key is not None and admitted.key is not Begun.FIRST:
             await self._keyed.again(carrier, association.key, admitted)
@@ -277,6 +308,7 @@ class Router:
             key=key,
             handle=handle,
             close_peer=inbound.connection is None or inbound.modern,
+            run=admitted.run if admitted is not None and key is not None else None,
         )
 
     def _check_id(self, request: Request, inbound: Inbound) -> None:

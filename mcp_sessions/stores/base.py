@@ -176,6 +176,10 @@ class Admitted:
     runner: str | None = None
     """Which process runs it, if ``key`` is ``RUNNING``."""
 
+    run: str | None = None
+    """Which :attr:`KeyUse.run` of its runner recorded the key, if ``key`` is ``RUNNING``; empty
+    if that said nothing."""
+
     displaced: bool = False
     """The fencing epoch is another one now. Nothing was changed."""
 
@@ -203,6 +207,14 @@ class KeyUse:
     scopes: frozenset[str] = frozenset()
     """Those of the credential that sent it. Whoever has fewer than who began the key is not
     told its answer (pitfall F3)."""
+
+    run: str = ""
+    """Names this sending among all that its runner admits: the reply to an admission may be
+    lost, and the key be recorded for a handler that never starts."""
+
+    instead_of: str = ""
+    """A run that is known to have begun nothing, and never will: if it has the key, and nothing
+    was kept of it, this use has it now, as if it were the first. Empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

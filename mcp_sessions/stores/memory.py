@@ -162,12 +162,18 @@ class MemoryStore:
                 lifetime=self._policy.request_key_lifetime,
             )
         begun, entry = keys.begin(
-            key.key, key.digest, runner=key.runner, now=now, scopes=key.scopes
+            key.key,
+            key.digest,
+            runner=key.runner,
+            now=now,
+            scopes=key.scopes,
+            run=key.run,
+            instead_of=key.instead_of,
         )
         if entry is None or begun in (Begun.OTHER_CONTENT, Begun.FEWER_SCOPES):
             return Admitted(record, begun)
         outcome = entry.outcome if entry.state is KeyState.ANSWERED else None
-        return Admitted(record, begun, outcome, entry.runner)
+        return Admitted(record, begun, outcome, entry.runner, entry.run)
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         """See :meth:`SessionStore.touch`."""

@@ -271,6 +271,8 @@ class RedisStore:
                 packed(sorted(key.scopes)),
                 policy.request_key_bytes,
                 repr(policy.request_key_lifetime),
+                key.run,
+                key.instead_of,
             )
         answer = await self._on(
             session_id,
@@ -294,10 +296,10 @@ class RedisStore:
         begun = Begun(answer[2].decode())
         if begun in (Begun.FULL, Begun.OTHER_CONTENT):
             return Admitted(record, begun)
-        _, _, _, runner, scopes, outcome = answer
+        _, _, _, runner, scopes, outcome, run = answer
         if key is not None and not key.scopes.issuperset(unpacked(scopes)):
             return Admitted(record, Begun.FEWER_SCOPES)
-        return Admitted(record, begun, outcome, runner.decode())
+        return Admitted(record, begun, outcome, runner.decode(), (run or b"").decode())
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         """See :meth:`SessionStore.touch`."""

@@ -273,8 +273,7 @@ class SQLiteStore:
                 return None
             if fencing_epoch is not None and keys.fencing_epoch != fencing_epoch:
                 return Admitted(record, displaced=True)
-            begun, outcome, runner = keys.begin(use, now=now)
-            return Admitted(record, begun, outcome, runner)
+            return Admitted(record, *keys.begin(use, now=now))
 
         admitted = await self._writer.call(work, short=True)
         if admitted is not None and not admitted.displaced:

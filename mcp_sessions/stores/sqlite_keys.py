@@ -44,25 +44,39 @@ class Keys:
         """What they come to."""
         return self._counts
 
-    def begin(self, use: KeyUse, *, now: float) -> tuple[Begun, bytes | None, str | None]:
-        """See :meth:`RequestKeys.begin`; the kept answer, if it may be told, and the runner."""
+    def begin(
+        self, use: KeyUse, *, now: float
+    ) -> tuple[Begun, bytes | None, str | None, str | None]:
+        """See :meth:`RequestKeys.begin`; the kept answer, if it may be told, the runner and its
+        run.
+        """
         self._expire(now)
         if self._is_new(use, now):
-            return Begun.FIRST, None, use.runner
+            return Begun.FIRST, None, use.runner, use.run
         known = self._tx.execute(
             "SELECT digest, runner, scopes, finished, outcome FROM keys WHERE sid = ? AND key = ?",
             (self._counts.sid, text_bytes(use.key)),
         ).fetchone()
         if known is None:
-            return Begun.FULL, None, None
+            return Begun.FULL, None, None, None
         digest, runner, scopes, finished, outcome = known
         if digest != use.digest:
-            return Begun.OTHER_CONTENT, None, None
+            return Begun.OTHER_CONTENT, None, None, None
         if not frozenset(decode(scopes)) <= use.scopes:
-            return Begun.FEWER_SCOPES, None, None
+            return Begun.FEWER_SCOPES, None, None, None
+        run, _, runner = runner.rpartition("@")
         if finished is None:
-            return Begun.RUNNING, None, runner
-        return Begun.DROPPED if outcome is None else Begun.ANSWERED, outcome, runner
+            if use.instead_of and use.instead_of == run:
+                self._take_over(use, now)
+                return Begun.FIRST, None, use.runner, use.run
+            return Begun.RUNNING, None, runner, run
+        return Begun.DROPPED if outcome is None else Begun.ANSWERED, outcome, runner, run
+
+    def _take_over(self, use: KeyUse, now: float) -> None:
+        self._tx.execute(
+            "UPDATE keys SET runner = ?, scopes = ?, at = ? WHERE sid = ? AND key = ?",
+            (_ran_by(use), encode(sorted(use.scopes)), now, self._counts.sid, text_bytes(use.key)),
+        )
 
     def finish(self, request_key: RequestKey, outcome: bytes | None, *, now: float) -> bool:
         """See :meth:`RequestKeys.finish`."""
@@ -97,7 +111,7 @@ class Keys:
                 self._counts.sid,
                 text_bytes(use.key),
                 use.digest,
-                use.runner,
+                _ran_by(use),
                 encode(sorted(use.scopes)),
                 now,
             ),
@@ -147,6 +161,11 @@ class Keys:
             counts.bytes -= len(key) + KEY_COST + (size or 0)
             counts.answers -= size or 0
         self._tx.learn(self._session_id, counts)
+
+
+def _ran_by(use: KeyUse) -> str:
+    """The column ``runner``: an older version wrote the runner alone."""
+    return f"{use.run}@{use.runner}"
 
 
 def _oldest(tx: Transaction, sid: int) -> tuple[float, bytes, int | None] | None:

@@ -96,6 +96,31 @@ async def a_request_key_is_begun_once_and_its_answer_kept(make: MakeStore) -> No
         assert not await store.finish_request(other.id, RequestKey("unknown"), RESULT, now=NOW)
 
 
+async def a_key_of_a_run_that_never_began_is_begun_anew(make: MakeStore) -> None:
+    """``KeyUse.instead_of``: by whoever names the run that has it, once; an answer that was kept
+    is not forgotten for it (KEY3).
+    """
+    first = replace(KEY, run="run-1", scopes=frozenset({"read"}))
+    second = KeyUse(KEY.key, KEY.digest, "process-2", first.scopes, "run-2", instead_of="run-1")
+    third = replace(second, runner="process-3", run="run-3")
+    async with opened(make) as store:
+        session = await new_session(store)
+        await session.admit(first)
+        again = await session.admit(replace(first, run="run-4"))
+        assert again is not None and (again.key, again.run) == (Begun.RUNNING, "run-1")
+        assert (await session.begin(replace(second, scopes=frozenset())))[0] is Begun.FEWER_SCOPES
+        reused = replace(second, digest=b"other digest")
+        assert (await session.begin(reused))[0] is Begun.OTHER_CONTENT
+        assert await session.begin(replace(second, instead_of="")) == (Begun.RUNNING, None)
+        assert await session.begin(second) == (Begun.FIRST, None)
+        late = await session.admit(third)
+        assert late is not None and late.key is Begun.RUNNING
+        assert (late.runner, late.run) == ("process-2", "run-2")
+        assert await store.finish_request(session.id, KEY.key, RESULT, now=NOW)
+        again = replace(third, instead_of="run-2")
+        assert await session.begin(again) == (Begun.ANSWERED, RESULT)
+
+
 async def a_keyed_request_goes_with_its_attachment(make: MakeStore) -> None:
     """Pitfall B1: also where earlier requests of the same session had keys."""
     async with opened(make) as store:
@@ -192,6 +217,7 @@ CHECKS: Sequence[Check] = (
     a_request_in_the_wrong_mode_changes_nothing,
     a_displaced_connection_is_told_and_changes_nothing,
     a_request_key_is_begun_once_and_its_answer_kept,
+    a_key_of_a_run_that_never_began_is_begun_anew,
     a_keyed_request_goes_with_its_attachment,
     a_session_that_ends_meanwhile_admits_nothing,
     a_key_with_other_content_is_given_no_answer,

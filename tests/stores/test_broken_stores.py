@@ -196,6 +196,19 @@ class ForgetsKeys(MemoryStore):
         return await super().admit(session_id, principal, mode=mode, now=now, **more)
 
 
+class GivesAwayWhatRuns(MemoryStore):
+    """Whoever says that a key's run never began has it, whichever run that is."""
+
+    async def admit(
+        self, session_id: SessionId, principal: Principal, *, mode: Mode, now: float, **more: Any
+    ) -> Admitted | None:
+        session, use = self._sessions.get(session_id), more.get("key")
+        entry = session.keys.get(use.key) if session and session.keys and use else None
+        if entry is not None and use is not None and use.instead_of:
+            entry.run = use.instead_of
+        return await super().admit(session_id, principal, mode=mode, now=now, **more)
+
+
 class AdmitsToItsFirstAttachment(MemoryStore):
     """What was known of a session when its first key came is what its keys go by."""
 
@@ -300,6 +313,7 @@ class SharesItsData(MemoryStore):
         (ServesStrangersFirst, admission.a_strangers_request_is_refused_before_it_has_any_effect),
         (ForgetsKeys, admission.a_request_key_is_begun_once_and_its_answer_kept),
         (ForgetsKeys, admission.one_key_sent_many_times_at_once_is_begun_once),
+        (GivesAwayWhatRuns, admission.a_key_of_a_run_that_never_began_is_begun_anew),
         (AdmitsToItsFirstAttachment, admission.a_keyed_request_goes_with_its_attachment),
         (KeepsAnswersOfTheEnded, admission.a_session_that_ends_meanwhile_admits_nothing),
         (ReapsWhatIsBusy, lives.expire_ends_what_is_overdue_and_spares_what_is_at_work),

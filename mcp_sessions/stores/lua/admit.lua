@@ -1,7 +1,7 @@
 -- needs: session keys
 -- ARGV: owner, mode, now, idle, held, fencing epoch (empty: any), what changed the subscriptions
 -- that are known, key, cost of the key (empty: no key), digest, runner, scopes, most bytes of keys,
--- lifetime of keys
+-- lifetime of keys, run, run whose place it takes (empty: none)
 local owner, mode, now, idle = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local found = record(ARGV[7])
 if not found then
@@ -28,5 +28,9 @@ if ARGV[9] == '' then
 end
 local all = open_keys(ARGV[13], ARGV[14])
 local begun, entry, answer = begin_key(
-    all, ARGV[8], tonumber(ARGV[9]), ARGV[10], ARGV[11], ARGV[12], now)
-return { 'admitted', found, begun, entry and entry.runner, entry and entry.scopes, answer }
+    all, ARGV[8], tonumber(ARGV[9]), ARGV[10], ARGV[11], ARGV[12], now,
+    ARGV[15], ARGV[16])
+return {
+    'admitted', found, begun, entry and entry.runner, entry and entry.scopes, answer,
+    entry and entry.run,
+}

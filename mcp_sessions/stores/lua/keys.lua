@@ -69,8 +69,23 @@ local function make_room(all, wanted)
     return true
 end
 
--- What was found, and the entry and the answer if the key is known.
-local function begin_key(all, key, cost, digest, runner, scopes, now)
+-- Whether those scopes (JSON) hold all of the others.
+local function has_scopes(scopes, others)
+    local known = {}
+    for _, scope in ipairs(cjson.decode(scopes)) do
+        known[scope] = true
+    end
+    for _, scope in ipairs(cjson.decode(others)) do
+        if not known[scope] then
+            return false
+        end
+    end
+    return true
+end
+
+-- What was found, and the entry and the answer if the key is known. A key that the run
+-- instead_of recorded, which began nothing, is recorded anew.
+local function begin_key(all, key, cost, digest, runner, scopes, now, run, instead_of)
     expire_keys(all, now)
     local known = get_key(key)
     local found = 'full'
@@ -78,11 +93,18 @@ local function begin_key(all, key, cost, digest, runner, scopes, now)
     if known then
         found = known.digest == digest and known.state or 'other_content'
         answer = found == 'answered' and redis.call('HGET', entries, 'a:' .. key)
+        -- Who lacks a scope of the first sending is told nothing, and begins nothing.
+        if found == 'running' and instead_of ~= '' and known.run == instead_of
+            and has_scopes(scopes, known.scopes) then
+            found = 'first'
+            known.runner, known.run, known.at, known.scopes = runner, run, now, scopes
+            put_key(key, known)
+        end
     elseif make_room(all, cost) then
         found = 'first'
         known = {
             digest = digest, runner = runner, at = now, state = 'running', scopes = scopes,
-            cost = cost, kept = 0,
+            run = run, cost = cost, kept = 0,
         }
         put_key(key, known)
         share_lifetime(entries)

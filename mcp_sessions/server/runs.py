@@ -1,0 +1,43 @@
+"""Sendings of keyed requests that this process admits, and which of them never began.
+
+A key is recorded before its handler starts. If the reply to that is lost, or something fails
+in between, the key is known and nothing runs. Then the process that recorded it is the one
+that knows: what it never began, and never will, may be begun anew (``KeyUse.instead_of``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+
+_MOST = 50_000
+"""Runs that never began and are remembered, about 150 bytes each; of an older one nobody can
+know any more."""
+
+
+class Runs:
+    """Names them. Whether one never began may be asked by who holds the lock of its key: then
+    none is on its way.
+    """
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._prefix = secrets.token_urlsafe(9)
+        self._numbers = itertools.count(1)
+        self._not_begun: dict[str, None] = {}
+        self._most = most
+
+    def mint(self) -> str:
+        """The name of a run that is not begun yet, unique over all processes."""
+        run = f"{self._prefix}-{next(self._numbers)}"
+        self._not_begun[run] = None
+        if len(self._not_begun) > self._most:
+            del self._not_begun[next(iter(self._not_begun))]
+        return run
+
+    def settle(self, run: str) -> None:
+        """It begins now, or recorded no key: there is nothing to remember."""
+        self._not_begun.pop(run, None)
+
+    def never_began(self, run: str | None) -> bool:
+        """Whether it is one of this process that did not begin, and never will."""
+        return run in self._not_begun

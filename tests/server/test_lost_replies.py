@@ -1,0 +1,173 @@
+"""The store's reply is lost, or it fails half way: what the caller hears, now and when it asks
+again under the same key (KEY3, KEY11).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mcp_sessions import current_session
+from mcp_sessions.ids import SessionId
+from mcp_sessions.stores.base import SessionStore
+from mcp_sessions.stores.memory import MemoryStore
+from tests.stores.every_store import sqlite_store
+from tests.support.raw import Json, RawClient, at_most, keyed, text_of
+from tests.support.store_faults import fails, is_keyed
+from tests.support.virtual_time import cycles
+from tests.support.world import Ctx, World, world
+
+pytestmark = pytest.mark.anyio
+
+
+async def session_of(w: World) -> tuple[RawClient, str]:
+    """A client after its handshake, with a current session."""
+    client = await w.connected()
+    return client, (await client.start())["sessionId"]
+
+
+async def _remembers(ctx: Ctx, arguments: Json) -> str:
+    current_session().state["n"] = arguments["n"]
+    return "remembered"
+
+
+# --- the outcome is unknown ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [True, False], ids=["after its effect", "before"])
+@pytest.mark.parametrize("meta", [keyed("k"), None], ids=["keyed", "without a key"])
+async def test_a_call_whose_state_may_not_be_stored_has_an_unknown_outcome(
+    after: bool, meta: Json | None
+) -> None:
+    """KEY11: it began, and whether its state is written nobody knows: ``-31012``, not "Internal
+    error", now and under its key.
+    """
+    async with world() as w:
+        w.box.tools["remember"] = _remembers
+        client, _ = await session_of(w)
+        failed = fails(w.layer.store, "change_state", after=after)
+
+        error = await client.call("remember", n=1, meta=meta).error()
+
+        assert failed and error["code"] == -31012
+        if meta is not None:
+            again = await client.call("remember", n=1, meta=meta).error()
+            assert again["code"] == -31012
+            assert w.box.calls == ["remember"]
+
+
+async def test_every_sender_is_answered_though_a_response_stream_cannot_be_put_away() -> None:
+    """KEY5: the answer is owed to each, whatever becomes of another's stream."""
+    async with world() as w:
+        client, session = await session_of(w)
+        client.call("wait", gate="g", meta=keyed("k", progressToken="t"))
+        await w.box.gate("g").started.wait()
+        again = w.client().call("wait", gate="g", meta=keyed("k", session))
+        await cycles()
+        answered = sent_channel_fails(w)
+        w.box.gate("g").go.set()
+
+        assert text_of(await again.result()) == "through g"
+        assert answered
+
+
+def sent_channel_fails(w: World) -> list[str]:
+    """The first carrier's channel fails when it has told the answer."""
+    running = next(iter(w.layer._host.at_work))  # pyright: ignore[reportPrivateUsage]
+    return fails(running.carriers[0].inbound.channel, "answer", after=True)
+
+
+# --- what never began ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [MemoryStore, sqlite_store])
+async def test_a_call_refused_because_its_admissions_reply_was_lost_runs_when_sent_again(
+    make: Callable[[], SessionStore],
+) -> None:
+    """KEY3 and KEY11 speak of a request that began; this one never did. Sent again, it runs
+    once.
+    """
+    async with world(store=make()) as w:
+        client, session = await session_of(w)
+        lost = fails(w.layer.store, "admit", after=True, when=is_keyed)
+
+        refused = await client.call("echo", text="x", meta=keyed("k", session)).reply.done()
+        answers = [await client.call("echo", text="x", meta=keyed("k")).result() for _ in range(2)]
+
+        assert lost and refused.status == 503
+        assert [text_of(answer) for answer in answers] == ["x", "x"]
+        assert w.box.calls == ["echo"]
+
+
+async def test_a_call_whose_admission_is_lost_again_and_again_runs_once_in_the_end() -> None:
+    """Each sending is a run of its own, and none but the last began."""
+    async with world() as w:
+        client, session = await session_of(w)
+        for after in (True, False, True, True):
+            fails(w.layer.store, "admit", after=after, when=is_keyed)
+            refused = await client.call("echo", text="x", meta=keyed("k", session)).reply.done()
+            assert refused.status == 503
+
+        sent = [client.call("echo", text="x", meta=keyed("k", session)) for _ in range(5)]
+
+        assert [text_of(await one.result()) for one in sent] == ["x"] * 5
+        assert w.box.calls == ["echo"]
+
+
+async def test_a_call_that_failed_between_admission_and_start_runs_when_sent_again() -> None:
+    """Its session could not be attached in passing: the key is recorded, and nothing ran."""
+    async with world() as w:
+        session = (await w.client().start())["sessionId"]
+        client = await w.connected()
+        failed = fails(w.layer.store, "attach", after=False)
+
+        refused = await client.call("echo", text="x", meta=keyed("k", session)).reply.done()
+        again = await client.call("echo", text="x", meta=keyed("k", session)).result()
+
+        assert failed and refused.status == 503
+        assert text_of(again) == "x"
+        assert w.box.calls == ["echo"]
+
+
+async def test_what_ran_and_could_not_be_kept_never_runs_again() -> None:
+    """KEY3: here it began. The reply to its end is lost, or its end is; asked again, it is
+    answered with what is kept, or with ``-31012``.
+    """
+    async with world() as w:
+        client, session = await session_of(w)
+        for after in (True, False):
+            key = f"k {after}"
+            failed = fails(w.layer.store, "finish_request", after=after)
+            first = await client.call("echo", text="x", meta=keyed(key, session)).result()
+            again = await client.call("echo", text="x", meta=keyed(key, session)).answer()
+
+            assert failed and text_of(first) == "x"
+            if after:
+                assert text_of(again["result"]) == "x"
+            else:
+                assert again["error"]["code"] == -31012
+        assert w.box.calls == ["echo"] * 2
+
+
+async def test_a_key_that_is_being_admitted_holds_nobody_elses_up() -> None:
+    """A key belongs to its session: who waits for its admission is who sent it there again."""
+    async with world() as w:
+        client, session = await session_of(w)
+        other, others = await session_of(w)
+        slow = w.box.gate("slow")
+        admit = w.layer.store.admit
+
+        async def slowly(session_id: SessionId, *args: Any, **named: Any) -> Any:
+            if session_id == session and is_keyed(named):
+                await slow.arrive()
+            return await admit(session_id, *args, **named)
+
+        w.layer.store.admit = slowly
+        first = client.call("echo", text="first", meta=keyed("k", session))
+        await slow.started.wait()
+
+        second = await at_most(1, other.call("echo", text="x", meta=keyed("k", others)).result())
+        slow.go.set()
+
+        assert text_of(second) == "x"
+        assert text_of(await first.result()) == "first"
