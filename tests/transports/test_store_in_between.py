@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.ids import SessionId
 from tests.support.interposed import Interposed
-from tests.support.raw import RawClient, Sent, text_of
+from tests.support.raw import RawClient, Reply, Sent, in_session, text_of, uris
 from tests.support.world import Ctx, World, world
 
 pytestmark = pytest.mark.anyio
@@ -134,3 +135,99 @@ async def test_a_stream_that_cannot_be_forgotten_now_is_forgotten_later(
         assert session.streams is not None
         posts = [name for name in session.streams if name.startswith("post")]
         assert len(posts) == 1
+
+
+# --- GET streams -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["mark_stream_opened", "open_stream", "read"])
+@pytest.mark.parametrize("how", ["elsewhere", "here"])
+async def test_a_get_whose_session_ends_meanwhile_is_not_found_or_ends(
+    method: str, how: str
+) -> None:
+    """However far it came: a stream that was begun ends, and the next one is not found. Never
+    a 500, never a stream that stays open for nobody.
+    """
+    interposed = Interposed()
+    async with world(store=interposed.store) as w:
+        client = await w.connected()
+        session_id = SessionId(client.session_id or "")
+
+        async def ends() -> None:
+            interposed.mend()
+            if how == "here":
+                await w.layer.sessions.end(session_id)
+            else:
+                await interposed.memory.end(session_id)
+
+        interposed.before[method] = ends
+        reply = client.get()
+        if how == "elsewhere" and method == "read":
+            # Nobody told this process: the stream is open until somebody asks the store.
+            assert (await reply.started()).status == 200
+        else:
+            assert (await reply.done()).status == (200 if method == "read" else 404)
+        assert reply.error is None
+        assert (await client.get().done()).status == 404
+
+
+async def heard_after(w: World, client: RawClient, stream: Reply, uri: str) -> list[str]:
+    """What a stream brought of ``note://`` by the time that ``uri`` came."""
+    await w.layer.notify_resource_updated(uri)
+    await stream.until(lambda: uri in uris(stream.messages), uri)
+    return uris(stream.messages)
+
+
+RESUMES = ("admit", "attach", "carry", "relay", "set_current")
+"""What the store is asked for a ``session/resume``."""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("method", RESUMES)
+async def test_a_resume_that_failed_leaves_the_stream_as_it_was(method: str, when: str) -> None:
+    """503 with ``Retry-After``, and the GET stream of the connection goes on: what is no
+    session's comes at once, and the session's as soon as the client resumes.
+    """
+    interposed = Interposed()
+    async with world(store=interposed.store) as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        await client.result(
+            "resources/subscribe", {"uri": "note://1", "_meta": in_session(session)}
+        )
+        await client.result("resources/subscribe", {"uri": "note://2", "_meta": in_session(None)})
+        position = (await client.resume(session))["sessionEventId"]
+        await w.layer.notify_resource_updated("note://1")
+        stream = await client.get().started()
+
+        interposed.fails(method, when)
+        params = {"sessionId": session, "lastSessionEventId": position}
+        reply = await client.send("session/resume", params).reply.done()
+        assert reply.status == 503 and int(reply.header("retry-after") or 0) > 0
+        interposed.mend()
+
+        await heard_after(w, client, stream, "note://2")
+        assert (await client.resume(session, position))["replayed"] == 1
+        await stream.until(lambda: "note://1" in uris(stream.messages))
+
+
+async def test_an_answer_that_cannot_be_made_leaves_the_stream_as_it_was() -> None:
+    """Nor does anything else that comes between the resume and its answer mute it."""
+    async with world() as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        await client.result("resources/subscribe", {"uri": "note://1"})
+        stream = await client.get().started()
+        store = w.layer.store
+        real = store.set_current
+
+        async def breaks(*_: object) -> None:
+            raise RuntimeError("this store breaks")
+
+        store.set_current = breaks  # pyright: ignore[reportAttributeAccessIssue]
+        reply = await client.send("session/resume", {"sessionId": session}).reply.done()
+        assert isinstance(reply.error, RuntimeError)
+        reply.error = None
+        store.set_current = real  # pyright: ignore[reportAttributeAccessIssue]
+
+        assert await heard_after(w, client, stream, "note://1") == ["note://1"]

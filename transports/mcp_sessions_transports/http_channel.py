@@ -142,6 +142,14 @@ class PostChannel:
         """See :class:`RequestChannel`."""
         self._callbacks.append(callback)
 
+    def over(self) -> None:
+        """Whoever took the POST is done with it: what was to follow the answer follows now,
+        whether there was an answer, another one, or none.
+        """
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
     async def _retire(self) -> None:
         """Answered, and nobody reads: from now on the stream may be forgotten for others."""
         if self._final is None or self.is_open or self._connection is None:
@@ -203,8 +211,7 @@ class PostChannel:
                 raise AssertionError("a response is either JSON or a stream")
             await self._serve(stream, session_id, receive, send)
         finally:
-            for callback in self._callbacks:
-                callback()
+            self.over()
 
     async def _until_decided(self) -> SseStream | None:
         """Wait until it is known what the response is: its stream; None: JSON."""

@@ -16,7 +16,7 @@ from starlette.types import Receive, Send
 
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import RequestId
-from mcp_sessions.errors import Refusal, StoreUnavailable
+from mcp_sessions.errors import Refusal, SessionNotFound, Status, StoreUnavailable
 from mcp_sessions.ids import (
     GET_STREAM,
     ConnectionId,
@@ -60,6 +60,7 @@ class HttpConnection:
         "_get",
         "_get_opened",
         "_heads",
+        "_is_over",
         "_over",
         "_policy",
         "_primes",
@@ -123,6 +124,7 @@ class HttpConnection:
         self._heads: dict[SessionId, Position] = {}
         self._sent: str | None = None
         self._elsewhere = False
+        self._is_over = False
         self.used_at = clock()
         """When it was named last; seconds since 1970."""
 
@@ -243,13 +245,17 @@ class HttpConnection:
         Returns:
             The position; why what came before it is lost, if it is; and whether the stream
             goes on where an earlier one ended (or is the first).
+
+        Raises:
+            SessionNotFound: It is over.
         """
         self.used_at = self._clock()
         now = self._clock()
         first = await self._store.mark_stream_opened(self.session_id)
         head = await self._store.open_stream(self.session_id, GET_STREAM)
         if head is None:
-            raise AssertionError("the session was admitted by this request")
+            # Admitted by this very request, and ended since.
+            raise SessionNotFound(self.session_id, status=Status.NOT_FOUND)
         if last_event_id is None and not first:
             # What was never handed to any stream of this connection still goes out. One that
             # looks open may be dead: what it was handed is not told twice.
@@ -314,6 +320,9 @@ class HttpConnection:
         self._elsewhere = False
         self._heads.clear()
         get.open_with(first, primes=self._primes)
+        if self._is_over:
+            # Closed after this GET was admitted: its client comes back, and hears so.
+            get.stream.finish()
         headers = [*SSE_HEADERS, (b"mcp-session-id", self.session_id.encode("ascii"))]
         try:
             if self._replicas is not None:
@@ -436,6 +445,7 @@ class HttpConnection:
         """End every stream, after what was handed to it: the session is over, or the server
         stops.
         """
+        self._is_over = True
         if self._get is not None:
             self._get.stream.finish()
         for channel in list(self.posts.values()):

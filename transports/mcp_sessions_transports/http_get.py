@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from starlette.types import Receive, Scope, Send
 
 from mcp_sessions.core.messages import RequestId, error_message, notification_message, wire_error
-from mcp_sessions.errors import Detached, OutcomeUnknown
+from mcp_sessions.errors import Detached, OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import StreamName, process_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.base import SessionRecord
@@ -22,7 +22,7 @@ from mcp_sessions_transports.http_channel import post_event_id, post_stream_of
 from mcp_sessions_transports.http_connection import HttpConnection
 from mcp_sessions_transports.http_elsewhere import catch_up
 from mcp_sessions_transports.http_io import Headers, accepts, refusal, send_json
-from mcp_sessions_transports.http_sessions import TransportSessions, send_not_found
+from mcp_sessions_transports.http_sessions import TransportSessions, send_not_found, send_refused
 from mcp_sessions_transports.served import Served
 from mcp_sessions_transports.sse import SSE_HEADERS, sse_event
 
@@ -62,7 +62,12 @@ class HttpGet:
         served = self._served
         if served.store.survives_process or served.replicas is not None:
             await catch_up(connection, served.hub)
-        after, lost, continues = await connection.position(last_event_id)
+        try:
+            after, lost, continues = await connection.position(last_event_id)
+        except SessionNotFound as over:
+            await served.hub.let_go(connection)
+            await send_refused(send, None, over)
+            return
         first: Sequence[bytes] = ()
         if lost is not None and last_event_id is not None:
             first = await self._lost_its_place(record)

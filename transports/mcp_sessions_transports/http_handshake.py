@@ -196,8 +196,12 @@ class HandshakeHttp:
             elif connection is None and not self._may_be_alone(message):
                 await send_missing(send)
             else:
-                await self._served.router.request(message, inbound)
-                await channel.respond(receive, send)
+                try:
+                    await self._served.router.request(message, inbound)
+                    await channel.respond(receive, send)
+                finally:
+                    # Also if it is the store's absence that is answered.
+                    channel.over()
         elif isinstance(message, Notification):
             if connection is None and not self._may_be_alone(message):
                 await send_missing(send)

@@ -112,8 +112,11 @@ class ModernHttp:
         if request.method == LISTEN and self._served.store.remembers and _names_session(request):
             await self._listen(request, inbound, receive, send)
             return
-        await self._served.router.request(request, inbound)
-        await channel.respond(receive, send)
+        try:
+            await self._served.router.request(request, inbound)
+            await channel.respond(receive, send)
+        finally:
+            channel.over()
 
     async def _listen(
         self,

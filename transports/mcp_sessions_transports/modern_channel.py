@@ -91,8 +91,13 @@ class ModernChannel:
                 await self._stream.serve(receive, send, MODERN_SSE_HEADERS)
         finally:
             self._close()
-            for callback in self._callbacks:
-                callback()
+            self.over()
+
+    def over(self) -> None:
+        """See :meth:`PostChannel.over`."""
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
 
     async def _wait(self, receive: Receive) -> None:
         """Until it is decided what the response is, or the client is gone."""
