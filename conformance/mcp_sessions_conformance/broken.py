@@ -121,6 +121,7 @@ a-state-hides-what-it-holds: plain-state
 the-displaced-hears-nothing-more: everyone-hears
 the-displaced-gets-its-answers: loses-answers
 the-displaced-is-told: silent-takeover
+the-displaced-hears-who-has-it: hides-who-has-it
 who-did-not-ask-is-not-told: tells-who-resumes
 the-displaced-cannot-go-on: serves-displaced
 what-the-displaced-may-ask: locks-out-displaced

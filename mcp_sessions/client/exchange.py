@@ -83,9 +83,9 @@ class Exchanges:
         return cast("Json", answer.get("result") or {})
 
     def answered(self, message: Json) -> bool:
-        """Take an answer; False: it is to none of ours."""
+        """Take an answer; False: it is to none of ours, or a second one."""
         waiter = self._open.get(message.get("id"))
-        if waiter is None:
+        if waiter is None or waiter.done.is_set():
             return False
         waiter.message = message
         waiter.done.set()
@@ -94,7 +94,7 @@ class Exchanges:
     def failed(self, request_id: object, failure: Failure) -> bool:
         """Take a failure; False: it is of none of ours."""
         waiter = self._open.get(request_id)
-        if waiter is None:
+        if waiter is None or waiter.done.is_set():
             return False
         waiter.failure = failure
         waiter.done.set()

@@ -44,6 +44,8 @@ class SavedSession:
     expires_at: str | None = None
     position: EventId | None = None
     resumable: bool = True
+    instance: str | None = None
+    """How its client calls itself: what an earlier run gave up may be served in this one."""
 
 
 class JarSlot(Protocol):
@@ -179,6 +181,7 @@ class _FileSlot:
             expires_at=_text(members.get("expires_at")),
             position=position if isinstance(position, (str, int)) else None,
             resumable=members.get("resumable") is not False,
+            instance=_text(members.get("instance")),
         )
 
     def save(self, session: SavedSession | None) -> None:

@@ -21,9 +21,11 @@ from mcp_sessions.client.jar import SavedSession
 from mcp_sessions.client.outcome import ResumeOutcome
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.core.backoff import Backoff
-from mcp_sessions.core.messages import SESSION_META
+from mcp_sessions.core.messages import INSTANCE_META, SESSION_META
 from mcp_sessions.core.resume import (
+    NEVER_RAN,
     Abilities,
+    Attempts,
     Cause,
     Follower,
     Lives,
@@ -53,8 +55,10 @@ class SessionKeeper:
         draw: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
         clock: Callable[[], float],
+        attempts: Attempts,
     ) -> None:
         """Take what it works with; see `Situation`."""
+        self.attempts = attempts
         self.session: SessionView | None = None
         self.follower = Follower()
         self.lives = Lives()
@@ -228,7 +232,10 @@ class SessionKeeper:
             return ResumeOutcome(False, is_new_session=True, connected_to=link.name)
         if not session.resumable:
             return ResumeOutcome(True, connected_to=link.name)
-        params: Json = {"sessionId": session.session_id}
+        params: Json = {
+            "sessionId": session.session_id,
+            "_meta": {INSTANCE_META: self.attempts.instance},
+        }
         if self.follower.position is not None:
             params["lastSessionEventId"] = self.follower.position
         result = await self._resume(link, params)
@@ -269,6 +276,7 @@ class SessionKeeper:
                 raise Failed(failure) from None
             except Failed as failed:
                 failure = failed.failure
+                self.gave_up_on_attempt(failure)
                 if failure.status is None:
                     raise
                 # The path to the server works, and it says no: 503, 400, 404, 410.
@@ -284,6 +292,12 @@ class SessionKeeper:
                     return None
                 failures += 1
                 await self._sleep(failure.retry_after or self._backoff.failed(self._draw()))
+
+    def gave_up_on_attempt(self, failure: Failure) -> None:
+        """A request that takes the session has no answer: it may be served all the same."""
+        was_refused = failure.is_answer or failure.status in NEVER_RAN
+        if failure.cause is not Cause.UNREACHABLE and not was_refused:
+            self.attempts.gave_up(now=self._clock())
 
     async def start_over(self, link: Link, reason: str) -> ResumeOutcome:
         """The session is gone: another one, if the last was of use.
@@ -384,6 +398,8 @@ class SessionKeeper:
         )
         self.follower.restart(saved.position)
         self.must_resume_before_listening = True
+        if saved.instance is not None:
+            self.attempts.instance = saved.instance
 
     def saved(self) -> SavedSession | None:
         """What the next run needs."""
@@ -396,4 +412,5 @@ class SessionKeeper:
             expires_at=session.expires_at,
             position=self.follower.position,
             resumable=session.resumable,
+            instance=self.attempts.instance,
         )

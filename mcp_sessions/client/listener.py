@@ -16,6 +16,7 @@ from mcp_sessions.client.exchange import Refused
 from mcp_sessions.client.keeper import Hopeless
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.situation import Phase, Situation, Way
+from mcp_sessions.core.resume import Cause
 from mcp_sessions.errors import SESSION_NOT_FOUND
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,8 @@ class Listener:
         at, keeper, listens = self._at, self._at.keeper, self._at.listens
         if listens.wire_id is not None:
             # Our own resume would take the session from it, and it would say so.
+            if not listens.is_answered:
+                keeper.gave_up_on_attempt(Failure(Cause.CLOSED, "it was asked for anew"))
             link.abandon(listens.wire_id)
             listens.wire_id = None
         if keeper.must_resume_before_listening:
@@ -86,7 +89,7 @@ class Listener:
             return
         keeper.must_resume_before_listening = True
         self._state = session.state
-        message = listens.next_request()
+        message = wire.naming(listens.next_request(), keeper.attempts.instance)
         wire_id = cast(str, message["id"])
         headers = {**listens.headers(), wire.SESSION_HEADER: session.session_id}
         await link.send(wire.stamped(message, wire_id, session, None, modern=True), headers)
@@ -108,6 +111,8 @@ class Listener:
     def cut(self, failure: Failure) -> None:
         """The stream on the wire broke."""
         logger.debug("the listen stream: %s", failure.explanation)
+        if not self._at.listens.is_answered:
+            self._at.keeper.gave_up_on_attempt(failure)
         self._at.listens.wire_id = None
         self._look_at_state(failure.error)
         self.see_to_it(delayed=True)

@@ -80,6 +80,11 @@ class Listens:
         known = self._open.get(pending.app_id)
         return known is not None and known.request is pending
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether the server acknowledged the stream on the wire."""
+        return self._honored is not None
+
     def is_covered(self) -> bool:
         """Whether the stream on the wire brings all that is asked for."""
         if self.wire_id is None:

@@ -46,6 +46,9 @@ class Recovery:
         self._turn = 0
         self._not_before = 0.0
         self._settled = anyio.Event()
+        self._heard_meanwhile: tuple[Link, Json] | None = None
+        """A detachment that was told while the session was taken up, after the newest answer."""
+
         situation.begin = self._begin
         sender.has_other_address = self._try_another
 
@@ -151,11 +154,20 @@ class Recovery:
         """The server took the session from this connection."""
         at = self._at
         session = at.keeper.session
+        if at.phase is Phase.BUSY:
+            self._heard_meanwhile = (link, params)
+            return
         if session is None or link is not at.link or at.phase is not Phase.READY:
             return
         if params.get("sessionId") != session.session_id:
             return
         match params.get("reason"):
+            case Detached.TAKEN_OVER.value if at.keeper.attempts.is_own(
+                params.get("instance"), now=at.clock()
+            ):
+                # TKO13: something that was given up was served after all.
+                logger.info("%s: taken over by a late request of this client", link.name)
+                at.spawn(self._take_back, link)
             case Detached.TAKEN_OVER.value:
                 logger.info("%s: the session was taken over", link.name)
                 at.phase = Phase.OVER
@@ -173,7 +185,21 @@ class Recovery:
                 self._not_before = at.clock() + delay
                 at.spawn(self._come_back, link, delay)
             case _:
-                self._begin(Way.REATTACH)
+                at.spawn(self._take_back, link)
+
+    def was_answered(self) -> None:
+        """The server answered a request of our own: what was told before is older."""
+        self._heard_meanwhile = None
+
+    async def _take_back(self, link: Link) -> None:
+        """The session left this connection, and nobody else has it: resume it here.
+
+        With back-off, as a server may take it away each time.
+        """
+        at = self._at
+        await at.sleep(at.backoff.failed(at.draw()))
+        if at.link is link:
+            self._begin(Way.REATTACH)
 
     async def _come_back(self, link: Link, delay: float) -> None:
         """The server drains: another connection, when it is our turn."""
@@ -293,6 +319,9 @@ class Recovery:
             if not outcome.recovered:
                 await at.tell_everything_changed()
             await at.tell_outcome(outcome)
+        heard, self._heard_meanwhile = self._heard_meanwhile, None
+        if heard is not None and heard[0] is link:
+            await self.detached(*heard)
         await self._sender.flush(link)
 
     async def _retire(self, link: Link) -> None:

@@ -42,7 +42,7 @@ from mcp_sessions.client.sending import Sender
 from mcp_sessions.client.situation import Phase, Situation, Way
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import RequestId, meta_of
-from mcp_sessions.core.resume import event_id_of, says_session_not_found
+from mcp_sessions.core.resume import Attempts, event_id_of, says_session_not_found
 from mcp_sessions.errors import SESSION_DETACHED, SESSION_NOT_FOUND
 from mcp_sessions.ids import digest
 
@@ -71,6 +71,7 @@ class ResumingClient:
         mint_key: Callable[[], str] = _mint_key,
     ) -> None:
         """Take what it works with; see `Situation` and `Recovery`."""
+        attempts = Attempts(mint_key())
         backoff = Backoff(base=policy.backoff_base, cap=policy.backoff_cap)
         exchanges = Exchanges(timeout=policy.connect_timeout)
         self._at = Situation(
@@ -83,7 +84,7 @@ class ResumingClient:
             sleep,
             backoff,
             exchanges,
-            SessionKeeper(exchanges, policy, backoff, draw, sleep, clock),
+            SessionKeeper(exchanges, policy, backoff, draw, sleep, clock, attempts),
         )
         self._listener = Listener(self._at)
         self._sender = Sender(self._at, self._listener, mint_key)
@@ -300,6 +301,7 @@ class ResumingClient:
     async def _received_answer(self, message: Json) -> None:
         at, keeper = self._at, self._at.keeper
         if at.exchanges.answered(message):
+            self._recovery.was_answered()
             return
         wire_id = cast(RequestId, message.get("id"))
         if at.listens.wire_id is not None and wire_id == at.listens.wire_id:

@@ -19,13 +19,10 @@ from mcp_sessions.client.listener import Listener
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.situation import Phase, Situation, Way
 from mcp_sessions.core.messages import REQUEST_KEY_META, SESSION_META, RequestId
-from mcp_sessions.core.resume import Cause, Step, after_status, may_send_again
+from mcp_sessions.core.resume import NEVER_RAN, Cause, Step, after_status, may_send_again
 from mcp_sessions.errors import OUTCOME_UNKNOWN
 
 logger = logging.getLogger(__name__)
-
-_NEVER_RAN = (400, 404, 405, 410, 429, 503)
-"""HTTP statuses by which a server, or what stands before it, refuses before it runs."""
 
 _REFUSALS = 2
 _OUTBOX = 1_000
@@ -254,7 +251,7 @@ class Sender:
             if not await self.state_refused(pending):
                 await self.tell_failure(pending, failure)
             return
-        refused = failure.cause is Cause.STATUS and failure.status in _NEVER_RAN
+        refused = failure.cause is Cause.STATUS and failure.status in NEVER_RAN
         never_ran = refused or failure.cause is Cause.UNREACHABLE
         if never_ran and not pending.was_accepted and not pending.sent_before:
             pending.forget_sending()

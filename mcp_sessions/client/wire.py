@@ -16,6 +16,7 @@ from mcp_sessions.client.dialer import Json
 from mcp_sessions.core.messages import (
     EVENT_ID_META,
     EXTENSION,
+    INSTANCE_META,
     REQUEST_KEY_META,
     SESSION_META,
     RequestId,
@@ -128,6 +129,11 @@ def without_session(message: Json) -> Json:
         if not left:
             return {member: value for member, value in message.items() if member != "params"}
     return {**message, name: left}
+
+
+def naming(message: Json, instance: str) -> Json:
+    """A request that takes a session, and which client sends it (TKO12)."""
+    return with_meta(message, {INSTANCE_META: instance})
 
 
 def names_own_session(message: Json) -> bool:

@@ -29,14 +29,21 @@ REQUEST_KEY_META = "io.github.mcp-sessions/requestKey"
 EVENT_ID_META = "io.github.mcp-sessions/sessionEventId"
 """``_meta`` key of the head, in the result of ``sessions/create``."""
 
+INSTANCE_META = "io.github.mcp-sessions/instance"
+"""``_meta`` key of a request that takes a session: which client sends it (TKO12)."""
+
 EXTENSION = "io.github.mcp-sessions/sessions"
 """Our entry under ``capabilities.extensions``, on either side."""
 
 MAX_REQUEST_KEY = 256
 """Characters of a request key."""
 
+MAX_INSTANCE = 64
+"""Characters of a client's name for itself."""
+
 RequestId = str | int
 
+_INSTANCE = re.compile(r"[\x21-\x7e]+", re.ASCII)
 _LARGE_INTEGER = re.compile(rb"[0-9]{19}")
 
 
@@ -257,6 +264,16 @@ def request_key(params: Mapping[str, Any] | None) -> RequestKey | None:
             f"_meta[{REQUEST_KEY_META!r}] must be a string of 1 to {MAX_REQUEST_KEY} characters"
         )
     return RequestKey(value)
+
+
+def instance_of(params: Mapping[str, Any] | None) -> str | None:
+    """Which client sends a request that takes a session (TKO12); None: it does not say, or in
+    a way that is not repeated to anybody.
+    """
+    value = (meta_of(params) or {}).get(INSTANCE_META)
+    if not isinstance(value, str) or len(value) > MAX_INSTANCE:
+        return None
+    return value if _INSTANCE.fullmatch(value) else None
 
 
 def progress_token(params: Mapping[str, Any] | None) -> RequestId | None:

@@ -11,6 +11,7 @@ Rules that must hold, and that ``tests/core/test_resume.py`` owns:
    (pitfall G4): ids of another log mean nothing next to those of the old one.
 4. A session is started over after a loss, once: not again before it was of use, or time
    has passed.
+5. A takeover by a late request of this client's own is not another client's (TKO13).
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ class Step(Enum):
     RECONNECT = "reconnect"
     """A new connection, which resumes the session; if that is refused, a new session."""
 
+
+NEVER_RAN = (400, 404, 405, 410, 429, 503)
+"""HTTP statuses by which a server, or what stands before it, refuses before it runs."""
 
 _SESSION_UNKNOWN = (404, 410)
 _BUSY = (429, 502, 503, 504)
@@ -138,6 +142,48 @@ class Follower:
         """There was a gap, or the session is another one: go on at ``position``."""
         self._seen.clear()
         self.position = position
+
+
+LATE_ATTEMPT = 300.0
+"""Seconds for which an attempt that was given up may be served late, at a server that does not
+say whose attempt it was."""
+
+_ATTEMPTS_KEPT = 16
+
+
+class Attempts:
+    """This client's requests that take its session, of which some were given up.
+
+    A server may serve one of those late, and displace the connection that took its place.
+    """
+
+    __slots__ = ("_given_up", "instance")
+
+    def __init__(self, instance: str) -> None:
+        """Take how this client calls itself (TKO12): no other one does."""
+        self.instance = instance
+        self._given_up: list[float] = []
+
+    def gave_up(self, *, now: float) -> None:
+        """An attempt has no answer, and nobody knows whether it will be served."""
+        self._given_up.append(now)
+        del self._given_up[:-_ATTEMPTS_KEPT]
+
+    def is_own(self, instance: object, *, now: float) -> bool:
+        """Whether it was this client that took the session over.
+
+        Args:
+            instance: Who did, as the server says; not a string: it does not say. Then each
+                attempt that was given up explains one takeover.
+            now: Seconds.
+        """
+        if isinstance(instance, str):
+            return instance == self.instance
+        self._given_up = [then for then in self._given_up if now - then < LATE_ATTEMPT]
+        if not self._given_up:
+            return False
+        self._given_up.pop(0)
+        return True
 
 
 class Lives:

@@ -19,6 +19,7 @@ async def tell_detached(
     reason: Detached,
     *,
     retry_after: float | None = None,
+    instance: str | None = None,
 ) -> None:
     """Tell the client, if it declared our extension.
 
@@ -27,12 +28,15 @@ async def tell_detached(
         session_id: The session.
         reason: Why.
         retry_after: Seconds over which clients come back; None: that is not said.
+        instance: How the client that has it now calls itself (TKO12); None: unknown.
     """
     if not _declares_extension(connection):
         return
     params: dict[str, Any] = {"sessionId": session_id, "reason": reason.value}
     if retry_after is not None:
         params["retryAfter"] = retry_after
+    if instance is not None:
+        params["instance"] = instance
     await connection.send(plain_draft(notification_message(DETACHED, params)))
 
 

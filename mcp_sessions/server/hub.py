@@ -148,6 +148,7 @@ class Hub:
         *,
         position: str | None = None,
         only_if_free: bool = False,
+        instance: str | None = None,
     ) -> Attached | None:
         """Make ``connection`` the session's only one and hand it what it missed.
 
@@ -156,12 +157,13 @@ class Hub:
                 and the events wait.
             position: What the client says it saw last.
             only_if_free: Answer None if another connection is attached.
+            instance: How its client calls itself: told to who had the session (TKO12).
 
         Returns:
             None if the session is over or not free.
         """
         async with self.turn(session_id):
-            return await self._attach(session_id, connection, position, only_if_free)
+            return await self._attach(session_id, connection, position, only_if_free, instance)
 
     async def _attach(
         self,
@@ -169,6 +171,7 @@ class Hub:
         connection: TransportConnection | None,
         position: str | None,
         only_if_free: bool,
+        instance: str | None,
     ) -> Attached | None:
         if connection is not None:
             # Before it is attached: what is stored from then on is heard here.
@@ -208,7 +211,7 @@ class Hub:
                 await self._unwatch(session_id, connection)
         if previous is not None and not stays:
             kind = connection.kind if connection is not None else None
-            await self._displace(session_id, previous, Detached.TAKEN_OVER, kind)
+            await self._displace(session_id, previous, Detached.TAKEN_OVER, kind, instance)
         if connection is not None:
             await self.on_attached(session_id, connection)
         if self.replicas is not None:
@@ -307,11 +310,13 @@ class Hub:
         previous: Attachment,
         reason: Detached,
         newer: str | None = None,
+        instance: str | None = None,
     ) -> None:
         """Part a session from the connection that had it.
 
         Args:
             newer: The kind of the connection that has it now; None: none has.
+            instance: How the client that has it now calls itself; None: it does not say.
         """
         home = process_of(previous.connection_id)
         members: dict[str, Any] = {
@@ -320,6 +325,7 @@ class Hub:
             "epoch": previous.fencing_epoch,
             "reason": reason.value,
             "newer": newer,
+            "instance": instance,
         }
         if home is not None and previous.connection_id not in self._connections:
             if self.replicas is not None and home != self.replicas.process:
@@ -328,7 +334,7 @@ class Hub:
         connection = await self.find(previous.connection_id)
         if connection is None:
             return
-        await self.displaced_here(session_id, previous, reason, connection, newer)
+        await self.displaced_here(session_id, previous, reason, connection, newer, instance)
         if home is None and self.replicas is not None:
             # Its stream may be open anywhere; what waits there unsent is taken back.
             await self.replicas.tell(
@@ -342,6 +348,7 @@ class Hub:
         reason: Detached,
         connection: TransportConnection,
         newer: str | None,
+        instance: str | None,
     ) -> None:
         """A connection that this process serves lost a session, by ``previous``."""
         # Only if the old connection did not attach it anew meanwhile.
@@ -350,7 +357,7 @@ class Hub:
         connection.attached.pop(session_id, None)
         # A listen stream after a listen stream is the same client going on.
         if not newer == connection.kind == "listen":
-            await tell_detached(connection, session_id, reason)
+            await tell_detached(connection, session_id, reason, instance=instance)
         await connection.withdraw(session_id, previous.fencing_epoch)
         await self._unwatch(session_id, connection)
         metrics.detached(reason.value)
@@ -364,6 +371,7 @@ class Hub:
         waits: bool = True,
         reason: Detached = Detached.TAKEN_OVER,
         newer: str | None = None,
+        instance: str | None = None,
     ) -> bool:
         """Whether a session is attached to a connection of this process still; if another
         process displaced it, that is made good here.
@@ -374,7 +382,8 @@ class Hub:
             waits: Until it is made good; False: the caller has the session's turn, or reads
                 its log.
             reason: Why it was displaced, if it was.
-            newer: See :meth:`displaced_here`.
+            newer: The kind of the connection that has it now; None: that is not known.
+            instance: How the client that has it now calls itself; None: that is not known.
         """
         fencing_epoch = connection.attached.get(session_id)
         if fencing_epoch is None:
@@ -386,7 +395,9 @@ class Hub:
             return False
         if record.attachment == previous:
             return True
-        displacing = self._displaced_in_turn(session_id, previous, connection, reason, newer)
+        displacing = self._displaced_in_turn(
+            session_id, previous, connection, reason, newer, instance
+        )
         if waits:
             await displacing
         elif self.replicas is not None:
@@ -400,10 +411,11 @@ class Hub:
         connection: TransportConnection,
         reason: Detached,
         newer: str | None,
+        instance: str | None,
     ) -> None:
         async with self.turn(session_id):
             if connection.attached.get(session_id) == previous.fencing_epoch:
-                await self.displaced_here(session_id, previous, reason, connection, newer)
+                await self.displaced_here(session_id, previous, reason, connection, newer, instance)
 
     def knows(self, session_id: SessionId) -> bool:
         """Whether this process has anything of a session."""

@@ -23,6 +23,7 @@ from mcp_sessions.core.messages import (
     RequestId,
     decode_kept,
     error_body,
+    instance_of,
     meta_of,
     named_session,
     session_id_member,
@@ -318,7 +319,9 @@ class SessionMethods:
         if release is not None:
             # "The result is written before the first replayed event."
             inbound.channel.after_answer(release)
-        attached = await self._hub.attach(session_id, connection, position=position)
+        attached = await self._hub.attach(
+            session_id, connection, position=position, instance=instance_of(params)
+        )
         if attached is None:
             raise SessionNotFound(session_id)
         if connection is not None:

@@ -165,7 +165,12 @@ class Telling:
         if connection is not None:
             reason = Detached(message["reason"])
             await self._hub.check_attached(
-                session_id, connection, reason=reason, newer=message["newer"]
+                session_id,
+                connection,
+                reason=reason,
+                newer=message["newer"],
+                # A replica of the version before does not say it.
+                instance=message.get("instance"),
             )
 
     async def _ended(self, message: Members) -> None:

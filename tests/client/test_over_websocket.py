@@ -168,6 +168,25 @@ async def test_whoever_is_taken_over_does_not_come_back() -> None:
         assert scripted.connections == 1
 
 
+async def test_a_takeover_that_is_told_right_after_the_resume_is_heard() -> None:
+    """TKO7: the client is still at work on the result when it comes."""
+
+    async def take(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
+        if message.get("method") == "tools/call":
+            await socket.close(1001)
+        elif message.get("method") == "session/resume":
+            result = {"jsonrpc": "2.0", "id": message["id"], "result": {"resumed": True}}
+            params = {"sessionId": "s-1", "reason": "taken_over", "instance": "somebody-else"}
+            notice = {"jsonrpc": "2.0", "method": "notifications/sessions/detached"}
+            for sent in (result, {**notice, "params": params}):
+                await socket.send(json.dumps(sent))
+
+    async with client_of(take) as (client, heard, _):
+        with pytest.raises(MCPError):
+            await client.call_tool("echo", {})
+        await heard.has(lambda: heard.outcomes[-1].is_over, "the takeover")
+
+
 async def test_it_offers_the_subprotocol_and_sends_its_headers() -> None:
     async def nothing(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
         return None

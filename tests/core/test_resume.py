@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from mcp_sessions.core.messages import EXTENSION, SESSION_META
 from mcp_sessions.core.resume import (
+    LATE_ATTEMPT,
     Abilities,
+    Attempts,
     Follower,
     Lives,
     SessionView,
@@ -162,6 +164,48 @@ def test_a_session_that_nobody_used_may_be_replaced_after_a_rest() -> None:
 
     assert not lives.start_over(now=29, rest=30)
     assert lives.start_over(now=30, rest=30)
+
+
+# --- attempts ---------------------------------------------------------------------------------
+
+
+def test_a_takeover_in_ones_own_name_is_ones_own() -> None:
+    """TKO13: however often, and whether or not anything was given up."""
+    attempts = Attempts("me")
+    assert [attempts.is_own("me", now=at) for at in (0.0, 1.0, 9e9)] == [True] * 3
+
+
+def test_a_takeover_in_another_name_never_is() -> None:
+    """TKO7."""
+    attempts = Attempts("me")
+    attempts.gave_up(now=0.0)
+    assert not attempts.is_own("you", now=0.0)
+
+
+@pytest.mark.parametrize("unsaid", [None, 7, ["me"]])
+def test_a_takeover_in_no_name_is_ones_own_once_for_each_attempt_that_was_given_up(
+    unsaid: object,
+) -> None:
+    """TKO13."""
+    attempts = Attempts("me")
+    assert not attempts.is_own(unsaid, now=0.0)
+    attempts.gave_up(now=0.0)
+    attempts.gave_up(now=1.0)
+    assert [attempts.is_own(unsaid, now=2.0) for _ in range(3)] == [True, True, False]
+
+
+def test_what_was_given_up_long_ago_explains_nothing() -> None:
+    """TKO13: "a short time ago (ours: 300 seconds)"."""
+    attempts = Attempts("me")
+    attempts.gave_up(now=0.0)
+    assert not attempts.is_own(None, now=LATE_ATTEMPT)
+
+
+def test_what_was_given_up_is_bounded() -> None:
+    attempts = Attempts("me")
+    for _ in range(100):
+        attempts.gave_up(now=0.0)
+    assert sum(attempts.is_own(None, now=1.0) for _ in range(100)) == 16
 
 
 # --- what servers say -------------------------------------------------------------------------

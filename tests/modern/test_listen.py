@@ -504,6 +504,20 @@ async def test_a_displaced_stream_is_told_if_its_client_knows_us(declares: str) 
         assert "result" in last
 
 
+async def test_a_displaced_stream_hears_which_client_has_the_session() -> None:
+    """TKO12."""
+    async with world() as w:
+        client = ModernClient(w.carrier, capabilities={"extensions": {EXTENSION: {}}})
+        session = (await client.start())["sessionId"]
+        heard = await client.listening(session, A)
+
+        await client.resume(session, instance="one-of-ours")
+        await completed(heard)
+
+        told = [m for m in heard.messages if m.get("method") == "notifications/sessions/detached"]
+        assert [m["params"]["instance"] for m in told] == ["one-of-ours"]
+
+
 async def test_a_takeover_loses_nothing() -> None:
     """B2, A5: from a stream to a handshake-era connection and back, with events in between."""
     async with modern() as (w, client):

@@ -159,6 +159,24 @@ async def test_a_takeover_elsewhere_ends_it_here(seed: int, told: bool) -> None:
         assert (await old.error("tools/list"))["code"] == -31010
 
 
+async def test_who_has_it_now_is_heard_at_another_replica() -> None:
+    """TKO12."""
+    async with sockets(2) as s:
+        old = await s.connected(0, capabilities=CAPABILITIES)
+        session = (await old.start())["sessionId"]
+        new = await s.connected(1)
+
+        named = {"_meta": {"io.github.mcp-sessions/instance": "one-of-ours"}}
+        await new.result("session/resume", {"sessionId": session, **named})
+        detached = await old.told(DETACHED)
+
+        assert detached["params"] == {
+            "sessionId": session,
+            "reason": "taken_over",
+            "instance": "one-of-ours",
+        }
+
+
 async def test_rivals_on_two_replicas_leave_one_owner() -> None:
     """B5, B7: on several processes; every loser is told."""
     async with sockets(2) as s:

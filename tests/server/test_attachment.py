@@ -379,6 +379,43 @@ async def test_the_displaced_connection_is_told_once(capabilities: Json) -> None
         ]
 
 
+INSTANCE = "io.github.mcp-sessions/instance"
+
+
+async def resumed_by(client: RawClient, session: str, instance: object) -> None:
+    """``session/resume`` of a client that names itself."""
+    await client.result("session/resume", {"sessionId": session, "_meta": {INSTANCE: instance}})
+
+
+async def test_the_displaced_hears_which_client_has_the_session() -> None:
+    """TKO12: so that it knows a late request of its own from another client's."""
+    async with world() as w:
+        old, stream = await with_stream(w, capabilities=KNOWS_US)
+        session = (await old.start())["sessionId"]
+
+        await resumed_by(await w.connected(), session, "one-of-ours")
+
+        [told] = await stream.has(1)
+        assert told["params"] == {
+            "sessionId": session,
+            "reason": "taken_over",
+            "instance": "one-of-ours",
+        }
+
+
+@pytest.mark.parametrize("instance", ["", "two words", "ü", "x" * 65, 7, None, {}, "a\n"])
+async def test_a_name_that_cannot_be_repeated_is_not(instance: object) -> None:
+    """TKO12: "in no case is the request refused for it"."""
+    async with world() as w:
+        old, stream = await with_stream(w, capabilities=KNOWS_US)
+        session = (await old.start())["sessionId"]
+
+        await resumed_by(await w.connected(), session, instance)
+
+        [told] = await stream.has(1)
+        assert told["params"] == {"sessionId": session, "reason": "taken_over"}
+
+
 async def test_a_client_that_knows_nothing_of_us_is_told_nothing() -> None:
     """Rule: "If its client declared our extension it gets one"."""
     async with world() as w:

@@ -223,9 +223,17 @@ class ModernClient:
         """``sessions/create``; its ``session``."""
         return cast("Json", (await self.send("sessions/create").result())["session"])
 
-    async def resume(self, session_id: str, position: str | None = None) -> Json:
-        """``session/resume``; its result."""
+    async def resume(
+        self, session_id: str, position: str | None = None, *, instance: str | None = None
+    ) -> Json:
+        """``session/resume``; its result.
+
+        Args:
+            instance: How the client calls itself (TKO12).
+        """
         params: Json = {"sessionId": session_id}
+        if instance is not None:
+            params["_meta"] = {"io.github.mcp-sessions/instance": instance}
         if position is not None:
             params["lastSessionEventId"] = position
         return await self.send("session/resume", params).result()

@@ -24,6 +24,7 @@ from mcp_sessions.core.messages import (
     error_body,
     error_message,
     id_of,
+    instance_of,
     named_session,
     parse,
     wire_error,
@@ -407,7 +408,9 @@ class DuplexConnection:
             if not await served.store.set_filter(session_id, wanted.uris, wanted.lists):
                 raise SessionNotFound(session_id)
             if session_id not in self.attached:
-                attached = await served.hub.attach(session_id, self)
+                attached = await served.hub.attach(
+                    session_id, self, instance=instance_of(request.params)
+                )
                 if attached is None:
                     raise SessionNotFound(session_id)
         except WireError as refused:

@@ -17,6 +17,7 @@ from mcp_sessions.core.messages import (
     Notification,
     NotNamed,
     Request,
+    instance_of,
     named_session,
     wire_error,
 )
@@ -179,7 +180,8 @@ class ModernHttp:
         )
         served.hub.add(stream)
         try:
-            if await served.hub.attach(session_id, stream) is None:
+            instance = instance_of(request.params)
+            if await served.hub.attach(session_id, stream, instance=instance) is None:
                 raise SessionNotFound(session_id)
         except BaseException:
             # Nobody serves it: it must not stay behind as a connection.

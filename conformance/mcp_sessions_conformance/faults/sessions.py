@@ -70,6 +70,13 @@ def _tells_who_resumes(case: Case) -> list[Json | Late] | None:
     return None
 
 
+def _hides_instance(case: Case) -> list[Json | Late] | None:
+    if case.message.get("method") != DETACHED:
+        return None
+    params_of(case.message).pop("instance", None)
+    return [case.message]
+
+
 def _late_resume(case: Case) -> list[Json | Late] | None:
     if (case.asked or {}).get("method") == "session/resume":
         return [Late(case.message)]
@@ -284,6 +291,11 @@ FAULTS = (
         "tells-who-resumes",
         "tells every client that it was displaced",
         to_client=_tells_who_resumes,
+    ),
+    Fault(
+        "hides-who-has-it",
+        "does not say which client took a session over",
+        to_client=_hides_instance,
     ),
     Fault(
         "answers-after-replay", "replays before it answers session/resume", to_client=_late_resume
