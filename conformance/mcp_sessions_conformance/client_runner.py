@@ -48,6 +48,8 @@ class ClientRun:
     command: str
     outcomes: list[DutyOutcome] = field(default_factory=list[DutyOutcome])
     seconds: float = 0.0
+    is_complete: bool = False
+    """The run came to its end; else it was interrupted."""
 
     def count(self, verdict: str) -> int:
         """How many outcomes of that kind there are."""
@@ -55,8 +57,8 @@ class ClientRun:
 
     @property
     def is_conformant(self) -> bool:
-        """Whether something was looked at, and no MUST failed."""
-        return bool(self.outcomes) and self.count("failure") == 0
+        """Whether all was looked at, something at all, and no MUST failed."""
+        return self.is_complete and bool(self.outcomes) and self.count("failure") == 0
 
 
 async def run_client(
@@ -66,6 +68,7 @@ async def run_client(
     wait: float = 8.0,
     progress: Progress | None = None,
     fault: Fault | None = None,
+    run: ClientRun | None = None,
 ) -> ClientRun:
     """Look at every duty; it never raises for what a client does.
 
@@ -75,9 +78,11 @@ async def run_client(
         duties: From ``load_duties``.
         wait: Seconds that the client may take for anything.
         progress: Told of each outcome; the way is ``client``.
+        run: Where the outcome is kept, so that it is there if the run is cancelled; None: a new
+            one.
     """
     begun = time.monotonic()
-    run = ClientRun(command)
+    run = ClientRun(command) if run is None else run
     if progress is not None:
         progress("client", 0, len(duties), "")
     for number, duty in enumerate(duties, start=1):
@@ -87,7 +92,8 @@ async def run_client(
             passed = outcome.verdict == "passed"
             wrong = "" if passed else f"{duty.id}: {outcome.sentence}"
             progress("client", number, len(duties), wrong)
-    run.seconds = time.monotonic() - begun
+        run.seconds = time.monotonic() - begun
+    run.is_complete = True
     return run
 
 

@@ -2,15 +2,15 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions_conformance import report
-from mcp_sessions_conformance.client_runner import run_client
+from mcp_sessions_conformance.client_runner import ClientRun, run_client
 from mcp_sessions_conformance.loader import BadVectors, load_duties, load_vectors
 from mcp_sessions_conformance.peer import Limits
-from mcp_sessions_conformance.runner import Progress, Selection, run
+from mcp_sessions_conformance.runner import Progress, Run, Selection, run
 from mcp_sessions_conformance.targets import BadTarget, Credentials, parse_target
 
 _TOKEN = re.compile(r"[\x21-\x7e]+")
@@ -34,6 +34,9 @@ class Tested:
     text: str
     document: dict[str, Any]
     is_conformant: bool
+
+
+Keep = Callable[[Tested], None]
 
 
 def listing() -> str:
@@ -61,12 +64,19 @@ async def test_server(
     token: str | None = None,
     other_token: str | None = None,
     wait: float = 5.0,
+    give_up: int = Limits.give_up,
     progress: Progress | None = None,
+    keep: Keep | None = None,
 ) -> Tested:
     """Play the vectors against the server that all targets lead to.
 
     Args:
+        only: Ids of vectors, or of clauses.
         wait: Seconds that any one answer may take.
+        give_up: See `Limits`.
+        progress: Told of each outcome.
+        keep: Gets the outcome at the end, also where the run is cancelled or breaks: what there
+            is of it by then.
 
     Raises:
         BadInput: A target, a suite, an id or a token is none.
@@ -81,18 +91,25 @@ async def test_server(
     except (BadTarget, BadVectors) as error:
         raise BadInput(str(error)) from error
     _known("suite", suites, {vector.suite for vector in vectors})
-    _known("vector", only, {vector.id for vector in vectors})
-    done = await run(
-        parsed,
-        vectors,
-        selection=Selection(
-            frozenset(suites), frozenset(transports), frozenset(eras), frozenset(only)
-        ),
-        credentials=Credentials(token, other_token),
-        limits=Limits(wait=wait),
-        progress=progress,
-    )
-    return Tested(report.as_text(done), report.as_json(done), done.is_conformant)
+    _known("vector or clause", only, {name for v in vectors for name in (v.id, *v.clauses)})
+    done = Run([])
+    try:
+        await run(
+            parsed,
+            vectors,
+            selection=Selection(
+                frozenset(suites), frozenset(transports), frozenset(eras), frozenset(only)
+            ),
+            credentials=Credentials(token, other_token),
+            limits=Limits(wait=wait, give_up=give_up),
+            progress=progress,
+            done=done,
+        )
+    finally:
+        tested = Tested(report.as_text(done), report.as_json(done), done.is_conformant)
+        if keep is not None:
+            keep(tested)
+    return tested
 
 
 async def test_client(
@@ -101,13 +118,16 @@ async def test_client(
     only: Sequence[str] = (),
     wait: float = 5.0,
     progress: Progress | None = None,
+    keep: Keep | None = None,
 ) -> Tested:
     """Look at what a client program does.
 
     Args:
         command: Started once for each duty, with a URL as its last argument.
-        only: Ids of duties; empty: all.
+        only: Ids of duties, or of clauses; empty: all.
         wait: Seconds that the client may take for anything.
+        progress: Told of each outcome.
+        keep: As for `test_server`.
 
     Raises:
         BadInput: The command is none, or an id is.
@@ -119,10 +139,18 @@ async def test_client(
         raise BadInput(str(error)) from error
     if not words:
         raise BadInput("--client needs a command")
-    _known("duty", only, {duty.id for duty in duties})
-    chosen = [duty for duty in duties if not only or duty.id in only]
-    done = await run_client(command, chosen, wait=wait, progress=progress)
-    return Tested(report.client_as_text(done), report.client_as_json(done), done.is_conformant)
+    _known("duty or clause", only, {name for d in duties for name in (d.id, *d.clauses)})
+    chosen = [duty for duty in duties if not only or {duty.id, *duty.clauses} & set(only)]
+    done = ClientRun(command)
+    try:
+        await run_client(command, chosen, wait=wait, progress=progress, run=done)
+    finally:
+        tested = Tested(
+            report.client_as_text(done), report.client_as_json(done), done.is_conformant
+        )
+        if keep is not None:
+            keep(tested)
+    return tested
 
 
 def _known(what: str, given: Sequence[str], known: set[str]) -> None:

@@ -172,6 +172,7 @@ class HttpPeer(Peer):
             ) as response:
                 sent.headers = dict(response.headers)
                 sent.status = response.status_code
+                self.has_heard = True
                 self.announce()
                 await self._read(response, sent, stream)
             how = "the response ended"
@@ -181,6 +182,10 @@ class HttpPeer(Peer):
             self.problem(str(failure))
         except UnicodeDecodeError:
             self.problem("an event stream is no UTF-8")
+        except Exception as error:
+            # The boundary to a server that may do anything, and to the library that reads it.
+            how = f"{type(error).__name__}: {error}"
+            self.problem(f"the response cannot be read: {how}")
         finally:
             sent.ended = how
             if stream == "get":

@@ -58,8 +58,9 @@ class Limits:
     max_bytes: int = 64 * 1024 * 1024
     """Bytes that one connection may receive."""
 
-    budget: float = 55.0
-    """Seconds for all vectors of one transport; what was not played by then has failed."""
+    give_up: int = 12
+    """Vectors in a row that fail because the server says nothing: then the rest of that way is
+    not played. 0: every vector is played, however long that takes."""
 
 
 @dataclass(eq=False)
@@ -139,6 +140,9 @@ class Peer(ABC):
 
         self.ended = ""
         """How the connection ended; empty while it is open."""
+
+        self.has_heard = False
+        """Something came, of whatever kind."""
 
         self.close_code: int | None = None
         self.accepted: Mapping[str, str] = {}
@@ -234,6 +238,7 @@ class Peer(ABC):
         Raises:
             Failure: More came than the runner takes.
         """
+        self.has_heard = True
         self._bytes += len(text)
         if len(self.arrivals) >= self.limits.max_messages or self._bytes > self.limits.max_bytes:
             raise Failure(

@@ -65,8 +65,13 @@ class Player:
         what = f" {step['method']}" if "method" in step else ""
         return f"step {number} ({step['step']}{what}{where})"
 
+    @property
+    def has_heard(self) -> bool:
+        """Whether the server said anything, on any connection."""
+        return any(peer.has_heard for peer in self.scene.peers.values())
+
     async def leave(self) -> None:
-        """End what the vector made, and its connections. It never raises."""
+        """End what the vector made, and its connections."""
         for session_id, peer in self.scene.sessions.items():
             if peer.ended:
                 continue

@@ -1,11 +1,14 @@
 """The outcome of a run, for people and for programs."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from mcp_sessions_conformance.client_runner import ClientRun, DutyOutcome
 from mcp_sessions_conformance.loader import Duty, Vector
-from mcp_sessions_conformance.runner import Outcome, Run
+from mcp_sessions_conformance.runner import LeftOut, Outcome, Run
+
+BROKEN_OFF = "the run was broken off: this is its beginning"
 
 WIRE_LINES = 40
 """Of one failed vector; the JSON report has all that were kept."""
@@ -52,20 +55,28 @@ def _summary(run: Run) -> str:
             f"{way:<42} {counts['passed']:4d} passed, {counts['failure']:3d} failed, "
             f"{counts['warning']:3d} warnings  {seconds:6.1f} s"
         )
-    reasons = Counter(
-        (entry.reason if not entry.way else f"{entry.way}: {entry.reason}")
-        for entry in run.not_selected
-    )
-    for reason, count in sorted(reasons.items()):
+    for reason, count in _reasons(run.not_played):
+        lines.append(f"NOT PLAYED:   {count:3d}  {reason}")
+    for reason, count in _reasons(run.not_selected):
         lines.append(f"not selected: {count:3d}  {reason}")
     if not run.outcomes:
         lines.append("nothing was played: no vector was selected")
+    if not run.is_complete:
+        lines.append(BROKEN_OFF)
+    played = "" if not run.not_played else f", {len(run.not_played)} not played"
     lines.append(
         f"{run.count('passed')} passed, {run.count('failure')} failed, "
-        f"{run.count('warning')} warnings in {run.seconds:.1f} s: "
+        f"{run.count('warning')} warnings{played} in {run.seconds:.1f} s: "
         + ("conformant" if run.is_conformant else "NOT conformant")
     )
     return "\n".join(lines)
+
+
+def _reasons(left_out: Sequence[LeftOut]) -> list[tuple[str, int]]:
+    reasons = Counter(
+        (entry.reason if not entry.way else f"{entry.way}: {entry.reason}") for entry in left_out
+    )
+    return sorted(reasons.items())
 
 
 def as_json(run: Run) -> dict[str, Any]:
@@ -73,11 +84,13 @@ def as_json(run: Run) -> dict[str, Any]:
     return {
         "targets": run.targets,
         "conformant": run.is_conformant,
+        "complete": run.is_complete,
         "seconds": round(run.seconds, 3),
         "counts": {
             "passed": run.count("passed"),
             "failed": run.count("failure"),
             "warnings": run.count("warning"),
+            "notPlayed": len(run.not_played),
             "notSelected": len(run.not_selected),
         },
         "outcomes": [
@@ -95,16 +108,20 @@ def as_json(run: Run) -> dict[str, Any]:
             }
             for outcome in run.outcomes
         ],
-        "notSelected": [
-            {"vector": entry.vector.id, "way": entry.way, "reason": entry.reason}
-            for entry in run.not_selected
-        ],
+        "notPlayed": [_left_out(entry) for entry in run.not_played],
+        "notSelected": [_left_out(entry) for entry in run.not_selected],
     }
+
+
+def _left_out(entry: LeftOut) -> dict[str, str]:
+    return {"vector": entry.vector.id, "way": entry.way, "reason": entry.reason}
 
 
 def client_as_text(run: ClientRun) -> str:
     """The report on a client, for people."""
     parts = [_duty_finding(o) for o in run.outcomes if o.verdict != "passed"]
+    if not run.is_complete:
+        parts.append(BROKEN_OFF)
     parts.append(
         f"{run.count('passed')} passed, {run.count('failure')} failed, "
         f"{run.count('warning')} warnings in {run.seconds:.1f} s: "
@@ -122,6 +139,7 @@ def client_as_json(run: ClientRun) -> dict[str, Any]:
     return {
         "client": run.command,
         "conformant": run.is_conformant,
+        "complete": run.is_complete,
         "seconds": round(run.seconds, 3),
         "counts": {
             "passed": run.count("passed"),

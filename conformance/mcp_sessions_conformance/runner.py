@@ -3,9 +3,9 @@
 import asyncio
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from mcp_sessions_conformance.loader import Vector
 from mcp_sessions_conformance.peer import Era, Failure, Limits, Transport
@@ -21,6 +21,9 @@ from mcp_sessions_conformance.targets import (
 
 ONE_VECTOR = 20.0
 """Seconds for one vector, whatever its steps may take."""
+
+LEAVING = 10.0
+"""Seconds for ending what it made."""
 
 Verdict = Literal["passed", "failure", "warning"]
 
@@ -39,9 +42,12 @@ class Outcome:
     wire: tuple[str, ...] = ()
     """What went over the wire; kept where something was wrong."""
 
+    in_vain: bool = False
+    """It failed, and either nothing came at all or the whole time for an answer went by."""
+
 
 @dataclass(frozen=True)
-class NotSelected:
+class LeftOut:
     """A vector that was not played on a way, and why."""
 
     vector: Vector
@@ -55,8 +61,15 @@ class Run:
 
     targets: list[str]
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
-    not_selected: list[NotSelected] = field(default_factory=list[NotSelected])
+    not_selected: list[LeftOut] = field(default_factory=list[LeftOut])
+    """What does not apply, or was not asked for."""
+
+    not_played: list[LeftOut] = field(default_factory=list[LeftOut])
+    """What would have been played, had the server answered."""
+
     seconds: float = 0.0
+    is_complete: bool = False
+    """The run came to its end; else it was interrupted."""
 
     def count(self, verdict: Verdict) -> int:
         """How many outcomes of that kind there are."""
@@ -64,8 +77,13 @@ class Run:
 
     @property
     def is_conformant(self) -> bool:
-        """Whether something was played, and no MUST failed."""
-        return bool(self.outcomes) and self.count("failure") == 0
+        """Whether everything was played, something at all, and no MUST failed."""
+        return (
+            self.is_complete
+            and bool(self.outcomes)
+            and not self.not_played
+            and self.count("failure") == 0
+        )
 
 
 @dataclass(frozen=True)
@@ -76,11 +94,12 @@ class Selection:
     transports: frozenset[str] = frozenset()
     eras: frozenset[str] = frozenset()
     only: frozenset[str] = frozenset()
+    """Ids of vectors, or of clauses."""
 
     def admits(self, vector: Vector) -> bool:
         """Whether the user asked for this vector."""
         return (not self.suites or vector.suite in self.suites) and (
-            not self.only or vector.id in self.only
+            not self.only or bool(self.only & {vector.id, *vector.clauses})
         )
 
 
@@ -110,10 +129,13 @@ async def run(
     credentials: Credentials | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
+    done: Run | None = None,
 ) -> Run:
     """Play the vectors; it never raises for what a server does.
 
     Args:
+        done: Where the outcome is kept, so that it is there if the run is cancelled; None: a
+            new one.
         targets: Ways to one and the same server.
         vectors: From ``load_vectors``.
         selection: Which of them; None: all.
@@ -123,7 +145,8 @@ async def run(
     """
     begun = time.monotonic()
     limits, selection = limits or Limits(), selection or Selection()
-    done = Run([f"{'stdio:' if t.transport == 'stdio' else ''}{t.text}" for t in targets])
+    done = Run([]) if done is None else done
+    done.targets = [f"{'stdio:' if t.transport == 'stdio' else ''}{t.text}" for t in targets]
     wanted = [vector for vector in vectors if selection.admits(vector)]
     pipes: list[Pipe] = []
     ways = _ways(targets, selection, limits, credentials or Credentials(), pipes)
@@ -134,13 +157,15 @@ async def run(
             if way.target not in waited_for:
                 waited_for.add(way.target)
                 await way.reachable()
+        silent: dict[str, str] = {}
         for place in [_Place(way, None) for way in ways] + _pairs(ways):
-            await _play_at(place, wanted, done, limits, progress)
+            await _play_at(place, wanted, done, limits, progress, silent)
         _note_what_needs_a_pair(ways, wanted, done)
+        done.is_complete = True
     finally:
+        done.seconds = time.monotonic() - begun
         for pipe in pipes:
             await pipe.stop()
-    done.seconds = time.monotonic() - begun
     return done
 
 
@@ -204,7 +229,7 @@ def _note_what_needs_a_pair(ways: list[RunningWay], wanted: Sequence[Vector], do
     for vector in wanted:
         if vector.crosses:
             done.not_selected.append(
-                NotSelected(vector, "", "it needs two targets of one server on two transports")
+                LeftOut(vector, "", "it needs two targets of one server on two transports")
             )
 
 
@@ -214,24 +239,35 @@ async def _play_at(
     done: Run,
     limits: Limits,
     progress: Progress | None,
+    silent: dict[str, str],
 ) -> None:
+    """Play what is for one place.
+
+    Args:
+        silent: Names of ways, and of pairs, on which the server answers nothing any more → why
+            that is believed. Added to.
+    """
     chosen: list[Vector] = []
     for vector in wanted:
         reason = why_not(vector, place.here, place.other)
         if reason is None:
             chosen.append(vector)
         elif reason:
-            done.not_selected.append(NotSelected(vector, place.name, reason))
-    begun = time.monotonic()
+            done.not_selected.append(LeftOut(vector, place.name, reason))
+    names = [place.name, *(way.name for way in (place.here, place.other) if way is not None)]
+    in_vain = 0
     if progress is not None and chosen:
         progress(place.name, 0, len(chosen), "")
     for number, vector in enumerate(chosen, start=1):
-        if time.monotonic() - begun > limits.budget:
-            sentence = f"not played: the vectors before it took {limits.budget:g} s"
-            outcome = Outcome(vector, place.name, vector.severity, sentence)
-        else:
-            outcome = await play_one(vector, place.here, place.other, limits)
+        why = next((silent[name] for name in names if name in silent), None)
+        if why is not None:
+            done.not_played.append(LeftOut(vector, place.name, why))
+            continue
+        outcome = await play_one(vector, place.here, place.other, limits)
         done.outcomes.append(outcome)
+        in_vain = in_vain + 1 if outcome.in_vain else 0
+        if in_vain == limits.give_up:
+            silent[place.name] = f"the server said nothing in time in {in_vain} vectors in a row"
         if progress is not None:
             passed = outcome.verdict == "passed"
             wrong = "" if passed else f"{vector.id}: {outcome.sentence}"
@@ -241,34 +277,54 @@ async def _play_at(
 async def play_one(
     vector: Vector, here: RunningWay, other: RunningWay | None, limits: Limits
 ) -> Outcome:
-    """Play one vector once."""
-    name = _Place(here, other).name
+    """Play one vector once. It raises for nothing that a server does, and takes no longer than
+    `ONE_VECTOR` and `LEAVING`.
+    """
     player = Player(vector, here, other, limits)
     begun = time.monotonic()
-    sentence = ""
-    try:
-        if vector.fresh:
-            await here.renew()
-        async with asyncio.timeout(ONE_VECTOR):
-            await player.play()
-    except Failure as failure:
-        sentence = str(failure)
-    except TimeoutError:
-        sentence = f"the vector took longer than {ONE_VECTOR:g} s"
-    # The boundary to a server that may do anything: one that finds a hole in the runner has
-    # failed the vector, and the others are played all the same.
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        sentence = f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
-    finally:
-        await player.leave()
+    # In tasks of their own: a library that is cancelled inside, or does not let itself be, ends
+    # no more than this vector.
+    sentence = await _within(ONE_VECTOR, _played(player, here), "the vector")
+    took = time.monotonic() - begun
+    heard = player.has_heard
+    untidy = await _within(LEAVING, player.leave(), "to leave the server")
+    if untidy:
+        player.transcript.note("", "--", f"not tidied up: {untidy}")
     seconds = time.monotonic() - begun
+    name = _Place(here, other).name
     if not sentence:
         return Outcome(vector, name, "passed", seconds=seconds)
-    lines = [*player.transcript.lines]
-    if player.transcript.left_out:
-        lines.append(f"        … and {player.transcript.left_out} more")
-    return Outcome(vector, name, vector.severity, sentence, seconds, tuple(lines))
+    in_vain = not heard or took >= limits.wait
+    lines = tuple(player.transcript.lines)
+    return Outcome(vector, name, vector.severity, sentence, seconds, lines, in_vain)
+
+
+async def _played(player: Player, here: RunningWay) -> None:
+    if player.scene.vector.fresh:
+        await here.renew()
+    await player.play()
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, None], what: str) -> str:
+    """What went wrong with it; empty: nothing."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=1)
+    if not task.done() or task.cancelled():
+        return f"{what} took longer than {seconds:g} s"
+    error = task.exception()
+    if error is None:
+        return ""
+    if isinstance(error, Failure):
+        return str(error)
+    # The boundary to a server that may do anything: one that finds a hole in the runner has
+    # failed the vector, and the others are played all the same.
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
 
 
 def known_transports() -> tuple[Transport, ...]:

@@ -139,6 +139,10 @@ class StdioPeer(Peer):
                 pass
         except OSError as error:
             how = f"{type(error).__name__}: {error}"
+        except Exception as error:
+            # The boundary to a program that may write anything.
+            how = f"{type(error).__name__}: {error}"
+            self.problem(f"the pipe cannot be read: {how}")
         last = " ".join(self.program.stderr.split())[-300:]
         self.over(f"{how}; on stderr: {last!r}" if last else how)
 

@@ -96,8 +96,9 @@ async def _initialize(scene: Scene, peer: Peer, step: Json) -> None:
         raise Failure(f"initialize was refused: {answer.message.get('error')!r}")
     if isinstance(peer, HttpPeer):
         peer.connection_id = sent.headers.get("mcp-session-id")
-        if peer.connection_id is not None:
-            scene.names[f"{peer.name}_connection"] = peer.connection_id
+        if peer.connection_id is None:
+            raise Failure("the answer to initialize has no header Mcp-Session-Id")
+        scene.names[f"{peer.name}_connection"] = peer.connection_id
     await peer.notify("notifications/initialized")
     if isinstance(peer, StdioPeer):
         peer.is_initialized = True

@@ -15,6 +15,9 @@ from mcp_sessions_conformance.websocket_peer import WebSocketPeer
 REACHABLE_WITHIN = 10.0
 """Seconds that a server may take until its port is open, or its program is started."""
 
+IN_VAIN = 10
+"""Programs in a row that may end without having said anything."""
+
 
 class BadTarget(Exception):
     """A TARGET that is none."""
@@ -139,7 +142,10 @@ class Pipe:
     limits: Limits
     _peer: StdioPeer | None = field(default=None, init=False)
     starts: int = field(default=0, init=False)
-    """Programs that were started; one that ends at once is not started for ever."""
+    """Programs that were started."""
+
+    in_vain: int = field(default=0, init=False)
+    """How many of the last ones said nothing: such a program is not started for ever."""
 
     async def peer(self, era: Era) -> StdioPeer:
         """The pipe, to a program that has spoken no other era.
@@ -150,9 +156,10 @@ class Pipe:
         if self._peer is not None and (self._peer.era != era or self._peer.ended):
             await self.stop()
         if self._peer is None:
-            if self.starts >= 25:
-                raise Failure(f"the program was started {self.starts} times, and ended each time")
+            if self.in_vain >= IN_VAIN:
+                raise Failure(f"the program was started {self.in_vain} times, and said nothing")
             self.starts += 1
+            self.in_vain += 1
             program = Program(shlex.split(self.target.text), ends_within=self.limits.end)
             peer = StdioPeer(program, era, self.limits)
             await peer.start()
@@ -162,6 +169,8 @@ class Pipe:
     async def stop(self) -> None:
         """End the program."""
         if self._peer is not None:
+            if self._peer.has_heard:
+                self.in_vain = 0
             await self._peer.close()
             self._peer = None
 

@@ -1,9 +1,11 @@
 """What went over the wire while one vector was played: the evidence of a failure."""
 
 import time
+from collections import deque
 
-MAX_LINES = 200
-"""Lines of one vector that are kept; a server that floods is not all recorded."""
+FIRST_LINES, LAST_LINES = 160, 40
+"""Lines of one vector that are kept, from its beginning and its end: of a server that floods, how
+it began and what came last."""
 
 MAX_CHARACTERS = 700
 """Characters of one line that are kept."""
@@ -14,9 +16,16 @@ class Transcript:
 
     def __init__(self) -> None:
         self._begun = time.monotonic()
-        self.lines: list[str] = []
-        self.left_out = 0
-        """Lines that came after the last one that was kept."""
+        self._first: list[str] = []
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._noted = 0
+
+    @property
+    def lines(self) -> list[str]:
+        """What is kept, oldest first; where lines were left out, how many."""
+        left_out = self._noted - len(self._first) - len(self._last)
+        between = [f"        … {left_out} lines left out"] if left_out else []
+        return [*self._first, *between, *self._last]
 
     def note(self, connection: str, direction: str, text: str) -> None:
         """Keep a line.
@@ -25,10 +34,12 @@ class Transcript:
             connection: The vector's name for it.
             direction: ``->`` to the server, ``<-`` from it, ``--`` for what is no message.
         """
-        if len(self.lines) >= MAX_LINES:
-            self.left_out += 1
-            return
         if len(text) > MAX_CHARACTERS:
             text = f"{text[:MAX_CHARACTERS]}… ({len(text)} characters)"
         took = time.monotonic() - self._begun
-        self.lines.append(f"{took:7.3f} {connection} {direction} {text}")
+        line = f"{took:7.3f} {connection} {direction} {text}"
+        self._noted += 1
+        if len(self._first) < FIRST_LINES:
+            self._first.append(line)
+        else:
+            self._last.append(line)

@@ -99,6 +99,10 @@ class WebSocketPeer(Peer):
             how = f"broken: {type(error).__name__}: {error}"
         except Failure as flood:
             self.problem(str(flood))
+        except Exception as error:
+            # The boundary to a server that may do anything, and to the library that reads it.
+            how = f"broken: {type(error).__name__}: {error}"
+            self.problem(f"the WebSocket cannot be read: {error}")
         self.close_code = socket.close_code
         self.over(f"{how} (code {socket.close_code})")
 
@@ -120,7 +124,7 @@ class WebSocketPeer(Peer):
                 await socket.send(data)
         except TimeoutError:
             raise Failure(f"the server took nothing for {self.limits.wait:g} s") from None
-        except (ConnectionClosed, OSError) as error:
+        except (OSError, WebSocketException) as error:
             raise Failure(f"the server closed the connection: {error}") from None
 
     async def fence(self) -> None:
@@ -147,6 +151,8 @@ class WebSocketPeer(Peer):
                     await self._socket.close()
             except (OSError, WebSocketException, TimeoutError) as error:
                 self.transcript.note(self.name, "--", f"closing: {type(error).__name__}")
+            finally:
+                # A server that never closes its end, and goes on reading, is left there.
                 self._socket.transport.abort()
         if self._reader is not None:
             self._reader.cancel()

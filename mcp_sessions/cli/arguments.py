@@ -53,6 +53,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def count_or_none(text: str) -> int:
+    """A whole number; 0 stands for none."""
+    if not text.isascii() or not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
+    return int(text)
+
+
 def url_path(text: str) -> str:
     """The path of an endpoint, such as ``/mcp``."""
     if not text.startswith("/") or any(character in text for character in "?#{} "):

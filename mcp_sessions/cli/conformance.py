@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ TOKEN = "CONFORMANCE_TOKEN"
 OTHER_TOKEN = "CONFORMANCE_OTHER_TOKEN"
 NOT_CONFORMANT = 1
 INTERRUPTED = 130
+TERMINATED = 143
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -52,6 +54,16 @@ def main(arguments: Sequence[str]) -> int:
     if out is not None:
         # A run takes a minute: that its outcome would be lost is found before it.
         _write(out, "", mode="a")
+    kept: list[entry.Tested] = []
+    # Both end the run in order, so that what there is of its outcome is written.
+    ended_by: list[int] = []
+
+    def terminated(number: int, frame: object) -> None:
+        ended_by.append(number)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, terminated)
+    status = NOT_CONFORMANT
     try:
         if options.client:
             tested = asyncio.run(
@@ -60,6 +72,7 @@ def main(arguments: Sequence[str]) -> int:
                     only=options.only,
                     wait=options.timeout,
                     progress=show_progress,
+                    keep=kept.append,
                 )
             )
         else:
@@ -74,18 +87,24 @@ def main(arguments: Sequence[str]) -> int:
                     token=os.environ.get(TOKEN) or None,
                     other_token=os.environ.get(OTHER_TOKEN) or None,
                     wait=options.timeout,
+                    give_up=options.give_up,
                     progress=show_progress,
+                    keep=kept.append,
                 )
             )
+        status = 0 if tested.is_conformant else NOT_CONFORMANT
     except entry.BadInput as error:
         raise ConfigurationError(str(error)) from error
     except KeyboardInterrupt:
         print("mcp-sessions conformance: interrupted, nothing is proved", file=sys.stderr)
-        return INTERRUPTED
-    print(tested.text)
-    if out is not None:
-        _write(out, json.dumps(tested.document, indent=1) + "\n")
-    return 0 if tested.is_conformant else NOT_CONFORMANT
+        status = TERMINATED if ended_by else INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for outcome in kept:
+            print(outcome.text)
+            if out is not None:
+                _write(out, json.dumps(outcome.document, indent=1) + "\n")
+    return status
 
 
 def _write(out: Path, text: str, mode: Literal["a", "w"] = "w") -> None:
@@ -145,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="ID",
-        help="only this vector or duty; repeatable",
+        help="only this vector or duty, or those of this clause; repeatable",
     )
     parser.add_argument("--json", metavar="FILE", help="write the whole outcome there as well")
     parser.add_argument(
@@ -154,6 +173,14 @@ def _parser() -> argparse.ArgumentParser:
         default=5.0,
         metavar="S",
         help="seconds that any one answer may take; default: %(default)g",
+    )
+    parser.add_argument(
+        "--give-up",
+        type=types.count_or_none,
+        default=12,
+        metavar="N",
+        help="after N vectors in a row in which the server said nothing in time, what is left on "
+        "that way is not played, and the server not conformant; 0: never; default: %(default)d",
     )
     parser.add_argument("--list", action="store_true", help="print all vectors and duties, and end")
     return parser

@@ -26,7 +26,7 @@ GOOD = Fault("none", "is good")
 STDIO_COMMAND = f"{sys.executable} -m mcp_sessions.cli serve --stdio --log-level error {SERVER}"
 CLIENT_COMMAND = f"{sys.executable} {EXAMPLES / 'conformance_client.py'}"
 
-QUICK = Limits(wait=1.0, quiet=0.1, budget=300.0)
+QUICK = Limits(wait=1.0, quiet=0.1)
 """Where something is expected to be wrong, it is not waited for as long."""
 
 

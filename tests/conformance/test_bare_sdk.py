@@ -16,7 +16,7 @@ from tests.support.servers import serve
 
 pytestmark = pytest.mark.anyio
 
-IMPATIENT = Limits(wait=1.0, quiet=0.05, budget=240)
+IMPATIENT = Limits(wait=1.0, quiet=0.05)
 
 NEEDS_NO_SESSION = {
     "a-foreign-origin-is-refused",

@@ -2,6 +2,9 @@
 
 import builtins
 import json
+import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions.cli.main import main
+from mcp_sessions_conformance.loader import load_vectors
 
 FEW = ["--only", "start-answers-with-an-id", "--only", "sessions-are-optional"]
 
@@ -27,7 +31,13 @@ def test_a_good_server_is_conformant(
     assert printed.out.rstrip().endswith(": conformant")
     assert "http/modern: 2 vectors" in printed.err
     document = json.loads(out.read_text())
-    assert document["counts"] == {"passed": 4, "failed": 0, "warnings": 0, "notSelected": 0}
+    assert document["counts"] == {
+        "passed": 4,
+        "failed": 0,
+        "warnings": 0,
+        "notPlayed": 0,
+        "notSelected": 0,
+    }
 
 
 def test_a_failure_is_explained(server_url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,6 +55,40 @@ def test_a_failure_is_explained(server_url: str, capsys: pytest.CaptureFixture[s
         "NOT conformant",
     ):
         assert part in printed, printed
+
+
+def test_only_takes_clauses(server_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every vector that proves it is played, and nothing else."""
+    main(["conformance", server_url, "--only", "GAT1", "--era", "handshake"])
+    printed = capsys.readouterr()
+    proving = [vector for vector in load_vectors() if "GAT1" in vector.clauses]
+    assert f"http/handshake: {len(proving)} vectors" in printed.err and proving
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
+)
+def test_a_run_that_is_broken_off_writes_what_it_has(
+    number: signal.Signals, status: int, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        command = [sys.executable, "-m", "mcp_sessions.cli", "conformance", "--json", str(out)]
+        command += [f"http://127.0.0.1:{silent.getsockname()[1]}/mcp", "--timeout", "0.2"]
+        runner = subprocess.Popen(
+            [*command, "--give-up", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert runner.stderr is not None
+        # The first line says that it begins, the second what was wrong with the first vector.
+        for _ in range(2):
+            assert runner.stderr.readline()
+        runner.send_signal(number)
+        printed, said = runner.communicate(timeout=30)
+    assert runner.returncode == status, said
+    assert "broken off" in printed and "NOT conformant" in printed
+    document = json.loads(out.read_text())
+    assert document["complete"] is False and document["conformant"] is False
+    assert document["outcomes"]
 
 
 def test_nothing_played_is_not_conformant(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,9 +113,10 @@ def test_the_list_names_vectors_and_duties(capsys: pytest.CaptureFixture[str]) -
         (["http://"], "names no host"),
         (["stdio:"], "needs a command"),
         (["stdio:'"], "cannot be read"),
-        (["http://h/mcp", "--only", "nothing"], "there is no vector 'nothing'"),
+        (["http://h/mcp", "--only", "nothing"], "there is no vector or clause 'nothing'"),
         (["http://h/mcp", "--suite", "nothing"], "there is no suite 'nothing'"),
-        (["--client", "x", "--only", "nothing"], "there is no duty 'nothing'"),
+        (["--client", "x", "--only", "nothing"], "there is no duty or clause 'nothing'"),
+        (["http://h/mcp", "--give-up", "-1"], "a whole number"),
         (["--client", "'"], "No closing quotation"),
         (["--client", "x", "http://h/mcp"], "takes no TARGET"),
         (["--client", "x", "--suite", "client-duties"], "--client takes --only"),

@@ -14,7 +14,7 @@ from tests.conformance.conftest import CREDENTIALS, STDIO_COMMAND, way
 pytestmark = pytest.mark.anyio
 
 WAYS = ("http/handshake", "http/modern", "websocket/handshake", "websocket/modern")
-PATIENT = Limits(wait=15.0, budget=300.0)
+PATIENT = Limits(wait=15.0)
 """A loaded machine is no fault of the server's."""
 
 SAMPLE = 12
