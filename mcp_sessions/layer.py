@@ -20,6 +20,7 @@ import uvicorn
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from mcp_sessions.background import Background
 from mcp_sessions.draining import Draining
 from mcp_sessions.endpoint import Endpoint
 from mcp_sessions.errors import ConfigurationError
@@ -373,16 +374,15 @@ class SessionLayer:
                 stop = self._upstream.on_change(self._changes.announce)
                 if self._replicas is not None:
                     await self._replicas.join()
-                tasks = [asyncio.create_task(self._reaper.run())]
+                background = Background()
+                background.loop("the rounds over expired sessions", self._reaper.run)
                 if self._replicas is not None:
-                    tasks.append(asyncio.create_task(self._replicas.run()))
+                    background.loop("the rounds over watched streams", self._replicas.run)
                 try:
                     yield
                 finally:
                     stop()
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.gather(*tasks, return_exceptions=True)
+                    await background.close()
                     await self._draining.stop()
         finally:
             self._state = "over"

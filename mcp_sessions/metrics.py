@@ -4,19 +4,20 @@ The instruments are those of ``opentelemetry-api``, which the SDK brings along. 
 application sets a meter provider they do nothing. They are made with the first thing that is
 counted, so that a command that serves nothing does not wait for the import.
 
-========================== ========================================== ====================
-counter                    counts                                     attributes
-========================== ========================================== ====================
-mcp_sessions.sessions      sessions made                              mode
-mcp_sessions.ended         sessions over                              mode, reason
-mcp_sessions.attaches      connections that joined a session          transport
-mcp_sessions.replays       events sent again                          transport
-mcp_sessions.refusals      positions from which nothing is replayed   reason
-mcp_sessions.coalesced     events that replaced an older one
-mcp_sessions.detached      sessions taken from their connection       reason
-mcp_sessions.slow          connections cut since they took nothing
-mcp_sessions.store_errors  calls that the store failed                store
-========================== ========================================== ====================
+================================ ========================================== ====================
+counter                          counts                                     attributes
+================================ ========================================== ====================
+mcp_sessions.sessions            sessions made                              mode
+mcp_sessions.ended               sessions over                              mode, reason
+mcp_sessions.attaches            connections that joined a session          transport
+mcp_sessions.replays             events sent again                          transport
+mcp_sessions.refusals            positions from which nothing is replayed   reason
+mcp_sessions.coalesced           events that replaced an older one
+mcp_sessions.detached            sessions taken from their connection       reason
+mcp_sessions.slow                connections cut since they took nothing
+mcp_sessions.store_errors        calls that the store failed                store
+mcp_sessions.background_failures work that nobody awaits failed             work, error
+================================ ========================================== ====================
 
 No attribute names a session, a principal or a resource: there is one time series for each
 combination of them, for ever.
@@ -79,6 +80,16 @@ def store_failed(store: str, calls: int = 1) -> None:
     _counter("store_errors").add(calls, {"store": store})
 
 
+def background_failed(work: str, error: str) -> None:
+    """Something that nobody awaits raised. A loop is begun anew, other work is lost.
+
+    Args:
+        work: Its name, one of a few.
+        error: The exception's type.
+    """
+    _counter("background_failures").add(1, {"work": work, "error": error})
+
+
 _DESCRIPTIONS = {
     "sessions": "Sessions made",
     "ended": "Sessions over",
@@ -89,6 +100,7 @@ _DESCRIPTIONS = {
     "detached": "Sessions taken from their connection",
     "slow": "Connections cut since they took nothing",
     "store_errors": "Calls that the store failed",
+    "background_failures": "Work that nobody awaits failed",
 }
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.redis_server import stop_shared_redis
+from tests.support.unseen import Unseen
 
 # The store contract is plain asserts without a test framework; here they explain themselves.
 pytest.register_assert_rewrite("mcp_sessions.testing")
@@ -29,6 +30,13 @@ settings.register_profile(
     "deep", settings.get_profile("same"), max_examples=3000, derandomize=False
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """No task may die unseen, in any test."""
+    unseen = Unseen()
+    unseen.watch()
+    config.pluginmanager.register(unseen)
 
 
 @pytest.fixture(scope="session")

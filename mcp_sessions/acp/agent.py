@@ -22,6 +22,7 @@ from mcp_sessions.acp import refusals
 from mcp_sessions.acp.current import CALL, Call
 from mcp_sessions.acp.link import Json
 from mcp_sessions.acp.tasks import WorkCancelled, ended_with_caller
+from mcp_sessions.background import watched
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class AgentSide:
         """Connect the agent: its ``on_connect`` is called."""
         self._connection = AgentSideConnection(self._agent, _Outgoing(self), listening=False)
         self._listening = asyncio.create_task(self._connection.listen(), name="acp agent")
+        watched("the connection to the ACP agent", self._listening)
 
     async def stop(self) -> None:
         """Disconnect it: whatever it still waits for fails."""

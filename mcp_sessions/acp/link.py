@@ -24,6 +24,7 @@ from acp import RequestError
 from mcp_sessions.acp import refusals
 from mcp_sessions.acp.negotiation import may_be_called
 from mcp_sessions.acp.wire import MessageTooLong, Wire
+from mcp_sessions.background import watched
 from mcp_sessions.core.messages import (
     Malformed,
     Notification,
@@ -279,6 +280,7 @@ class Link:
     async def run(self) -> None:
         """Serve until the client sends no more, or takes no more."""
         writer = self._write_task = asyncio.create_task(self._write(), name="acp writer")
+        watched("writing to an ACP client", writer)
         reader = asyncio.create_task(self._read(), name="acp reader")
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
@@ -372,6 +374,7 @@ class Link:
 
     def _spawn(self, work: Any, request_id: RequestId | None) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work, name="acp request")
+        watched("an ACP request", task)
         self._tasks[task] = request_id
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 

@@ -94,6 +94,9 @@ class Prompts:
             await asyncio.gather(task, return_exceptions=True)
             raise
         if turn.fault is not None:
+            if not task.cancelled():
+                # What the agent made of it, if it let it through, is no other fault.
+                task.exception()
             raise turn.fault
         try:
             # What another process wrote, say, comes before the answer.

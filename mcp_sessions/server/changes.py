@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from typing import Any
 
+from mcp_sessions.background import watched
 from mcp_sessions.core.coalescing import coalescing_key
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
@@ -128,6 +129,7 @@ class Changes:
         if self._fan_out is None or self._fan_out.done():
             # In a context of its own: it is no part of the request that came first.
             self._fan_out = asyncio.create_task(self._tell_everyone(), context=Context())
+            watched("telling what changed", self._fan_out)
 
     async def _tell_everyone(self) -> None:
         while self._announced:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
+from mcp_sessions.background import watched
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.messages import (
     error_body,
@@ -146,6 +147,7 @@ class Host:
             self._loop = asyncio.get_running_loop()
         task = _started(self._run(running, peer, handle, close_peer), self._loop)
         running.task = task
+        watched("a request", task)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if not carrier.inbound.channel.is_open:
@@ -257,6 +259,7 @@ class Host:
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something for a request beside what else is done; a drain waits for it."""
         task = asyncio.create_task(work)
+        watched("what is done beside a request", task)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

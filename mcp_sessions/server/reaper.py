@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from mcp_sessions import metrics
+from mcp_sessions.background import report
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import digest
 from mcp_sessions.policy import SessionPolicy
@@ -91,6 +92,10 @@ class Reaper:
                     digest(record.session_id),
                     failed,
                 )
+            except Exception as failed:
+                # A defect, and the next sessions have to end all the same.
+                self._over.append(record)
+                report("the end of an expired session", failed)
             except BaseException:
                 self._over.append(record)
                 raise

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from mcp_sessions.background import Background, report
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import decode, encode
 from mcp_sessions.errors import StoreUnavailable
@@ -85,7 +86,7 @@ class Replicas:
         self._settling: weakref.WeakValueDictionary[_Key, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
         self._alive: dict[str, tuple[float, bool]] = {}
         self._joined = False
         self.on_over: Callable[[SessionId], Coroutine[Any, Any, None]] = _nothing
@@ -135,9 +136,7 @@ class Replicas:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run what a message asks for; what goes wrong with it is a line in the log."""
-        task = asyncio.create_task(_guarded(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._background.run("what another replica asked for", work)
 
     # --- streams ---------------------------------------------------------------------------
 
@@ -251,9 +250,7 @@ class Replicas:
     async def close(self) -> None:
         """Leave, and end what still runs here."""
         await self.leave()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.close()
 
     async def run(self) -> None:
         """Go round for ever; a store that is away for a while is asked again."""
@@ -267,6 +264,9 @@ class Replicas:
     async def round(self) -> None:
         """Look at everything that is watched: the last message may have been lost, and
         nothing follows it that would show the gap.
+
+        Raises:
+            StoreUnavailable: What is left waits for the next round.
         """
         keys = list(self._watchers)
         for start in range(0, len(keys), _AT_ONCE):
@@ -275,9 +275,9 @@ class Replicas:
                 *(self._store.head(session_id, stream=stream) for session_id, stream in some)
             )
             for key, head in zip(some, heads, strict=True):
-                await self._looked(key, head)
+                await _alone(self._looked(key, head))
         for work in list(self.each_round):
-            await work()
+            await _alone(work())
 
     async def _looked(self, key: _Key, head: Position | None) -> None:
         session_id, _ = key
@@ -290,14 +290,18 @@ class Replicas:
             watcher.look(session_id, head)
 
 
-async def _guarded(work: Coroutine[Any, Any, None]) -> None:
+async def _alone(step: Coroutine[Any, Any, None]) -> None:
+    """Do one step of a round: what is wrong with one must not keep the rest from healing.
+
+    Raises:
+        StoreUnavailable: As the next step would.
+    """
     try:
-        await work
-    except StoreUnavailable as failed:
-        logger.warning("what another replica asked for waits for the store: %s", failed)
-    except Exception:
-        # The boundary to another process: what it asks for must not end what runs here.
-        logger.exception("what another replica asked for failed")
+        await step
+    except StoreUnavailable:
+        raise
+    except Exception as failed:
+        report("a step of the rounds over watched streams", failed)
 
 
 async def _nothing(_: SessionId) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from redis.exceptions import RedisError, ResponseError
 
+from mcp_sessions.background import Background
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, StreamName
@@ -73,7 +74,7 @@ class RedisExchange:
         self._process = ""
         self._listener: ExchangeListener | None = None
         self._connection: Connection | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._background = Background()
         self._watched: dict[bytes, tuple[SessionId, StreamName]] = {}
         self._heard: set[bytes] = set()
         """The channels that the server confirmed on this connection, and that are not left."""
@@ -96,8 +97,8 @@ class RedisExchange:
         self._process, self._listener = process, listener
         await self._connect()
         await self._beat()
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._listen()), loop.create_task(self._keep_alive())]
+        self._background.loop("listening to other replicas", self._listen)
+        self._background.loop("signs of life for other replicas", self._keep_alive)
 
     async def leave(self) -> None:
         """See :meth:`Exchange.leave`."""
@@ -108,10 +109,7 @@ class RedisExchange:
 
     async def close(self) -> None:
         """Let go of the connection; the others notice when the process's key has vanished."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._background.close()
         await self._disconnect()
         self._process, self._listener = "", None
         self._watched.clear()
@@ -201,6 +199,11 @@ class RedisExchange:
                 self._unsettle()
                 await self._disconnect()
                 await asyncio.sleep(backoff.failed(random.random()))
+            except BaseException:
+                # Whoever begins anew connects, and knows that something may be missed.
+                self._unsettle()
+                await self._disconnect()
+                raise
 
     async def _connect(self) -> None:
         """Connect, and hear everything that has to be heard."""

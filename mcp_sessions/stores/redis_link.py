@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from redis.asyncio import ConnectionPool
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 
+from mcp_sessions.background import watched
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 
 TIMEOUT = 3.0
@@ -203,7 +204,13 @@ class Link:
             except StoreUnavailable:
                 self._rests_until = loop.time() + REST
                 raise
+            if self._is_closed:
+                # While this one connected: nobody would close what it made.
+                connection, self._connection = self._connection, None
+                await connection.disconnect(nowait=True)
+                raise StoreUnavailable("Redis is away")
             self._reader = loop.create_task(self._read(self._connection))
+            watched("reading what Redis answers", self._reader)
             return self._connection
 
     async def _read(self, connection: Connection) -> None:
@@ -228,6 +235,10 @@ class Link:
                     raise answer
         except (RedisError, OSError) as failed:
             self._give_up(connection, failed)
+        except Exception as failed:
+            # Nobody reads any more: whoever waits must not wait for the timeout.
+            self._give_up(connection, failed)
+            raise
         finally:
             await connection.disconnect(nowait=True)
 

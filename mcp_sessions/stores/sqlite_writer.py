@@ -34,6 +34,7 @@ from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
 from mcp_sessions import metrics
+from mcp_sessions.background import report
 from mcp_sessions.errors import SessionsError, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores import sqlite_schema as schema
@@ -213,10 +214,12 @@ class Writer:
         self._deliver(changes, outcomes)
 
     def _deliver(self, changes: Changes, outcomes: Sequence[_Outcome]) -> None:
-        if changes:
-            self._on_commit(changes)
-        for future, result, failed in outcomes:
-            _settle(future, result, failed)
+        try:
+            if changes:
+                self._on_commit(changes)
+        finally:
+            for future, result, failed in outcomes:
+                _settle(future, result, failed)
 
     def _do_chore(self) -> None:
         if self._thread is not None:
@@ -289,8 +292,7 @@ class Writer:
                     break
             if batch:
                 with self._writing:
-                    self._wait_for_others(connection, True)
-                    outcomes = list(self._commit(connection, batch))
+                    outcomes = self._outcomes(connection, batch)
                     self._log_is_long = self._is_log_long()
                 # Whoever goes on now finds the connection free.
                 for done in outcomes:
@@ -300,6 +302,22 @@ class Writer:
                         self._tidy(connection)
             if call is None:
                 return
+
+    def _outcomes(self, connection: sqlite3.Connection, batch: Sequence[_Call]) -> list[_Done]:
+        outcomes: list[_Done] = []
+        try:
+            self._wait_for_others(connection, True)
+            for done in self._commit(connection, batch):
+                outcomes.append(done)
+        except Exception as failed:
+            # The boundary between callers and the thread that serves them all: it goes on,
+            # and nobody waits for an answer that does not come.
+            report("writing to the file", failed)
+            told = {future for _, each in outcomes for future, _, _ in each}
+            refused = StoreUnavailable(f"{self._path} could not be written: see the log")
+            left = [call.future for call in batch if call.future not in told]
+            outcomes.append(((), [(future, None, refused) for future in left]))
+        return outcomes
 
     def _tidy(self, connection: sqlite3.Connection) -> None:
         try:

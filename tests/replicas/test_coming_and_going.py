@@ -176,6 +176,7 @@ async def test_a_request_at_work_is_answered_though_the_store_is_away() -> None:
         assert text_of(await at_most(SOON, silent.result())) == "through g"
 
 
+@pytest.mark.fails_in_background("what another replica asked for")
 async def test_a_message_of_another_version_is_left_out() -> None:
     """A deploy has two versions at once: what one does not know it leaves alone."""
     async with cluster(2) as c:

@@ -821,6 +821,25 @@ async def test_what_fails_by_the_way_fails_nobody(
     assert "a chore that is broken" in caplog.text
 
 
+@pytest.mark.fails_in_background("writing to the file")
+async def test_a_defect_in_the_thread_ends_neither_it_nor_a_callers_wait(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(path, "full") as store:
+        writer: Any = store._writer  # pyright: ignore[reportPrivateUsage]
+
+        def broken(connection: sqlite3.Connection, waits: bool) -> None:
+            raise KeyError("a defect")
+
+        monkeypatch.setattr(writer, "_wait_for_others", broken)
+        with pytest.raises(StoreUnavailable):
+            async with asyncio.timeout(10):
+                await new(store)
+        monkeypatch.undo()
+        async with asyncio.timeout(10):
+            await new(store)
+
+
 async def test_one_process_serves_from_a_file_once(path: Path) -> None:
     """The same answer to a second store of this process, which its lock would let in."""
     async with opened(path) as store:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Scope
 
+from mcp_sessions.background import Background
 from mcp_sessions.principal import Principal
 
 logger = logging.getLogger(__name__)
@@ -44,12 +45,20 @@ class CredentialWatch:
         if self._still_valid is None and principal.expires_at is None:
             yield
             return
-        watching = asyncio.create_task(self._watch(scope, principal, end))
+        background = Background()
+        background.run("watching a credential", self._watched(scope, principal, end))
         try:
             yield
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            await background.close()
+
+    async def _watched(self, scope: Scope, principal: Principal, end: Callable[[], None]) -> None:
+        try:
+            await self._watch(scope, principal, end)
+        except Exception:
+            # Nobody watches any more, and a stream must not outlive its credential.
+            end()
+            raise
 
     async def _watch(self, scope: Scope, principal: Principal, end: Callable[[], None]) -> None:
         while True:

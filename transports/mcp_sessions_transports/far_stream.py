@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from starlette.types import Receive, Send
 
+from mcp_sessions.background import Background
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import RequestId, decode, error_message, wire_error
 from mcp_sessions.errors import OutcomeUnknown, Refusal, StoreUnavailable
@@ -85,19 +86,17 @@ class FarStream:
         if self._primes:
             stream.push(priming_event(self._sse_id(position)))
         headers = [*SSE_HEADERS, (b"mcp-session-id", self._session_id.encode("ascii"))]
-        watching = None
+        background = Background()
         try:
             if replicas is not None:
                 await replicas.watch(self._session_id, self._name, self)
                 await self._tell(is_read=True)
-            watching = asyncio.create_task(self._watch_runner(self._feed))
+            feed = self._feed
+            background.loop("watching who answers", lambda: self._watch_runner(feed))
             await stream.serve(receive, send, headers)
         finally:
             stream.cut()
-            if watching is not None:
-                watching.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await watching
+            await background.close()
             if replicas is not None:
                 await replicas.unwatch(self._session_id, self._name, self)
                 if not self._superseded:

@@ -73,7 +73,8 @@ class Elsewhere:
                 await self._check_readers(channel)
 
     async def _check_readers(self, channel: PostChannel) -> None:
-        for process in channel.readers:
+        # One that is gone is taken out, and others come, while this waits for the store.
+        for process in list(channel.readers):
             if not await self._replicas.is_alive(process):
                 await channel.left_elsewhere(process)
 

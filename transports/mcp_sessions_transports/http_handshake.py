@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
+from mcp_sessions.background import Background
 from mcp_sessions.core.messages import (
     Malformed,
     Message,
@@ -32,7 +31,6 @@ from mcp_sessions.errors import (
     InvalidRequest,
     SessionNotFound,
     Status,
-    StoreUnavailable,
 )
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
@@ -79,7 +77,7 @@ class HandshakeHttp:
         self._served = served
         self._sessions = sessions
         self._get = HttpGet(served, sessions)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._background = Background()
         self._loop_or_none: asyncio.AbstractEventLoop | None = None
         if served.replicas is not None:
             Elsewhere(served, served.replicas).start()
@@ -130,9 +128,7 @@ class HandshakeHttp:
 
     async def close(self) -> None:
         """Wait for what still runs here; called when the server stops."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.close()
 
     # --- POST ----------------------------------------------------------------------------------
 
@@ -209,7 +205,7 @@ class HandshakeHttp:
             handled = await self._served.router.notification(message, inbound)
             if handled is not None:
                 # In a task: a handler may wait for the client, and the client for this 202.
-                self._start(handled)
+                self._background.run("a notification that was accepted", handled)
             session_id = connection.session_id if connection is not None else None
             await send_empty(send, 202, session_id=session_id)
         elif await self._served.router.answer(message, inbound) or connection is not None:
@@ -258,11 +254,6 @@ class HandshakeHttp:
         """Whether a message is served without ``initialize`` and ``Mcp-Session-Id``."""
         return not self._served.store.remembers or _needs_no_session(message)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(_logged(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     # --- DELETE --------------------------------------------------------------------------------
 
     async def _delete(self, send: Send, headers: Headers, principal: Principal) -> None:
@@ -271,14 +262,6 @@ class HandshakeHttp:
             return
         await self._served.methods.finish(record.session_id)
         await send_empty(send, Status.OK, session_id=record.session_id)
-
-
-async def _logged(work: Coroutine[Any, Any, None]) -> None:
-    try:
-        await work
-    except StoreUnavailable as failed:
-        # It was accepted, and is owed no answer.
-        logger.error("a notification was not served: the session store is away: %s", failed)
 
 
 async def _parse(body: bytes, send: Send) -> Message | None:

@@ -1,0 +1,156 @@
+"""Work that nobody awaits: an owner runs it, and hears of it when it fails.
+
+Rules, owned by ``tests/server/test_background.py``:
+
+1. No task dies unseen. What it raises is a line in the log and a count
+   (``mcp_sessions.background_failures``), whoever gathers its outcome later.
+2. A loop goes on: one that raised is begun anew after a back-off, until its owner closes.
+3. A store that is away is no defect: a warning without a traceback, and counted as well.
+4. What an exception says may quote an id, so that only its kind is logged, and where it was
+   raised; what our own errors say holds nothing secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Collection, Coroutine
+from contextvars import Context
+from typing import Any
+
+from mcp_sessions import metrics
+from mcp_sessions.core.backoff import Backoff
+from mcp_sessions.errors import SessionsError, StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+_BASE = 0.5
+"""Seconds that a loop rests at the most after its first failure."""
+
+_CAP = 15.0
+"""Seconds that a loop rests at the most. One that ran for longer had made progress."""
+
+
+class Background:
+    """The tasks of one owner, which closes them."""
+
+    def __init__(self, *, draw: Callable[[], float] = random.random) -> None:
+        """Hold no task yet.
+
+        Args:
+            draw: A random number from 0 to 1, for how long a loop rests.
+        """
+        self._draw = draw
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def tasks(self) -> Collection[asyncio.Task[None]]:
+        """Those that are not done."""
+        return self._tasks
+
+    def run(
+        self, what: str, work: Coroutine[Any, Any, None], *, context: Context | None = None
+    ) -> asyncio.Task[None]:
+        """Run ``work`` once. Its task raises nothing but ``CancelledError``.
+
+        Args:
+            what: Names the work in the log, in the counter and as the task: one of a few
+                constants, without an id.
+            context: Of the task; None: a copy of the caller's.
+        """
+        return self._start(what, _once(what, work), context)
+
+    def loop(self, what: str, make: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Run what ``make`` makes until it returns; if it raises, rest, and run it anew.
+
+        Args:
+            what: See :meth:`run`.
+        """
+        return self._start(what, self._again_and_again(what, make), None)
+
+    async def close(self) -> None:
+        """Cancel every task and wait for it. More can be run afterwards."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        # They raise nothing that was not told (rule 1).
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(
+        self, what: str, work: Coroutine[Any, Any, None], context: Context | None
+    ) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=what, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _again_and_again(
+        self, what: str, make: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(base=_BASE, cap=_CAP)
+        while True:
+            begun = loop.time()
+            try:
+                await make()
+                return
+            except Exception as failed:
+                report(what, failed)
+            except asyncio.CancelledError as cancelled:
+                if _is_cancelled():
+                    raise
+                report(what, cancelled)
+            if loop.time() - begun > _CAP:
+                backoff.progressed()
+            await asyncio.sleep(backoff.failed(self._draw()))
+
+
+async def _once(what: str, work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except Exception as failed:
+        report(what, failed)
+    except asyncio.CancelledError as cancelled:
+        if _is_cancelled():
+            raise
+        report(what, cancelled)
+
+
+def _is_cancelled() -> bool:
+    """Whether the task itself was cancelled, and not something that it waited for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def watched(what: str, task: asyncio.Task[Any]) -> None:
+    """Report what ends a task that its owner starts and holds itself.
+
+    Args:
+        what: See :meth:`Background.run`.
+    """
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        failed = None if task.cancelled() else task.exception()
+        if failed is not None:
+            report(what, failed)
+
+    task.add_done_callback(ended)
+
+
+def report(what: str, failed: BaseException) -> None:
+    """Log and count what ended a piece of work that nobody awaits.
+
+    Args:
+        what: See :meth:`Background.run`.
+    """
+    metrics.background_failed(what, type(failed).__name__)
+    if isinstance(failed, StoreUnavailable):
+        logger.warning("%s: the store is away: %s", what, failed)
+        return
+    told = failed if isinstance(failed, SessionsError) else _Failure(type(failed).__name__)
+    logger.error("%s failed", what, exc_info=(type(told), told, failed.__traceback__))
+
+
+class _Failure(Exception):
+    """Stands for an exception whose text may hold anything: its kind."""

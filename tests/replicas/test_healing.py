@@ -1,0 +1,57 @@
+"""The rounds heal what messages did not bring, for ever: nothing that goes wrong ends them."""
+
+import pytest
+
+from mcp_sessions.server.replicas import ROUND
+from tests.support.raw import at_most, uris
+from tests.support.replicas import cluster, events_are_lost
+from tests.support.virtual_time import cycles
+
+pytestmark = [pytest.mark.anyio, pytest.mark.in_process]
+
+
+async def test_a_reader_that_died_does_not_end_the_rounds() -> None:
+    """Its response stream was read on two replicas when both died: the request goes unheard
+    in time, and what is lost on the way to a stream is still read.
+    """
+    async with cluster(4, detached_timeout=30) as c:
+        client = await c[0].connected()
+        sent = client.call("progress", steps=2, gate="g", meta={"progressToken": 1})
+        position = (await sent.reply.event(0)).id
+        gate = c[0].box.gate("g")
+        await gate.started.wait()
+        for reader in (1, 2):
+            await c.at(reader, client).get(position).has(1)
+        sent.reply.leave()
+        await cycles(20)
+        for reader in (1, 2):
+            c.kill(reader)
+        # Their death shows after a while, in a round.
+        await at_most(90, gate.cancelled.wait())
+
+        listening = await c[0].connected()
+        await listening.start()
+        stream = await listening.get().started()
+        c.backplane.loses = events_are_lost
+        await c.at(3, listening).text("update", uri="a:1")
+        assert uris(await at_most(2 * ROUND, stream.has(1))) == ["a:1"]
+
+
+@pytest.mark.fails_in_background("a step of the rounds over watched streams")
+async def test_what_is_wrong_with_one_step_of_a_round_keeps_no_other_from_being_done() -> None:
+    async with cluster(2) as c:
+        replicas = c[0].layer._replicas  # pyright: ignore[reportPrivateUsage]
+        assert replicas is not None
+        done: list[float] = []
+
+        async def fails() -> None:
+            raise RuntimeError("a defect")
+
+        async def counts() -> None:
+            done.append(c.clock())
+
+        replicas.each_round[:0] = [fails]
+        replicas.each_round.append(counts)
+        for _ in range(3):
+            await replicas.round()
+        assert len(done) == 3

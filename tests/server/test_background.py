@@ -1,0 +1,130 @@
+"""No background task dies unseen: see ``mcp_sessions.background``."""
+
+import asyncio
+import logging
+
+import pytest
+
+from mcp_sessions.background import Background, watched
+from mcp_sessions.errors import StoreUnavailable
+from tests.support.virtual_time import cycles
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "s3cr3t-session-id"
+
+
+class Loop:
+    """A loop that fails as often as it is told, and counts."""
+
+    def __init__(self, failures: int, error: BaseException) -> None:
+        self.begun: list[float] = []
+        self._failures = failures
+        self._error = error
+
+    async def run(self) -> None:
+        """Fail, or go on for ever."""
+        self.begun.append(asyncio.get_running_loop().time())
+        if len(self.begun) <= self._failures:
+            raise self._error
+        await asyncio.Event().wait()
+
+
+@pytest.mark.fails_in_background("a loop")
+async def test_a_loop_that_raised_is_begun_anew_ever_more_seldom() -> None:
+    background, loop = Background(draw=lambda: 1.0), Loop(8, KeyError(SECRET))
+    background.loop("a loop", loop.run)
+    await asyncio.sleep(100)
+    rests = [round(b - a, 6) for a, b in zip(loop.begun, loop.begun[1:], strict=False)]
+    assert rests == [0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0]
+    await background.close()
+    assert not background.tasks
+
+
+@pytest.mark.fails_in_background("a loop")
+async def test_a_loop_that_ran_for_long_is_begun_anew_at_once() -> None:
+    begun: list[float] = []
+
+    async def run() -> None:
+        begun.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(60)
+        raise OSError
+
+    background = Background(draw=lambda: 1.0)
+    background.loop("a loop", run)
+    await asyncio.sleep(150)
+    assert [round(b - a, 6) for a, b in zip(begun, begun[1:], strict=False)] == [60.5, 60.5]
+    await background.close()
+
+
+async def test_a_loop_that_returns_is_over() -> None:
+    background, done = Background(), asyncio.Event()
+
+    async def run() -> None:
+        done.set()
+
+    background.loop("a loop", run)
+    await cycles()
+    assert done.is_set()
+    assert not background.tasks
+
+
+@pytest.mark.fails_in_background("a loop")
+async def test_a_loop_outlives_what_it_waits_for_being_cancelled() -> None:
+    """A CancelledError that is not the loop's own would end it without a word."""
+    loop, background = Loop(1, asyncio.CancelledError()), Background(draw=lambda: 1.0)
+    background.loop("a loop", loop.run)
+    await asyncio.sleep(1)
+    assert len(loop.begun) == 2
+    await background.close()
+
+
+@pytest.mark.fails_in_background("some work", "held elsewhere")
+async def test_work_that_raises_is_told_once_however_its_outcome_is_gathered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The kind and the place are told; the text, which may quote an id, is not."""
+
+    async def work() -> None:
+        raise KeyError(SECRET)
+
+    background = Background()
+    await asyncio.gather(background.run("some work", work()), return_exceptions=True)
+    held = asyncio.create_task(work())
+    watched("held elsewhere", held)
+    await asyncio.gather(held, return_exceptions=True)
+    await cycles()
+
+    told = [record for record in caplog.records if record.name == "mcp_sessions.background"]
+    assert [record.getMessage() for record in told] == ["some work failed", "held elsewhere failed"]
+    assert "KeyError" in caplog.text
+    assert "test_background.py" in caplog.text
+    assert SECRET not in caplog.text
+
+
+async def test_a_store_that_is_away_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        raise StoreUnavailable("Redis is away: TimeoutError")
+
+    await Background().run("some work", work())
+    (record,) = [r for r in caplog.records if r.name == "mcp_sessions.background"]
+    assert record.levelno == logging.WARNING
+    assert record.exc_info is None
+
+
+async def test_an_owner_that_closes_cancels_and_waits() -> None:
+    ended: list[str] = []
+
+    async def work(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(1)
+            ended.append(name)
+
+    background = Background()
+    background.run("some work", work("work"))
+    background.loop("a loop", lambda: work("loop"))
+    await cycles()
+    await background.close()
+    assert sorted(ended) == ["loop", "work"]
