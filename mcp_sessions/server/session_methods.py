@@ -38,7 +38,7 @@ from mcp_sessions.errors import (
     Refusal,
     SessionNotFound,
 )
-from mcp_sessions.ids import ConnectionId, SessionEventId, SessionId, digest
+from mcp_sessions.ids import ConnectionId, SessionEventId, SessionId, digest, parse_position
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.server.connection import Inbound
@@ -304,6 +304,9 @@ class SessionMethods:
             position = params["lastSessionEventId"]
             if not isinstance(position, str):
                 raise InvalidParams("params.lastSessionEventId must be a string")
+            if parse_position(position) is None:
+                # Unknown, however long it is: no store is sent what is no id (SEC8).
+                position = "unknown"
         record = await self._owned(session_id, inbound)
         if not inbound.principal.scopes >= record.principal.scopes:
             # A weaker credential does not read what a stronger one may hear (pitfall F3).

@@ -199,6 +199,41 @@ async def test_a_weaker_credential_does_not_hear_a_session_started_over_it() -> 
         await get.until(lambda: uris(get.messages) == [A])
 
 
+@pytest.mark.parametrize("extra", [1, 100])
+async def test_a_weaker_credential_does_not_read_the_response_to_a_stronger_ones_request(
+    extra: int,
+) -> None:
+    """SEC11: on the connection that the weaker one made, where its own GET stream and its own
+    responses are served: neither the answer nor a question on its way, also while it is open.
+    """
+    scopes = [f"scope-{number}" for number in range(extra)]
+    async with guarded() as server:
+        server.verifier.add("strong", "alice", "use", *scopes)
+        server.verifier.add("refreshed", "alice", "use", *scopes)
+        weak = await server.connected("alice", capabilities={"elicitation": {}})
+        strong, refreshed = server.older("strong"), server.older("refreshed")
+        strong.session_id = refreshed.session_id = weak.session_id
+        done = strong.call("steps", meta={"progressToken": 1})
+        await done.result()
+        await done.reply.done()
+        asked = strong.call("ask")
+        await asked.reply.has(1)
+
+        for reply in (done.reply, asked.reply):
+            refused = await weak.get(reply.events[0].id).done()
+            assert refused.status == 404
+        assert not asked.reply.ended
+        question = asked.reply.messages[0]
+        await strong.respond(question, {"action": "accept", "content": {"answer": "this"}})
+        assert text_of(await asked.result()) == "accept: this"
+        again = refreshed.get(done.reply.events[0].id)
+        assert [m.get("method", "answer") for m in await again.has(4)][-1] == "answer"
+        own = weak.call("steps", meta={"progressToken": 2})
+        await own.result()
+        for client in (weak, strong):
+            assert len(await client.get(own.reply.events[0].id).has(4)) == 4
+
+
 # --- expired -------------------------------------------------------------------------------
 
 

@@ -63,3 +63,29 @@ async def test_a_weaker_resume_elsewhere_is_refused() -> None:
         weak = RawClient(await c[1].carrier_of(user("ann", "read")))
         error = await weak.error("session/resume", {"sessionId": session})
         assert error["code"] == -32043
+
+
+@pytest.mark.parametrize("read_at", [0, 1])
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_weaker_credential_does_not_read_a_stronger_ones_response_elsewhere(
+    seed: int, read_at: int
+) -> None:
+    """SEC11, on the replica that runs the request or on another; the stronger one gets it on both,
+    and its stream is not cut by the try.
+    """
+    async with cluster(2, seed=seed) as c:
+        strong, _ = await with_stream(c, stream_at=0)
+        sent = strong.call("progress", steps=2, gate="g", meta={"progressToken": 1})
+        await at_most(SOON, sent.reply.has(1))
+        event = sent.reply.events[0].id
+
+        weak = RawClient(await c[read_at].carrier_of(user("ann", "read")))
+        weak.session_id = strong.session_id
+        assert (await at_most(SOON, weak.get(event).done())).status == 404
+        assert not sent.reply.ended
+
+        again = RawClient(await c[read_at].carrier_of(user("ann", "write", "read", "more")))
+        again.session_id = strong.session_id
+        stream = await again.get(event).started()
+        c[0].box.gate("g").go.set()
+        assert "result" in await at_most(10, stream.answer(sent.id))

@@ -1,11 +1,12 @@
 """Over HTTP, while the store takes its time or fails between two steps of an answer."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.ids import SessionId
+from mcp_sessions.ids import SessionId, parse_position
 from tests.support.interposed import Interposed
 from tests.support.raw import RawClient, Reply, Sent, in_session, text_of, uris
 from tests.support.world import Ctx, World, world
@@ -231,3 +232,58 @@ async def test_an_answer_that_cannot_be_made_leaves_the_stream_as_it_was() -> No
         store.set_current = real  # pyright: ignore[reportAttributeAccessIssue]
 
         assert await heard_after(w, client, stream, "note://1") == ["note://1"]
+
+
+# --- what comes from outside -----------------------------------------------------------------
+
+
+def positions_asked(interposed: Interposed, name: str, argument: int | str) -> list[str]:
+    """The positions that a method of the store is asked for from now on.
+
+    Args:
+        argument: Where it has them: a number or a keyword.
+    """
+    asked: list[str] = []
+    real = getattr(interposed.store, name)
+
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        found = args[argument] if isinstance(argument, int) else kwargs.get(argument)
+        asked.extend([found] if found is not None else [])
+        return await real(*args, **kwargs)
+
+    setattr(interposed.store, name, call)
+    return asked
+
+
+@pytest.mark.parametrize(
+    "last_event_id",
+    ["nonsense", "1" * 60_000, "post-" + "a" * 60_000 + "/1800000000000000000-000000000007.NQ"],
+)
+async def test_no_store_is_asked_for_what_is_no_id(last_event_id: str) -> None:
+    """SEC8: it is answered as a position that nobody knows, however long it is."""
+    interposed = Interposed()
+    async with world(store=interposed.store) as w:
+        client = await w.connected()
+        await client.result("resources/subscribe", {"uri": "note://1"})
+        await client.get().started()
+        asked = positions_asked(interposed, "read", 1)
+        stream = client.get(last_event_id)
+
+        assert uris(await stream.has(1))[0] == "note://1"
+        assert stream.status == 200
+        assert all(parse_position(position) for position in asked)
+
+
+@pytest.mark.parametrize("position", ["nonsense", "1" * 1_000_000])
+async def test_no_store_is_asked_for_what_is_no_position(position: str) -> None:
+    """SEC8: nor of a session."""
+    interposed = Interposed()
+    async with world(store=interposed.store) as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        await client.get().started()
+        asked = positions_asked(interposed, "attach", "position")
+        result = await client.resume(session, position)
+
+        assert result["catchup"] is False and result["reason"] == "unknown_position"
+        assert asked and max(map(len, asked)) < 40

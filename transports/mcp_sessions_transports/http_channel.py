@@ -7,7 +7,6 @@ sent: a client that was cut comes back with ``Last-Event-ID`` and gets the rest.
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
@@ -15,13 +14,13 @@ from typing import TYPE_CHECKING
 from starlette.types import Receive, Send
 
 from mcp_sessions.core.log import LoggedEvent
-from mcp_sessions.core.messages import RequestId, decode, encode, plain_draft
+from mcp_sessions.core.messages import RequestId, plain_draft
 from mcp_sessions.errors import Refusal, StoreUnavailable
-from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName, parse_position
+from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.security import mint_connection_id
 from mcp_sessions.stores.base import SessionStore
 from mcp_sessions_transports.http_io import send_json
+from mcp_sessions_transports.post_streams import post_event_id, post_stream_name
 from mcp_sessions_transports.sse import SSE_HEADERS, LogFeed, SseStream, priming_event, sse_event
 
 if TYPE_CHECKING:
@@ -31,31 +30,6 @@ logger = logging.getLogger(__name__)
 
 JSON_DEADLINE = 0.1
 """Seconds within which an answer without anything before it goes as plain JSON."""
-
-
-def post_stream_of(last_event_id: str) -> tuple[StreamName, str, RequestId] | None:
-    """(stream, position, request id) if the id is of a POST stream, else None.
-
-    The SSE ids of a POST stream name their request, so that a client whose stream is long
-    forgotten can still be answered.
-    """
-    position_text, dot, encoded = last_event_id.partition(".")
-    stream, slash, position_id = position_text.partition("/")
-    if not dot or not slash or parse_position(position_id) is None:
-        return None
-    try:
-        request_id = decode(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
-    except ValueError:
-        return None
-    if isinstance(request_id, bool) or not isinstance(request_id, (str, int)):
-        return None
-    return StreamName(stream), position_id, request_id
-
-
-def post_event_id(stream: StreamName, position: str, request_id: RequestId) -> str:
-    """The SSE id of a position in a POST stream; see :func:`post_stream_of`."""
-    encoded = base64.urlsafe_b64encode(encode(request_id)).rstrip(b"=")
-    return f"{stream}/{position}.{encoded.decode()}"
 
 
 class PostChannel:
@@ -73,6 +47,7 @@ class PostChannel:
         primes: bool,
         prefers_stream: bool,
         process: str | None = None,
+        scopes_beyond: frozenset[str] = frozenset(),
     ) -> None:
         """Take what it works with.
 
@@ -81,8 +56,10 @@ class PostChannel:
             connection: None: a lone POST, whose stream cannot be resumed.
             primes: The client understands an event without data.
             process: This one: its streams say who answers.
+            scopes_beyond: Those of who sent the request that its connection does not need.
         """
         self._process = process
+        self._scopes_beyond = scopes_beyond
         self.readers: set[str] = set()
         """The processes that serve its stream from the store."""
 
@@ -301,7 +278,7 @@ class PostChannel:
         if self._wanted is None:
             # Kept: who opened it may be cancelled when the store has it already. Not by the
             # time of day: two calls of one instant must not share a stream.
-            self._wanted = StreamName(mint_connection_id("post", self._process))
+            self._wanted = post_stream_name(self._process, self._scopes_beyond)
         name = self._wanted
         try:
             head = await self._store.open_stream(connection.session_id, name)

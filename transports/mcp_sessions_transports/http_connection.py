@@ -268,6 +268,9 @@ class HttpConnection:
             return await self._from(sent, head, now), None, False
         if last_event_id is None:
             last_event_id = Position(head.log_epoch, 0).event_id()
+        if parse_position(last_event_id) is None:
+            # However long it is: no store is asked for what is no id (SEC8).
+            return head, Refusal.UNKNOWN_POSITION, False
         _, refusal = await self._store.read(
             self.session_id, last_event_id, now=now, stream=GET_STREAM
         )

@@ -3,7 +3,8 @@
 1. Who comes back with a ``Last-Event-ID`` gets what followed it, whole, whichever process
    has it. If that cannot be, it is told: a response as :class:`OutcomeUnknown`, a place in
    the connection's stream by messages to read everything again.
-2. Nothing of a session is heard by a credential with fewer scopes than it was started with.
+2. Nothing of a session is heard by a credential with fewer scopes than it was started with,
+   nor a response by one with fewer than its request was sent with.
 """
 
 from __future__ import annotations
@@ -12,17 +13,22 @@ from collections.abc import Collection, Sequence
 
 from starlette.types import Receive, Scope, Send
 
-from mcp_sessions.core.messages import RequestId, error_message, notification_message, wire_error
+from mcp_sessions.core.messages import error_message, notification_message, wire_error
 from mcp_sessions.errors import Detached, OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import StreamName, process_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.base import SessionRecord
 from mcp_sessions_transports.far_stream import FarStream
-from mcp_sessions_transports.http_channel import post_event_id, post_stream_of
 from mcp_sessions_transports.http_connection import HttpConnection
 from mcp_sessions_transports.http_elsewhere import catch_up
 from mcp_sessions_transports.http_io import Headers, accepts, refusal, send_json
 from mcp_sessions_transports.http_sessions import TransportSessions, send_not_found, send_refused
+from mcp_sessions_transports.post_streams import (
+    PostPosition,
+    may_read,
+    post_event_id,
+    post_position_of,
+)
 from mcp_sessions_transports.served import Served
 from mcp_sessions_transports.sse import SSE_HEADERS, sse_event
 
@@ -55,9 +61,13 @@ class HttpGet:
             await send_not_found(send)
             return
         last_event_id = headers.get(b"last-event-id", b"").decode("latin-1") or None
-        post_stream = post_stream_of(last_event_id) if last_event_id is not None else None
-        if post_stream is not None:
-            await self._resume_post(scope, receive, send, connection, principal, post_stream)
+        at = post_position_of(last_event_id) if last_event_id is not None else None
+        if at is not None:
+            if may_read(at.stream, principal.scopes - record.principal.scopes):
+                await self._resume_post(scope, receive, send, connection, principal, at)
+            else:
+                # SEC11: its request was sent by a stronger one than made the connection.
+                await send_not_found(send)
             return
         served = self._served
         if served.store.survives_process or served.replicas is not None:
@@ -117,10 +127,10 @@ class HttpGet:
         send: Send,
         connection: HttpConnection,
         principal: Principal,
-        post_stream: tuple[StreamName, str, RequestId],
+        at: PostPosition,
     ) -> None:
         served = self._served
-        name, position, request_id = post_stream
+        name, position, request_id = at.stream, at.event_id, at.request_id
         channel = connection.posts.get(name)
         here = process_of(name) == served.host.process
         if (channel is None and here) or await self._is_gone(connection, name, position):

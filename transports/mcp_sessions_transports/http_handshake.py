@@ -174,7 +174,9 @@ class HandshakeHttp:
         version = headers.get(b"mcp-protocol-version", DEFAULT_VERSION.encode()).decode("latin-1")
         peer = connection.peer if connection is not None else Peer(version)
         request = message if isinstance(message, Request) else Request(0, "", None)
-        channel = self._channel(request, connection, peer.protocol_version, headers)
+        # SEC11. As this very message was admitted: by whom its connection was made.
+        beyond = principal.scopes - record.principal.scopes if record is not None else frozenset()
+        channel = self._channel(request, connection, peer.protocol_version, headers, beyond)
         inbound = Inbound(
             principal,
             peer,
@@ -236,6 +238,7 @@ class HandshakeHttp:
         connection: HttpConnection | None,
         version: str,
         headers: Headers,
+        scopes_beyond: frozenset[str],
     ) -> PostChannel:
         served = self._served
         return PostChannel(
@@ -248,6 +251,7 @@ class HandshakeHttp:
             primes=served.primes(version),
             prefers_stream=prefers_sse(headers),
             process=served.host.process,
+            scopes_beyond=scopes_beyond,
         )
 
     def _may_be_alone(self, message: Request | Notification) -> bool:
