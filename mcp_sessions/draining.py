@@ -52,9 +52,12 @@ class Draining:
         self._host = host
         self._policy = policy
         self._replicas = replicas
+        self.is_leaving = False
+        """The process is about to stop: no new request should be sent to it."""
 
     async def drain(self, grace: float) -> None:
         """See :meth:`~mcp_sessions.layer.SessionLayer.drain`."""
+        self.is_leaving = True
         first = all(endpoint.http.retry_after is None for endpoint in self._endpoints)
         for endpoint in self._endpoints:
             endpoint.http.retry_after = self._policy.reconnect_spread

@@ -7,7 +7,7 @@ that: whether it would, is asked at the door.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from starlette.applications import Starlette
@@ -77,11 +77,16 @@ class Endpoint:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.http(scope, receive, send)
 
-    def app(self, lifespan: Callable[[], AbstractAsyncContextManager[None]]) -> ASGIApp:
+    def app(
+        self,
+        lifespan: Callable[[], AbstractAsyncContextManager[None]],
+        beside: Sequence[BaseRoute] = (),
+    ) -> MountedApp:
         """An application of its own.
 
         Args:
             lifespan: Entered by it.
+            beside: Served before everything else, with nothing before them.
         """
         shell = self._shell
         inner = Starlette(
@@ -92,7 +97,7 @@ class Endpoint:
         for name, value in shell.state.items():
             setattr(inner.state, name, value)
         http = self.http if shell.is_bare else None
-        return MountedApp(inner, http, self._websocket(inner), self._path)
+        return MountedApp(inner, http, self._websocket(inner), self._path, beside)
 
     def routes(self) -> list[BaseRoute]:
         """Routes for the application of somebody else."""

@@ -18,12 +18,13 @@ from typing import Any, Literal
 
 import uvicorn
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
 
+from mcp_sessions.access_log import AccessLog
 from mcp_sessions.background import Background
 from mcp_sessions.draining import Draining
 from mcp_sessions.endpoint import Endpoint
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.health import Health
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.server.admin import Sessions
@@ -39,7 +40,7 @@ from mcp_sessions.server.router import Router
 from mcp_sessions.server.sdk.kernel import SdkUpstream, primes_streams
 from mcp_sessions.server.sdk.modern import SdkModernRules
 from mcp_sessions.server.session_methods import SessionMethods
-from mcp_sessions.serving import DrainingServer, listen_on
+from mcp_sessions.serving import RUN_IS_REFUSED, DrainingServer, MountedApp, listen_on
 from mcp_sessions.stores.base import SessionStore
 from mcp_sessions.stores.stateless import Stateless
 from mcp_sessions.stores.urls import open_store
@@ -138,6 +139,12 @@ class SessionLayer:
         self._draining = Draining(
             self._endpoints, self.store, self._hub, self._host, self.policy, self._replicas
         )
+        self._health = Health(
+            self.store,
+            clock,
+            is_running=lambda: self._state == "running",
+            is_leaving=lambda: self._draining.is_leaving,
+        )
         self._state: Literal["new", "running", "over"] = "new"
         self._store_is_open = False
 
@@ -150,11 +157,13 @@ class SessionLayer:
         host: str = "127.0.0.1",
         security: SecuritySettings | None = None,
         max_body: int = MAX_BODY,
-    ) -> ASGIApp:
+        health: str | None = None,
+    ) -> MountedApp:
         """An ASGI application that serves Streamable HTTP on ``path``.
 
         What the server's own HTTP application has beside and before its MCP endpoint
-        (authentication, custom routes, middleware) is in it.
+        (authentication, custom routes, middleware) is in it. An application that mounts it
+        runs its ``lifespan``: ``FastAPI(lifespan=app.lifespan)``.
 
         Args:
             path: Where clients connect.
@@ -162,11 +171,29 @@ class SessionLayer:
                 without ``security``; for a FastMCP server, its own setting decides.
             security: The SDK's ``TransportSecuritySettings``: allowed hosts and origins.
             max_body: Bytes of one request body.
+            health: What ``healthz`` and ``readyz`` are under; None: they are not served. See
+                :meth:`health_routes`.
 
         Raises:
             ConfigurationError: Authentication was set up that cannot be taken over.
         """
-        return self._endpoint(path, host, security, max_body).app(self.lifespan)
+        beside = self.health_routes(health) if health is not None else ()
+        return self._endpoint(path, host, security, max_body).app(self.lifespan, beside)
+
+    def health_routes(self, path: str = "/") -> list[BaseRoute]:
+        """What an orchestrator asks, for an application that mounts :meth:`routes`.
+
+        ``healthz`` answers 200 as long as the process serves. ``readyz`` answers 200 while it
+        may be sent new requests, else 503: it does not run yet, it is draining, or its store
+        does not answer. Neither asks for a credential or an allowed Host.
+
+        Args:
+            path: What they are under.
+
+        Raises:
+            ConfigurationError: The path does not begin with ``/``.
+        """
+        return self._health.routes(path)
 
     def routes(
         self,
@@ -207,6 +234,8 @@ class SessionLayer:
         on_started: Callable[[], None] | None = None,
         grace: float = 10,
         log_level: str = "warning",
+        health: str | None = None,
+        access_log: bool = False,
     ) -> None:
         """Serve until SIGINT or SIGTERM, or until the end of standard input, then drain.
 
@@ -219,6 +248,8 @@ class SessionLayer:
             on_started: Called once when connections are taken.
             grace: Seconds that running calls get at the end.
             log_level: uvicorn's.
+            health: See :meth:`asgi_app`.
+            access_log: Log a line for each request (``mcp_sessions.access``).
 
         Raises:
             ConfigurationError: The transport is unknown, or the store cannot be opened; or see
@@ -229,13 +260,16 @@ class SessionLayer:
         """
         if transport not in ("http", "stdio"):
             raise ConfigurationError(f"unknown transport {transport!r}: 'http' or 'stdio'")
-        app = self.asgi_app(path, host=host, security=security, max_body=max_body)
+        refuse = RUN_IS_REFUSED.get()
+        if refuse is not None:
+            refuse()
+        app = self.asgi_app(path, host=host, security=security, max_body=max_body, health=health)
         if transport == "stdio" and port is None and sock is None:
             asyncio.run(self._serve_stdio(None, grace))
             return
         listener = sock if sock is not None else listen_on(host, port or 8000)
         config = uvicorn.Config(
-            app,
+            AccessLog(app) if access_log else app,
             log_level=log_level,
             access_log=False,
             timeout_graceful_shutdown=5,

@@ -6,19 +6,34 @@ import asyncio
 import gc
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
 from types import FrameType
+from typing import Any, NoReturn
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import State
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+RUN_IS_REFUSED: ContextVar[Callable[[], NoReturn] | None] = ContextVar(
+    "run_is_refused", default=None
+)
+"""Set where the code that would run a server is only loaded: it raises."""
 
 
 class MountedApp:
     """The ASGI application: straight to the endpoint where nothing stands before it."""
 
     def __init__(
-        self, inner: Starlette, endpoint: ASGIApp | None, websocket: ASGIApp, path: str
+        self,
+        inner: Starlette,
+        endpoint: ASGIApp | None,
+        websocket: ASGIApp,
+        path: str,
+        beside: Sequence[BaseRoute] = (),
     ) -> None:
         """Take what it works with.
 
@@ -27,11 +42,28 @@ class MountedApp:
             endpoint: HTTP to the endpoint, if nothing stands before it.
             websocket: WebSocket to the endpoint; it authenticates by itself.
             path: The endpoint's.
+            beside: Routes that nothing stands before.
         """
         self._inner = inner
+        self._beside = beside
         self._endpoint = endpoint
         self._websocket = websocket
         self._path = path
+
+    @property
+    def lifespan(self) -> Callable[[Any], AbstractAsyncContextManager[Any]]:
+        """For the application that mounts this one: ``FastAPI(lifespan=app.lifespan)``."""
+        return self._inner.router.lifespan_context
+
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """The server's own, with the endpoint's among them."""
+        return self._inner.routes
+
+    @property
+    def state(self) -> State:
+        """What handlers find as ``request.app.state``."""
+        return self._inner.state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or connection."""
@@ -43,6 +75,11 @@ class MountedApp:
         elif kind == "websocket" and self._is_here(scope):
             await self._websocket(scope, receive, send)
         else:
+            for route in self._beside:
+                match, more = route.matches(scope)
+                if match is not Match.NONE:
+                    await route.handle({**scope, **more}, receive, send)
+                    return
             await self._inner(scope, receive, send)
 
     def _is_here(self, scope: Scope) -> bool:

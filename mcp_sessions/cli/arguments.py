@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 from typing import NoReturn
+from urllib.parse import urlsplit
 
 USAGE_ERROR = 2
 """The exit status for what the user can put right; argparse has the same."""
@@ -46,6 +47,11 @@ def seconds(text: str) -> float:
     return value
 
 
+def duration(text: str) -> float:
+    """A duration, which may be zero."""
+    return 0.0 if text.strip("0.") == "" and any(c == "0" for c in text) else seconds(text)
+
+
 def count(text: str) -> int:
     """A whole number greater than zero."""
     if not text.isascii() or not text.isdecimal() or int(text) == 0:
@@ -65,3 +71,27 @@ def url_path(text: str) -> str:
     if not text.startswith("/") or any(character in text for character in "?#{} "):
         raise argparse.ArgumentTypeError(f"must be a path that begins with '/', not {text!r}")
     return text
+
+
+def host(text: str) -> str:
+    """What a Host header may be: ``name`` or ``name:port``."""
+    parts = urlsplit(f"//{text}")
+    try:
+        is_one = bool(parts.hostname) and parts.netloc == text and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one or parts.username is not None or not text.isprintable() or " " in text:
+        raise argparse.ArgumentTypeError(
+            f"must be a name that clients call, such as mcp.example.com, not {text!r}"
+        )
+    return text.lower()
+
+
+def origin(text: str) -> str:
+    """What an Origin header may be: ``https://name`` or ``https://name:port``."""
+    parts = urlsplit(text)
+    if not parts.netloc or text != f"{parts.scheme}://{parts.netloc}" or parts.username is not None:
+        raise argparse.ArgumentTypeError(
+            f"must be an origin, such as https://app.example.com, not {text!r}"
+        )
+    return text.lower()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -23,14 +24,19 @@ FORMATS = ("text", "json")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def configure(*, level: str, format: str, stream: TextIO | None = None) -> None:
+def configure(
+    *, level: str, format: str, access: bool = False, stream: TextIO | None = None
+) -> None:
     """Send the process's logs to stderr. A second call replaces the first.
 
     Args:
         level: One of ``LEVELS``: the lowest that ``mcp_sessions.*`` logs.
         format: One of ``FORMATS``.
+        access: Whether ``mcp_sessions.access`` logs, whatever the level.
         stream: Instead of stderr, for tests.
     """
+    # FastMCP, when it is imported, makes handlers of its own, which write as they like.
+    os.environ.setdefault("FASTMCP_LOG_ENABLED", "false")
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     root = logging.getLogger()
@@ -39,6 +45,7 @@ def configure(*, level: str, format: str, stream: TextIO | None = None) -> None:
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("mcp_sessions").setLevel(level.upper())
+    logging.getLogger("mcp_sessions.access").setLevel(logging.INFO if access else logging.WARNING)
 
 
 class TextFormatter(logging.Formatter):

@@ -25,6 +25,7 @@ from mcp_sessions.policy import SessionPolicy
 
 if TYPE_CHECKING:
     from mcp_sessions.layer import SessionLayer
+    from mcp_sessions_transports.origin import SecuritySettings
 
 DEFAULT_STORE = "memory://"
 
@@ -32,6 +33,8 @@ HANDSHAKE_ERA = ("2025-03-26", "2025-06-18", "2025-11-25")
 MODERN_ERA = ("2026-07-28",)
 TRANSPORTS = ("Streamable HTTP", "WebSocket")
 DEFAULT_PORT = 8000
+DEFAULT_GRACE = 10
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 LISTEN_BACKLOG = 2048
 """Connections that the system accepts before we do, as uvicorn asks for."""
@@ -47,12 +50,13 @@ def main(arguments: Sequence[str]) -> int:
         ConfigurationError: The store, the target, an option or the port is wrong.
     """
     options = _parser().parse_args(arguments)
-    logs.configure(level=options.log_level, format=options.log_format)
+    _check(options)
+    logs.configure(level=options.log_level, format=options.log_format, access=options.access_log)
     layer, store = _layer(options)
     if options.stdio and options.port is None:
         print(_start_up(options, None, store), file=sys.stderr, flush=True)
         try:
-            layer.run("stdio")
+            layer.run("stdio", grace=options.grace)
         except KeyboardInterrupt:
             return INTERRUPTED
         return 0
@@ -65,12 +69,50 @@ def main(arguments: Sequence[str]) -> int:
                 host=options.host,
                 port=sock.getsockname()[1],
                 path=options.path,
+                security=_security(options),
                 sock=sock,
+                grace=options.grace,
+                health=options.health,
+                access_log=options.access_log,
                 on_started=lambda: print(start, file=sys.stderr, flush=True),
             )
         except KeyboardInterrupt:
             return INTERRUPTED
     return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        ConfigurationError: They do not.
+    """
+    if options.allowed_origin and not options.allowed_host and options.host not in LOOPBACK:
+        raise ConfigurationError(
+            f"--allowed-origin on --host {options.host} also needs --allowed-host NAME: "
+            "what checks the one header checks the other"
+        )
+    if options.stdio and options.port is None:
+        given = {
+            "--allowed-host": options.allowed_host,
+            "--allowed-origin": options.allowed_origin,
+            "--health": options.health,
+            "--access-log": options.access_log,
+        }
+        refused = [name for name, value in given.items() if value]
+        if refused:
+            raise ConfigurationError(
+                f"{' '.join(refused)}: for HTTP, and --stdio without --port serves none"
+            )
+
+
+def _security(options: argparse.Namespace) -> SecuritySettings | None:
+    """Which Hosts and Origins may come in; None: by where it listens."""
+    if not options.allowed_host and not options.allowed_origin:
+        return None
+    from mcp_sessions.server.sdk.http import allowing
+
+    return allowing(options.allowed_host, options.allowed_origin)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -215,6 +257,38 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--path", type=types.url_path, default="/mcp", help="default: %(default)s")
     parser.add_argument(
+        "--allowed-host",
+        metavar="NAME",
+        type=types.host,
+        action="append",
+        default=[],
+        help="a name that clients call this server by, such as mcp.example.com behind a proxy; "
+        "may be given several times; default: on a loopback --host loopback names, else any",
+    )
+    parser.add_argument(
+        "--allowed-origin",
+        metavar="URL",
+        type=types.origin,
+        action="append",
+        default=[],
+        help="whose pages may call this server from a browser, such as https://app.example.com; "
+        "may be given several times",
+    )
+    parser.add_argument(
+        "--health",
+        metavar="PATH",
+        type=types.url_path,
+        help="serve PATH/healthz (200: alive) and PATH/readyz (200: store reachable and not "
+        "draining, else 503); '/' for /healthz and /readyz; default: neither",
+    )
+    parser.add_argument(
+        "--grace",
+        metavar="S",
+        type=types.duration,
+        default=DEFAULT_GRACE,
+        help="seconds that running calls get when the server is stopped; default: %(default)s",
+    )
+    parser.add_argument(
         "--store",
         metavar="URL",
         help=f"where sessions are kept, such as sqlite:///notes.db; default: {DEFAULT_STORE}",
@@ -236,6 +310,9 @@ def _parser() -> argparse.ArgumentParser:
         choices=logs.LEVELS,
         default="info",
         help="of mcp_sessions.*; default: %(default)s",
+    )
+    parser.add_argument(
+        "--access-log", action="store_true", help="log a line for each HTTP request and WebSocket"
     )
     parser.add_argument(
         "--log-format", choices=logs.FORMATS, default="text", help="default: %(default)s"

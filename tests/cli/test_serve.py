@@ -4,12 +4,9 @@ import json
 import re
 import signal
 import socket
-import subprocess
 import sys
-import threading
-import urllib.request
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from textwrap import dedent
 
@@ -18,6 +15,7 @@ import pytest
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.main import main
 from mcp_sessions.cli.serve import listening_socket, redacted
+from tests.support.serving import initialize, read_lines, serving
 
 APP = """
     from mcp.server import MCPServer
@@ -31,19 +29,6 @@ LAYER = f"""
 
     layer = SessionLayer(mcp)
 """
-
-INITIALIZE = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {},
-        "clientInfo": {"name": "test", "version": "1"},
-    },
-}
-
-STARTED_WITHIN = 40.0  # seconds; importing the SDK takes one or two
 
 
 def nothing(**_: object) -> None:
@@ -62,50 +47,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
     yield tmp_path
     for name in ("bare_app", "layer_app"):
         sys.modules.pop(name, None)
-
-
-@contextmanager
-def serving(here: Path, *arguments: str) -> Generator[subprocess.Popen[str]]:
-    """A process that serves on a free port; it is gone afterwards."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mcp_sessions.cli", "serve", *arguments, "--port", "0"],
-        cwd=here,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    # Bounds every read from it: killed, it has no more to say.
-    watch = threading.Timer(STARTED_WITHIN, process.kill)
-    watch.start()
-    try:
-        with process:
-            yield process
-            process.kill()
-    finally:
-        watch.cancel()
-
-
-def read_lines(process: subprocess.Popen[str], count: int) -> str:
-    """The next ``count`` lines of its stderr, or fewer if it ended."""
-    assert process.stderr is not None
-    return "".join(process.stderr.readline() for _ in range(count))
-
-
-def initialize(url: str) -> dict[str, object]:
-    """The result of ``initialize``."""
-    request = urllib.request.Request(
-        url,
-        data=json.dumps(INITIALIZE).encode(),
-        headers={
-            "Content-Type": "application/json",
-            "Accept": "application/json, text/event-stream",
-        },
-    )
-    # Not by way of a proxy that the environment may name.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=10) as answer:
-        return json.load(answer)["result"]
 
 
 def test_a_server_is_served_with_sessions_and_said_where_and_how(here: Path) -> None:

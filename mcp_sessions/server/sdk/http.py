@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -38,10 +38,28 @@ def security_settings(
     local = host in ("127.0.0.1", "localhost", "::1") and upstream.kind != "fastmcp"
     if security is not None or not local:
         return cast("TransportSecuritySettings | None", security)
+    return allowing((), ())
+
+
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+
+
+def allowing(hosts: Sequence[str], origins: Sequence[str]) -> TransportSecuritySettings:
+    """Settings that let these in, and what comes from this machine.
+
+    Args:
+        hosts: Names, each with any port and with none; or with a port, and then that one.
+        origins: Such as ``https://app.example``.
+    """
+    allowed = [f"{host}:*" for host in LOCAL_HOSTS]
+    for host in hosts:
+        # The colons of an IPv6 address are in brackets.
+        has_port = ":" in host.rpartition("]")[2]
+        allowed += [host] if has_port else [host, f"{host}:*"]
     return TransportSecuritySettings(
         enable_dns_rebinding_protection=True,
-        allowed_hosts=["127.0.0.1:*", "localhost:*", "[::1]:*"],
-        allowed_origins=["http://127.0.0.1:*", "http://localhost:*", "http://[::1]:*"],
+        allowed_hosts=allowed,
+        allowed_origins=[f"http://{host}:*" for host in LOCAL_HOSTS] + list(origins),
     )
 
 

@@ -1,0 +1,109 @@
+"""What an orchestrator or a load balancer asks: is this process alive, and should it be sent
+requests?
+
+Neither question needs a credential or an allowed Host: who asks knows an address only. The
+answers name no session and no store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.ids import SessionId
+from mcp_sessions.stores.base import SessionStore
+
+STORE_WITHIN = 2.0
+"""Seconds in which the store answers, or it is away."""
+
+FRESH = 1.0
+"""Seconds for which its answer counts: however many ask, the store is asked this seldom."""
+
+_NOBODY = SessionId("health")
+"""No session has this id: to look for it is a read that changes nothing."""
+
+
+class Health:
+    """``healthz``: this process serves. ``readyz``: it may be sent new requests."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        clock: Callable[[], float],
+        *,
+        is_running: Callable[[], bool],
+        is_leaving: Callable[[], bool],
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            clock: Seconds since 1970.
+            is_running: The layer's lifespan was entered.
+            is_leaving: The process is about to stop.
+        """
+        self._store = store
+        self._clock = clock
+        self._is_running = is_running
+        self._is_leaving = is_leaving
+        self._asked: asyncio.Task[bool] | None = None
+        self._asked_at = 0.0
+
+    def routes(self, path: str) -> list[BaseRoute]:
+        """Both, for GET and HEAD.
+
+        Args:
+            path: What they are under: ``/`` for ``/healthz`` and ``/readyz``.
+
+        Raises:
+            ConfigurationError: It does not begin with ``/``.
+        """
+        if not path.startswith("/"):
+            raise ConfigurationError(f"the path of the health checks begins with '/', not {path!r}")
+        under = path.rstrip("/")
+        return [
+            Route(f"{under}/healthz", self._healthz, methods=["GET"]),
+            Route(f"{under}/readyz", self._readyz, methods=["GET"]),
+        ]
+
+    async def _healthz(self, request: Request) -> Response:
+        del request
+        return _said(200, "alive")
+
+    async def _readyz(self, request: Request) -> Response:
+        del request
+        reason = await self._not_ready()
+        return _said(200, "ready") if reason is None else _said(503, reason)
+
+    async def _not_ready(self) -> str | None:
+        if not self._is_running():
+            return "not running"
+        if self._is_leaving():
+            return "draining"
+        return None if await self._store_answers() else "the session store is away"
+
+    async def _store_answers(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if self._asked is None or (self._asked.done() and now - self._asked_at >= FRESH):
+            self._asked_at = now
+            self._asked = asyncio.create_task(self._ask_store())
+        # Whoever asked first may leave: the others still wait for it.
+        return await asyncio.shield(self._asked)
+
+    async def _ask_store(self) -> bool:
+        if not self._store.remembers:
+            return True
+        try:
+            async with asyncio.timeout(STORE_WITHIN):
+                await self._store.load(_NOBODY, now=self._clock())
+        except (StoreUnavailable, TimeoutError):
+            return False
+        return True
+
+
+def _said(status: int, text: str) -> Response:
+    return PlainTextResponse(text + "\n", status, headers={"Cache-Control": "no-store"})

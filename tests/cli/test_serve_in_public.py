@@ -1,0 +1,158 @@
+"""``serve`` behind a name of its own: who may call it, what is asked of it, what it logs."""
+
+import http.client
+import json
+import re
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mcp_sessions.cli.main import main
+from tests.support.serving import INITIALIZE, read_lines, serving
+
+APP = 'from mcp.server import MCPServer\nmcp = MCPServer("notes")\n'
+FASTMCP_APP = 'from fastmcp import FastMCP\nmcp = FastMCP("notes")\n'
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a server of each kind."""
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "fast.py").write_text(FASTMCP_APP)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+class Place:
+    """A server that runs, and what it said."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.said = ""
+
+    def ask(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: str = ""
+    ) -> tuple[int, str]:
+        """Status and body of an answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request(method, path, body or None, dict(headers or {}))
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def initialize(self, **headers: str) -> int:
+        """The status of an ``initialize`` with these headers as well."""
+        given = {
+            "Content-Type": "application/json",
+            "Accept": "application/json, text/event-stream",
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
+        return self.ask("POST", "/mcp", given, json.dumps(INITIALIZE))[0]
+
+
+@contextmanager
+def served(here: Path, *arguments: str) -> Generator[Place]:
+    """It, until the block ends; then also what it said."""
+    with serving(here, *arguments) as process:
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/mcp", read_lines(process, 5))
+        assert found is not None
+        place = Place(int(found[1]))
+        yield place
+        process.terminate()
+        assert process.stderr is not None
+        place.said = process.stderr.read()
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line on stderr with which the command ended, status 2."""
+    try:
+        status = main(["serve", *arguments])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+def test_what_is_refused_for_its_host_or_origin_is_logged_with_what_allows_it(here: Path) -> None:
+    """421 and 403 alone do not say what an operator has to do."""
+    with served(here, "app.py") as place:
+        assert place.initialize(Host="mcp.example.com") == 421
+        assert place.initialize(Origin="https://app.example.com") == 403
+
+    host, origin = [line for line in place.said.splitlines() if "refused a request" in line]
+    assert "--allowed-host NAME" in host and "--allowed-origin URL" in origin
+
+
+@pytest.mark.parametrize("app", ["app.py", "fast.py"])
+def test_what_is_allowed_comes_in(here: Path, app: str) -> None:
+    """Names with any port and with none, a name with a port with that one, and this machine's
+    own names; pages from where they are allowed.
+    """
+    options = ("--allowed-host", "MCP.example.com", "--allowed-host", "other.example:81")
+    with served(here, app, *options, "--allowed-origin", "https://app.example.com") as place:
+        for host, status in [
+            ("mcp.example.com", 200),
+            ("mcp.example.com:8443", 200),
+            ("other.example:81", 200),
+            ("other.example:82", 421),
+            ("other.example", 421),
+            (f"localhost:{place.port}", 200),
+            ("evil.example", 421),
+        ]:
+            assert place.initialize(Host=host) == status, host
+        assert place.initialize(Host="mcp.example.com", Origin="https://app.example.com") == 200
+        assert place.initialize(Host="mcp.example.com", Origin="https://evil.example") == 403
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--allowed-host", "https://mcp.example.com"), "must be a name that clients call"),
+        (("--allowed-host", "mcp.example.com/mcp"), "must be a name that clients call"),
+        (("--allowed-host", "a:b"), "must be a name that clients call"),
+        (("--allowed-origin", "app.example.com"), "must be an origin"),
+        (("--allowed-origin", "https://app.example.com/"), "must be an origin"),
+        (
+            ("--host", "0.0.0.0", "--allowed-origin", "https://a.example"),
+            "also needs --allowed-host",
+        ),
+        (("--health", "healthz"), "must be a path"),
+        (("--grace", "-1"), "must be a number of seconds"),
+        (("--stdio", "--health", "/"), "--health: for HTTP, and --stdio without --port"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    assert said in refusal(capsys, "app.py", *arguments)
+
+
+def test_an_orchestrator_asks_whether_it_lives_and_may_be_sent_requests(here: Path) -> None:
+    """By its address: no name of it is allowed, and no credential is there to be sent."""
+    with served(here, "app.py", "--health", "/internal") as place:
+        whoever = {"Host": "10.0.0.7"}
+        assert place.ask("GET", "/internal/healthz", whoever) == (200, "alive\n")
+        assert place.ask("GET", "/internal/readyz", whoever) == (200, "ready\n")
+        assert place.ask("HEAD", "/internal/readyz", whoever) == (200, "")
+        assert place.ask("POST", "/internal/readyz", whoever)[0] == 405
+        assert place.ask("GET", "/readyz", whoever)[0] == 404
+    with served(here, "app.py") as place:
+        assert place.ask("GET", "/readyz")[0] == 404
+
+
+def test_each_request_has_a_line_in_the_log_without_its_query(here: Path) -> None:
+    """What a query holds may be a code of OAuth."""
+    with served(here, "app.py", "--access-log", "--log-level", "warning") as place:
+        place.initialize()
+        place.ask("GET", "/no%0Asuch?code=secret")
+
+    lines = [line for line in place.said.splitlines() if "mcp_sessions.access" in line]
+    assert re.fullmatch(r"\S+ INFO mcp_sessions.access: 127.0.0.1 POST /mcp 200 \d+ ms", lines[0])
+    assert re.search(r" 127.0.0.1 GET /no%0Asuch 404 \d+ ms$", lines[1])
+    assert len(lines) == 2 and "secret" not in place.said
