@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from mcp_sessions.cli.arguments import one_line
+from mcp_sessions.cli.not_run import nothing_runs
 from mcp_sessions.errors import ConfigurationError
 
 SHAPE = "package.module:attr or file.py[:attr]"
@@ -44,11 +45,11 @@ def load_target(target: str, *, kinds: Sequence[Kind], what: str = SERVABLE) -> 
         what: These kinds in words.
 
     Raises:
-        ConfigurationError: No such file, module or attribute; the code failed; there
-            is nothing to serve in it, or more than one thing.
+        ConfigurationError: No such file, module or attribute; the code failed, or serves
+            by itself; there is nothing to serve in it, or more than one thing.
     """
     place, attribute = split_target(target)
-    module = _import_file(place) if place.endswith(".py") else _import_module(place)
+    module = _loaded(place)
     if attribute is None:
         return _only_one(module, place, kinds, what)
     found = _attribute(module, place, attribute, kinds)
@@ -72,14 +73,38 @@ def split_target(target: str) -> tuple[str, str | None]:
     raise ConfigurationError(f"TARGET must be {SHAPE}, not {target!r}")
 
 
+def _loaded(place: str) -> ModuleType:
+    is_file = place.endswith(".py")
+    if is_file and not Path(place).is_file():
+        raise ConfigurationError(f"no such file: {place}")
+    with nothing_runs() as runs:
+        try:
+            module = _import_file(place) if is_file else _import_module(place)
+        except ConfigurationError as error:
+            if runs.tried:
+                raise _runs_itself(place, error) from error
+            raise
+    if runs.tried:
+        # It made nothing of the error.
+        raise _runs_itself(place, None)
+    return module
+
+
+def _runs_itself(place: str, error: BaseException | None) -> ConfigurationError:
+    frames = _frames(error.__cause__) if error is not None and error.__cause__ is not None else []
+    where = f" ({frames[0].filename}, line {frames[0].lineno})" if frames else ""
+    return ConfigurationError(
+        f"{place} runs a server when it is imported{where}: "
+        "put that under if __name__ == '__main__', and serve will run it with sessions"
+    )
+
+
 def _is_dotted_name(text: str) -> bool:
     return all(part.isidentifier() for part in text.split("."))
 
 
 def _import_file(place: str) -> ModuleType:
     path = Path(place).resolve()
-    if not path.is_file():
-        raise ConfigurationError(f"no such file: {place}")
     # As `python file.py` does it, so that the file finds its neighbours.
     _search_first(str(path.parent))
     # The file's own name, where it is free: a neighbour that imports it back then gets
@@ -138,12 +163,18 @@ def _where(error: BaseException) -> str:
     """The innermost line of the user's code, which is where to look first."""
     if isinstance(error, SyntaxError):
         return ""  # its text names the place
-    frames = [
+    frames = _frames(error)
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Where it came through, from the user's file on."""
+    return [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename != __file__ and not frame.filename.startswith("<")
+        if frame.filename not in (__file__, importlib.__file__)
+        and not frame.filename.startswith("<")
     ]
-    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 def _attribute(module: ModuleType, place: str, attribute: str, kinds: Sequence[Kind]) -> object:
