@@ -124,6 +124,7 @@ class SessionLayer:
             upstream=self._upstream,
             methods=self._methods,
             gates=self._gates,
+            policy=self.policy,
             advertise=lambda result: advertise(result, self.policy, remembers=self.store.remembers),
             clock=clock,
         )

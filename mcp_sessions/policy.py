@@ -47,6 +47,11 @@ class SessionPolicy:
     """Open sessions of one principal; None: only ``max_sessions``. Without authentication
     everyone is one principal."""
 
+    max_client_bytes: int = 65_536
+    """Of what a client says of itself in ``initialize`` (``capabilities``, ``clientInfo``), as
+    JSON. Its session keeps it, to serve it in another process; a client that says more is
+    refused."""
+
     max_subscriptions: int = 10_000
     """Resources that one session can be subscribed to."""
 

@@ -34,6 +34,7 @@ from mcp_sessions.errors import (
     WireError,
 )
 from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.association import Associations
 from mcp_sessions.server.changes import Changes
 from mcp_sessions.server.connection import Inbound, TransportConnection
@@ -50,7 +51,7 @@ from mcp_sessions.server.session_methods import SESSION_METHODS, SessionMethods
 from mcp_sessions.server.telling import Publish, Telling
 from mcp_sessions.server.upstream import Upstream, UpstreamError
 from mcp_sessions.server.upstream_peers import UpstreamPeers
-from mcp_sessions.stores.base import Peer, SessionRecord, SessionStore
+from mcp_sessions.stores.base import Peer, SessionRecord, SessionStore, check_peer
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Router:
         upstream: Upstream,
         methods: SessionMethods,
         gates: Gates,
+        policy: SessionPolicy,
         advertise: Callable[[dict[str, Any]], None],
         clock: Callable[[], float],
     ) -> None:
@@ -86,6 +88,7 @@ class Router:
         self._upstream = upstream
         self._methods = methods
         self._gates = gates
+        self._policy = policy
         self._advertise = advertise
         self._clock = clock
         self._associations = Associations(store, hub, host, methods, clock)
@@ -136,14 +139,20 @@ class Router:
             result, peer, upstream_peer = await self._upstream.initialize(
                 call, request.params, outbound
             )
-            keeps = is_there or self._store.remembers
-            connection = await register(peer) if keeps else None
         except UpstreamError as failed:
             return error_message(request.id, failed.error), None
-        except WireError as refused:
-            return error_message(request.id, wire_error(refused)), None
         finally:
             call.done = True
+        keeps = is_there or self._store.remembers
+        try:
+            check_peer(peer, self._policy)
+            connection = await register(peer) if keeps else None
+        except WireError as refused:
+            await upstream_peer.close()
+            return error_message(request.id, wire_error(refused)), None
+        except BaseException:
+            await upstream_peer.close()
+            raise
         self._advertise(result)
         if connection is None:
             await upstream_peer.close()

@@ -10,11 +10,13 @@ import hmac
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, cast
 
 from mcp_sessions import metrics
+from mcp_sessions.core.client_description import outlined
 from mcp_sessions.core.messages import (
     EVENT_ID_META,
     SESSION_META,
@@ -116,11 +118,16 @@ class SessionMethods:
         """A new session.
 
         Raises:
-            LimitReached: Too many are open, even after the expired ones were ended.
+            LimitReached: Too many are open, even after the expired ones were ended; or the
+                client says too much of itself.
         """
+        if mode is Mode.PROTOCOL and peer is not None:
+            peer = replace(peer, initialize_params=outlined(peer.initialize_params))
         try:
             record = await self._store.create(mode, principal, peer=peer, now=self._clock())
-        except LimitReached:
+        except LimitReached as reached:
+            if reached.limit == "max_client_bytes":
+                raise
             await self.make_room()
             record = await self._store.create(mode, principal, peer=peer, now=self._clock())
         metrics.session_made(mode.value)

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from mcp_sessions.core.client_description import size_of
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.request_keys import Begun
-from mcp_sessions.errors import Refusal
+from mcp_sessions.errors import LimitReached, Refusal
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
@@ -63,11 +64,22 @@ class Peer:
 
     protocol_version: str
     initialize_params: Mapping[str, Any] | None = None
-    """The params of ``initialize``, as they were sent; None: no handshake. Of a modern-era
-    client: what its request's envelope says, under the same names."""
+    """Of the params of ``initialize`` what ``core/client_description.py`` keeps, as it was
+    sent; None: no handshake. Of a modern-era client: what its request's envelope says, under
+    the same names."""
 
     modern: bool = False
     """It speaks the modern era, where a server asks its client nothing."""
+
+
+def check_peer(peer: Peer | None, policy: SessionPolicy) -> None:
+    """Whether a session may keep what its client said of itself.
+
+    Raises:
+        LimitReached: It is more than ``max_client_bytes``.
+    """
+    if peer is not None and size_of(peer.initialize_params) > policy.max_client_bytes:
+        raise LimitReached("max_client_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +346,8 @@ class SessionStore(Protocol):
 
         Raises:
             LimitReached: ``max_sessions`` or ``max_sessions_per_principal`` are open
-                already. Nothing was made.
+                already, or ``peer`` has more than ``max_client_bytes`` (:func:`check_peer`).
+                Nothing was made.
         """
         ...
 

@@ -44,6 +44,7 @@ from mcp_sessions.stores.base import (
     Peer,
     Relayed,
     SessionRecord,
+    check_peer,
 )
 
 
@@ -97,6 +98,7 @@ class MemoryStore:
     ) -> SessionRecord:
         """See :meth:`SessionStore.create`."""
         policy = self._policy
+        check_peer(peer, policy)
         owned = self._by_principal.get(principal, 0)
         if len(self._sessions) >= policy.max_sessions:
             raise LimitReached("max_sessions")

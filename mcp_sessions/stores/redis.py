@@ -69,6 +69,7 @@ from mcp_sessions.stores.base import (
     Peer,
     Relayed,
     SessionRecord,
+    check_peer,
 )
 from mcp_sessions.stores.redis_cluster import ClusterLink
 from mcp_sessions.stores.redis_exchange import RedisExchange
@@ -85,6 +86,7 @@ from mcp_sessions.stores.redis_records import (
     NOTHING,
     Answer,
     Known,
+    Peers,
     Subscriptions,
     attachment_of,
     decoded,
@@ -158,6 +160,7 @@ class RedisStore:
         self._policy = SessionPolicy()
         self._link: Link | ClusterLink = Link(make, timeout)
         self._subscriptions = Subscriptions()
+        self._peers = Peers()
         self._all = f"{{{namespace}}}:all"
         self.exchange: Exchange | None = RedisExchange(make, self._link, namespace, self._key)
 
@@ -211,6 +214,7 @@ class RedisStore:
     ) -> SessionRecord:
         """See :meth:`SessionStore.create`."""
         policy = self._policy
+        check_peer(peer, policy)
         session_id = mint_session_id()
         forever = mode is Mode.CONVERSATION
         ends_at = math.inf if forever else now + policy.max_lifetime
@@ -243,8 +247,8 @@ class RedisStore:
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
         """See :meth:`SessionStore.load`."""
-        known = self._subscriptions.known(session_id)
-        found = await self._on(session_id, scripts.LOAD, repr(now), known[0])
+        known = self._known(session_id)
+        found = await self._on(session_id, scripts.LOAD, repr(now), *_told(known))
         return self._record(found, known) if found is not None else None
 
     async def admit(
@@ -260,8 +264,9 @@ class RedisStore:
     ) -> Admitted | None:
         """See :meth:`SessionStore.admit`."""
         policy = self._policy
-        known = self._subscriptions.known(session_id)
-        of_key: tuple[Value, ...] = ("", "")
+        known = self._known(session_id)
+        change, knows_peer = _told(known)
+        of_key: tuple[Value, ...] = ("",) * 9
         if key is not None:
             of_key = (
                 encoded(key.key),
@@ -283,8 +288,9 @@ class RedisStore:
             policy.idle_timeout,
             int(held),
             fencing_epoch if fencing_epoch is not None else "",
-            known[0],
+            change,
             *of_key,
+            knows_peer,
         )
         if answer is None:
             return None
@@ -562,7 +568,7 @@ class RedisStore:
         else:
             members = await self._command("SMEMBERS", self._owned(owner_of(principal)))
         records = await _all_of(
-            self._run(scripts.LOAD, [self._key_of(_tag(member))], "", NOTHING[0])
+            self._run(scripts.LOAD, [self._key_of(_tag(member))], "", *_told(NOTHING))
             for member in members
         )
         for member, record in zip(members, records, strict=True):
@@ -604,8 +610,11 @@ class RedisStore:
         """See :meth:`SessionStore.change_state`."""
         flat = [part for key, value in changed.items() for part in (encoded(key), packed(value))]
         gone = [encoded(key) for key in removed]
-        found = await self._on(session_id, scripts.CHANGE_STATE, len(gone), *gone, *flat)
-        return self._record(found) if found is not None else None
+        known = self._known(session_id)
+        found = await self._on(
+            session_id, scripts.CHANGE_STATE, *_told(known), len(gone), *gone, *flat
+        )
+        return self._record(found, known) if found is not None else None
 
     async def finish_request(
         self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
@@ -652,7 +661,10 @@ class RedisStore:
         return policy.max_events, policy.max_bytes, repr(policy.max_age)
 
     def _record(self, answer: Answer, known: Known = NOTHING) -> SessionRecord:
-        return record_of(answer, self._subscriptions, known)
+        return record_of(answer, self._subscriptions, self._peers, known)
+
+    def _known(self, session_id: SessionId) -> Known:
+        return Known(*self._subscriptions.known(session_id), self._peers.known(session_id))
 
     async def _head(
         self, session_id: SessionId, stream: StreamName, *, make: bool
@@ -723,6 +735,7 @@ class RedisStore:
         """
         if session_id is not None:
             self._subscriptions.forget(session_id)
+            self._peers.forget(session_id)
         tag = tag if tag is not None else tag_of(session_id or "")
         try:
             if member is not None:
@@ -848,6 +861,11 @@ async def _caught(call: Coroutine[Any, Any, T]) -> T | StoreUnavailable:
 def _is_refused(failed: StoreUnavailable) -> bool:
     """Whether the server is there, and refused a command."""
     return isinstance(failed.__cause__, ResponseError)
+
+
+def _told(known: Known) -> tuple[bytes, int]:
+    """What a script is told that is known of its session."""
+    return known.change, int(known.peer is not None)
 
 
 def _place(event_id: str | None) -> tuple[Value, ...]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -81,10 +82,64 @@ def fields_of(
     return fields
 
 
-Known = tuple[bytes, frozenset[str]]
-"""Names the last change of a session's subscriptions, and they as they were after it."""
+class Known(NamedTuple):
+    """What is known of a session here, so that it is not told again."""
 
-NOTHING: Known = (b"nothing", frozenset())
+    change: bytes
+    """Names the last change of its subscriptions."""
+
+    uris: frozenset[str]
+    """They as they were after it."""
+
+    peer: tuple[Peer | None] | None = None
+    """What its client said of itself; None: that is not known."""
+
+
+NOTHING = Known(b"nothing", frozenset())
+
+
+class Peers:
+    """What the clients of sessions said of themselves, as this process read it. It never changes,
+    may be long, and few requests need it.
+    """
+
+    COST = 200
+    """Bytes accounted for a session beside its client's own."""
+
+    def __init__(self, most: int = 8_388_608) -> None:
+        """Take the limit.
+
+        Args:
+            most: Bytes to keep, as they are stored, and ``COST`` for each session; those that
+                were used longest ago go first.
+        """
+        self._most = most
+        self._kept = 0
+        self._of: OrderedDict[SessionId, tuple[int, tuple[Peer | None]]] = OrderedDict()
+
+    def known(self, session_id: SessionId) -> tuple[Peer | None] | None:
+        """What a session's client said; None: it is not known."""
+        found = self._of.get(session_id)
+        if found is None:
+            return None
+        self._of.move_to_end(session_id)
+        return found[1]
+
+    def learn(self, session_id: SessionId, stored: bytes | None) -> Peer | None:
+        """What a session's client said, as it is stored."""
+        self.forget(session_id)
+        peer = Peer(*unpacked(stored)) if stored is not None else None
+        cost = self.COST + len(stored or b"")
+        self._of[session_id] = (cost, (peer,))
+        self._kept += cost
+        while self._kept > self._most:
+            self.forget(next(iter(self._of)))
+        return peer
+
+    def forget(self, session_id: SessionId) -> None:
+        """It is over."""
+        gone = self._of.pop(session_id, None)
+        self._kept -= gone[0] if gone is not None else 0
 
 
 class Subscriptions:
@@ -101,11 +156,11 @@ class Subscriptions:
         """
         self._most = most
         self._kept = 0
-        self._of: dict[SessionId, Known] = {}
+        self._of: dict[SessionId, tuple[bytes, frozenset[str]]] = {}
 
-    def known(self, session_id: SessionId) -> Known:
-        """A session's, and what changed them last."""
-        return self._of.get(session_id, NOTHING)
+    def known(self, session_id: SessionId) -> tuple[bytes, frozenset[str]]:
+        """What changed a session's last, and they."""
+        return self._of.get(session_id, NOTHING[:2])
 
     def learn(self, session_id: SessionId, change: bytes, uris: Sequence[bytes]) -> frozenset[str]:
         """A session's, as they are now."""
@@ -120,12 +175,12 @@ class Subscriptions:
 
     def forget(self, session_id: SessionId) -> None:
         """Who has none, or is over."""
-        _, gone = self._of.pop(session_id, NOTHING)
+        _, gone = self._of.pop(session_id, NOTHING[:2])
         self._kept -= len(gone)
 
 
 def record_of(
-    answer: Answer, subscriptions: Subscriptions, known: Known = NOTHING
+    answer: Answer, subscriptions: Subscriptions, peers: Peers, known: Known = NOTHING
 ) -> SessionRecord:
     """What ``record()`` of ``lua/session.lua`` answered.
 
@@ -150,12 +205,11 @@ def record_of(
         attachment=attachment_of(connection, fence),
         stream_opened=opened is not None,
         subscriptions=(
-            known[1] if uris is None else subscriptions.learn(session_id, change or b"", uris)
+            known.uris if uris is None else subscriptions.learn(session_id, change or b"", uris)
         ),
         state_version=int(state_version or 0),
     )
-    if peer is not None:
-        record.peer = Peer(*unpacked(peer))
+    record.peer = known.peer[0] if known.peer is not None else peers.learn(session_id, peer)
     if current is not None:
         target, at = unpacked(current)
         record.current = CurrentSession(SessionId(target), FencingEpoch(at))

@@ -89,6 +89,7 @@ from mcp_sessions.stores.base import (
     Peer,
     Relayed,
     SessionRecord,
+    check_peer,
 )
 from mcp_sessions.stores.file_lock import FileLock, Locked
 from mcp_sessions.stores.sqlite_hot import HotRecords
@@ -216,6 +217,7 @@ class SQLiteStore:
         self, mode: Mode, principal: Principal, *, peer: Peer | None, now: float
     ) -> SessionRecord:
         """See :meth:`SessionStore.create`."""
+        check_peer(peer, self._policy)
         ends_at = math.inf if mode is Mode.CONVERSATION else now + self._policy.max_lifetime
         record = SessionRecord(
             mint_session_id(),

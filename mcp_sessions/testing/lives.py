@@ -57,6 +57,26 @@ async def a_new_session_is_remembered_as_it_was_made(make: MakeStore) -> None:
         assert (made.peer, made.expires_at) == (None, NOW + LIFETIME)
 
 
+async def what_a_client_says_of_itself_is_bounded(make: MakeStore) -> None:
+    """It is kept as long as its session: more than that is refused, and nothing is made."""
+    async with opened(make, max_client_bytes=1_000) as store:
+        for mode in MCP_MODES:
+            for size in (988, 989, 100_000):
+                peer = Peer("2025-11-25", {"large": "x" * size})
+
+                async def create(of: Mode = mode, by: Peer = peer) -> None:
+                    await store.create(of, ALICE, peer=by, now=NOW)
+
+                if size == 988:
+                    await create()
+                else:
+                    assert await limit_of(create) == "max_client_bytes"
+        records = await store.all_sessions()
+        assert [record.peer for record in records] == [
+            Peer("2025-11-25", {"large": "x" * 988}) for _ in MCP_MODES
+        ]
+
+
 async def a_callers_id_is_never_adopted(make: MakeStore) -> None:
     """Pitfall F5: an id that the store did not mint makes nothing and names no bucket."""
     async with opened(make) as store:
@@ -196,6 +216,7 @@ async def an_ended_session_leaves_no_trace_and_never_comes_back(make: MakeStore)
 
 CHECKS: Sequence[Check] = (
     a_new_session_is_remembered_as_it_was_made,
+    what_a_client_says_of_itself_is_bounded,
     a_callers_id_is_never_adopted,
     open_sessions_are_limited_per_store_and_per_principal,
     a_session_expires_when_idle_and_a_request_moves_that,

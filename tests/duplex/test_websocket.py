@@ -204,6 +204,20 @@ async def test_what_is_wrong_with_a_message_is_answered_with_id_null(kind: str) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_client_that_says_too_much_of_itself_is_refused_and_may_say_less(kind: str) -> None:
+    """ERR6: what it says is kept as long as its connection is open."""
+    async with duplex_world(max_client_bytes=1_000) as world:
+        peer = await (world.websocket() if kind == "websocket" else world.pipe())
+        info = {"name": "x" * 1_000, "version": "1"}
+        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
+
+        error = await peer.error("initialize", params)
+
+        assert (error["code"], error["data"]) == (-31011, {"limit": "max_client_bytes"})
+        assert (await peer.initialize())["serverInfo"]["name"] == "tools"
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_nothing_is_served_before_initialize_but_what_names_a_session(kind: str) -> None:
     """``session/*``, ``sessions/*`` and rule-1 requests need no handshake; all else does."""
     async with duplex_world() as world:

@@ -345,6 +345,55 @@ async def test_no_session_is_evicted_for_another() -> None:
         assert text_of(await running.result()) == "through g"
 
 
+LARGE = "x" * 100_000
+
+
+@pytest.mark.parametrize("member", ["clientInfo", "capabilities", "_meta", "unknown"])
+async def test_of_what_a_client_says_of_itself_is_kept_what_is_read_and_that_is_bounded(
+    member: str,
+) -> None:
+    """ERR6: a session keeps it as long as it lives, and every replica reads it."""
+    async with world() as w:
+        params: Json = {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {"roots": {}},
+            "clientInfo": {"name": "x", "version": "1"},
+        }
+        large = {"title": LARGE, "experimental": {"x": {"y": LARGE}}}
+        params[member] = params.get(member, {}) | large
+        request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+
+        answer = (await w.client().post(request).done()).json
+
+        records = await w.layer.store.all_sessions()
+        if member in ("clientInfo", "capabilities"):
+            assert answer["error"]["code"] == -31011
+            assert answer["error"]["data"] == {"limit": "max_client_bytes"}
+            assert records == []
+        else:
+            assert answer["result"]["protocolVersion"] == "2025-11-25"
+            assert [record.peer and record.peer.initialize_params for record in records] == [
+                {name: value for name, value in params.items() if name != member}
+            ]
+
+
+async def test_a_session_keeps_no_copy_of_what_its_connections_client_said() -> None:
+    """Whoever uses it later says so again; what it can be asked, and its name, are enough."""
+    async with world() as w:
+        capabilities = {"roots": {"listChanged": True}, "experimental": {"x": {"y": "z" * 9_000}}}
+        client = await w.connected(capabilities=capabilities)
+        session = (await client.start())["sessionId"]
+
+        record = await w.layer.store.load(SessionId(session), now=w.clock())
+        assert record is not None and record.peer is not None
+        assert record.peer.protocol_version == "2025-11-25"
+        assert len(str(record.peer.initialize_params)) < 200
+        assert record.peer.initialize_params == {
+            "capabilities": {"roots": {}},
+            "clientInfo": {"name": "raw", "version": "1"},
+        }
+
+
 async def test_subscriptions_are_bounded() -> None:
     """C6: ``-31011`` with the limit's name; one that is there already is no new one."""
     async with world(max_subscriptions=2) as w:

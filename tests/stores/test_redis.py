@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from mcp_sessions.core.log import Draft, LoggedEvent
@@ -31,7 +32,7 @@ from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores import redis as redis_module
 from mcp_sessions.stores.base import LIVENESS, Attachment, KeyUse, Mode, Peer
 from mcp_sessions.stores.redis import MARGIN, RedisStore
-from mcp_sessions.stores.redis_records import Subscriptions
+from mcp_sessions.stores.redis_records import Peers, Subscriptions
 from mcp_sessions.stores.urls import open_store
 from tests.support.duplex import duplex_world
 from tests.support.modern import ModernClient, session_meta
@@ -565,6 +566,52 @@ async def test_a_request_is_not_told_all_subscriptions_again() -> None:
         assert await admitted(store, session_id) == {"note://1", "note://2"}
         await store.set_filter(session_id, frozenset(), frozenset())
         assert await admitted(store, session_id) == await admitted(other, session_id) == frozenset()
+
+
+@pytest.mark.parametrize("kept", [None, 4_000_000], ids=["of this version", "of an older one"])
+async def test_a_request_is_not_told_again_what_its_client_said_of_itself(kept: int | None) -> None:
+    """It never changes, and a small request would move all of it. An older version kept whatever
+    a client sent, without a bound, and that is read once.
+    """
+    own = namespace()
+    async with opened(own) as store, opened(own) as other:
+        peer = Peer("2025-11-25", {"clientInfo": {"name": "x" * 60_000}})
+        of = (await store.create(Mode.TRANSPORT, ANONYMOUS, peer=peer, now=NOW)).session_id
+        if kept is not None:
+            peer = Peer("2025-11-25", {"anything": "x" * kept})
+            packed = orjson.dumps(["2025-11-25", peer.initialize_params, False])
+            await asked(store, "HSET", store_key(store, of), "peer", packed)
+        for each in (store, other) if kept is None else (other,):
+            answers = answers_of(each)
+            for number in range(3):
+                use = KeyUse(RequestKey(f"key-{number}"), b"digest", "process-1")
+                request = await each.admit(of, ANONYMOUS, mode=Mode.TRANSPORT, now=NOW, key=use)
+                assert request is not None
+                found = [
+                    request.record,
+                    await each.load(of, now=NOW),
+                    await each.change_state(of, {"number": number}, ()),
+                ]
+                assert [record and record.peer for record in found] == [peer] * 3
+            told = ["x" * 60_000 in str(answer) for answer in answers]
+            assert told == [each is other, *(False for _ in answers[1:])]
+
+
+def test_what_is_known_of_clients_is_bounded() -> None:
+    """A process that serves for months meets many sessions; those used last are known."""
+    peers = Peers(most=3 * (Peers.COST + 100))
+    stored = orjson.dumps(["2025-11-25", None, False]).ljust(100)
+    for name in "abc":
+        peers.learn(SessionId(name), stored)
+    peers.known(SessionId("a"))
+    peers.learn(SessionId("d"), stored)
+    assert [name for name in "abcd" if peers.known(SessionId(name))] == ["a", "c", "d"]
+    peers.learn(SessionId("large"), stored.ljust(10_000))
+    assert not [name for name in (*"abcd", "large") if peers.known(SessionId(name))]
+    peers.learn(SessionId("none"), None)
+    assert peers.known(SessionId("none")) == (None,)
+    peers.forget(SessionId("none"))
+    assert peers.known(SessionId("none")) is None
 
 
 async def admitted(store: RedisStore, session_id: SessionId) -> frozenset[str]:

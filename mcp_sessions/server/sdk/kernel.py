@@ -35,6 +35,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, is_version_at_least
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
+from mcp_sessions.core.client_description import described
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.sdk.modern_connection import Envelopes, RequestConnection
@@ -169,16 +170,17 @@ class SdkUpstream:
         connection = Connection.for_loop(_SdkOutbound(outbound))
         peer = SdkPeer(self._runner(connection))
         result = await peer.request(call, "initialize", params)
+        agreed = Peer(connection.protocol_version, described(params))
         capabilities: dict[str, Any] = result.setdefault("capabilities", {})
         if not self.adds_subscriptions:
-            return result, Peer(connection.protocol_version, params), peer
+            return result, agreed, peer
         # Subscriptions and list changes are served by the layer, for every server.
         for name in _LISTS:
             if isinstance(capabilities.get(name), dict):
                 capabilities[name]["listChanged"] = True
         if isinstance(capabilities.get("resources"), dict):
             capabilities["resources"]["subscribe"] = True
-        return result, Peer(connection.protocol_version, params), peer
+        return result, agreed, peer
 
     def serves(self, method: str) -> bool:
         """See :class:`Upstream`."""

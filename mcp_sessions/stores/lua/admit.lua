@@ -1,9 +1,10 @@
 -- needs: session keys
 -- ARGV: owner, mode, now, idle, held, fencing epoch (empty: any), what changed the subscriptions
 -- that are known, key, cost of the key (empty: no key), digest, runner, scopes, most bytes of keys,
--- lifetime of keys, run, run whose place it takes (empty: none)
+-- lifetime of keys, run, run whose place it takes (empty: none), whether the client's description is
+-- known
 local owner, mode, now, idle = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local found = record(ARGV[7])
+local found = record(ARGV[7], ARGV[17])
 if not found then
     return false
 end
