@@ -98,7 +98,9 @@ class SessionPolicy:
     one principal."""
 
     credential_check: float = 60
-    """How often an open stream's credential is checked again."""
+    """How often the credential of each open stream is checked again: GET, listen and response
+    streams of both eras, and WebSockets. Nothing is sent any more once it expired, or so long,
+    and at most 10 seconds that the application takes to say so, after it was withdrawn."""
 
     reconnect_spread: float = 10
     """At shutdown clients are told to come back within this long (``retryAfter``)."""

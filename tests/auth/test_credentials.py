@@ -331,6 +331,85 @@ async def test_a_stream_with_a_good_credential_stays() -> None:
         server.tools.gate("g").go.set()
 
 
+async def _responses(server: Guarded, token: str) -> dict[str, Any]:
+    """Response streams with that token: of each era a call that waits, and a listen without a
+    session.
+    """
+    older, client = await server.connected(token), server.modern(token)
+    session = (await client.start())["sessionId"]
+    call = older.call("wait", gate="older")
+    keyed_call = client.call("wait", {"gate": "keyed"}, session=session, key="k")
+    alone = client.call("wait", {"gate": "alone"})
+    for gate in ("older", "keyed", "alone"):
+        await server.tools.gate(gate).started.wait()
+    await call.reply.event(0)
+    # A modern response is a stream when there was nothing to say for so long.
+    await passed(16)
+    for heard in (keyed_call, alone):
+        assert heard.is_sse
+    listen = await client.listening(None, A)
+    return {
+        "older": call.reply,
+        "keyed": keyed_call,
+        "alone": alone,
+        "listen": listen,
+        "connection": older.session_id,
+        "session": session,
+    }
+
+
+@pytest.mark.parametrize("how", ["expired", "revoked", "no answer"])
+async def test_response_streams_end_with_their_credential(how: str) -> None:
+    """SEC4: of a POST too, whoever it is from; the request behind it goes on as after any cut,
+    and a refreshed credential fetches its answer.
+    """
+    async with guarded(clock=LoopClock(), credential_check=30) as server:
+        ends = FAR + asyncio.get_running_loop().time() + 100
+        server.verifier.add("short", "alice", expires_at=ends if how == "expired" else None)
+        server.verifier.add("refreshed", "alice")
+        streams = await _responses(server, "short")
+        names = ("older", "keyed", "alone", "listen")
+        await passed(60)
+        assert all(_is_open(streams[name]) for name in names)
+        await server.layer.notify_resource_updated(A)
+        await streams["listen"].until(lambda: _changes(streams["listen"]) == [A])
+
+        if how == "revoked":
+            del server.verifier.tokens["short"]
+        elif how == "no answer":
+            server.verifier.hangs = True
+        await passed(45)
+        server.verifier.hangs = False
+        await server.layer.notify_resource_updated(A)
+        server.tools.gate("older").go.set()
+        server.tools.gate("keyed").go.set()
+        for name in names:
+            await streams[name].done()
+        assert _changes(streams["listen"]) == [A]
+        assert not any("result" in m or "error" in m for n in names for m in streams[n].messages)
+
+        older, client = server.older("refreshed"), server.modern("refreshed")
+        older.session_id = streams["connection"]
+        rest = await older.get(streams["older"].events[0].id).has(1)
+        assert text_of(rest[0]["result"]).startswith("alice")
+        again = client.call("wait", {"gate": "keyed"}, session=streams["session"], key="k")
+        assert text_of(await again.result()).startswith("alice")
+        # Without a key a cut is a cancellation in this era, whoever cuts.
+        assert server.tools.gate("alone").cancelled.is_set()
+        assert server.tools.calls.count("wait") == 3
+
+
+async def test_a_response_that_becomes_a_stream_after_its_credential_expired_says_nothing() -> None:
+    """SEC4: before another event."""
+    async with guarded(clock=LoopClock()) as server:
+        ends = FAR + asyncio.get_running_loop().time() + 5
+        server.verifier.add("short", "alice", expires_at=ends)
+        heard = server.modern("short").call("wait", {"gate": "g"})
+        await passed(20)
+        await heard.done()
+        assert heard.messages == [] and heard.pings == 0
+
+
 async def test_an_expired_credential_opens_nothing() -> None:
     """401, as the server's own application says it, before anything of ours is asked."""
     async with guarded() as server:

@@ -40,6 +40,8 @@ class Verifier:
         self.asked = 0
         self.broken = False
         """It raises instead of answering."""
+        self.hangs = False
+        """It does not answer."""
 
     def add(
         self,
@@ -64,6 +66,8 @@ class Verifier:
     async def verify_token(self, token: str) -> AccessToken | None:
         """See the SDK."""
         self.asked += 1
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.broken:
             raise RuntimeError("the authorization server is away")
         return self.tokens.get(token)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from starlette.types import Scope
 
@@ -15,6 +15,11 @@ from mcp_sessions.principal import Principal
 logger = logging.getLogger(__name__)
 
 StillValid = Callable[[Scope, Principal], Awaitable[bool]]
+Watch = Callable[[Callable[[], None]], AbstractAsyncContextManager[None]]
+"""Watches a credential while a block runs; it is given what ends the block's stream."""
+
+_ANSWER = 10.0
+"""Seconds within which the application has to say whether a credential is good."""
 
 
 class CredentialWatch:
@@ -45,6 +50,9 @@ class CredentialWatch:
         if self._still_valid is None and principal.expires_at is None:
             yield
             return
+        if self._is_over(principal):
+            # While what it asked for was being made ready.
+            end()
         background = Background()
         background.run("watching a credential", self._watched(scope, principal, end))
         try:
@@ -66,18 +74,21 @@ class CredentialWatch:
             if principal.expires_at is not None:
                 wait = min(wait, max(0.0, principal.expires_at - self._clock()))
             await asyncio.sleep(wait)
-            expired = principal.expires_at is not None and self._clock() >= principal.expires_at
-            if expired or not await self._accepted(scope, principal):
+            if self._is_over(principal) or not await self._accepted(scope, principal):
                 logger.info("a stream ended with its credential")
                 end()
                 return
+
+    def _is_over(self, principal: Principal) -> bool:
+        return principal.expires_at is not None and self._clock() >= principal.expires_at
 
     async def _accepted(self, scope: Scope, principal: Principal) -> bool:
         if self._still_valid is None:
             # Whoever authenticated it, not the server's own application, said until when.
             return True
         try:
-            return await self._still_valid(scope, principal)
+            async with asyncio.timeout(min(_ANSWER, self._interval)):
+                return await self._still_valid(scope, principal)
         except Exception:
             # The boundary to the application's token verifier. One that fails has not said
             # yes, and a stream must not outlive its credential because of that.

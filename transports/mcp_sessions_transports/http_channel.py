@@ -19,6 +19,7 @@ from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.base import SessionStore
+from mcp_sessions_transports.credentials import Watch
 from mcp_sessions_transports.http_io import send_json
 from mcp_sessions_transports.post_streams import post_event_id, post_stream_name
 from mcp_sessions_transports.sse import SSE_HEADERS, LogFeed, SseStream, priming_event, sse_event
@@ -168,8 +169,15 @@ class PostChannel:
 
     # --- the response --------------------------------------------------------------------
 
-    async def respond(self, receive: Receive, send: Send) -> None:
-        """Send the response: called once, by the task that took the POST."""
+    async def respond(self, receive: Receive, send: Send, watch: Watch) -> None:
+        """Send the response: called once, by the task that took the POST.
+
+        Args:
+            receive: ASGI's.
+            send: ASGI's.
+            watch: Over the credential that the POST came with. A stream ends with it (SEC4), and
+                is one that was cut: its request runs on, unheard.
+        """
         try:
             try:
                 stream = await self._until_decided()
@@ -186,7 +194,8 @@ class PostChannel:
                 return
             if stream is None:
                 raise AssertionError("a response is either JSON or a stream")
-            await self._serve(stream, session_id, receive, send)
+            async with watch(stream.cut):
+                await self._serve(stream, session_id, receive, send)
         finally:
             self.over()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
@@ -175,7 +176,8 @@ class HandshakeHttp:
         peer = connection.peer if connection is not None else Peer(version)
         request = message if isinstance(message, Request) else Request(0, "", None)
         # SEC11. As this very message was admitted: by whom its connection was made.
-        beyond = principal.scopes - record.principal.scopes if record is not None else frozenset()
+        needed = record.principal.scopes if record is not None else principal.scopes
+        beyond = principal.scopes - needed
         channel = self._channel(request, connection, peer.protocol_version, headers, beyond)
         inbound = Inbound(
             principal,
@@ -196,7 +198,8 @@ class HandshakeHttp:
             else:
                 try:
                     await self._served.router.request(message, inbound)
-                    await channel.respond(receive, send)
+                    watch = partial(self._served.credentials.over, scope, principal)
+                    await channel.respond(receive, send, watch)
                 finally:
                     # Also if it is the store's absence that is answered.
                     channel.over()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any, cast
 
 from starlette.requests import Request as HttpRequest
@@ -27,6 +28,7 @@ from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.modern import ModernRules, Refused
 from mcp_sessions.server.upstream import UpstreamError
 from mcp_sessions.stores.base import Peer, SessionRecord
+from mcp_sessions_transports.credentials import Watch
 from mcp_sessions_transports.http_io import (
     BodyTooLarge,
     Disconnected,
@@ -110,12 +112,13 @@ class ModernHttp:
         self, request: Request, inbound: Inbound, receive: Receive, send: Send
     ) -> None:
         channel = cast(ModernChannel, inbound.channel)
+        watch = partial(self._served.credentials.over, inbound.context.scope, inbound.principal)
         if request.method == LISTEN and self._served.store.remembers and _names_session(request):
-            await self._listen(request, inbound, receive, send)
+            await self._listen(request, inbound, receive, send, watch)
             return
         try:
             await self._served.router.request(request, inbound)
-            await channel.respond(receive, send)
+            await channel.respond(receive, send, watch)
         finally:
             channel.over()
 
@@ -125,9 +128,9 @@ class ModernHttp:
         inbound: Inbound,
         receive: Receive,
         send: Send,
+        watch: Watch,
     ) -> None:
         served = self._served
-        scope: Scope = inbound.context.scope
         try:
             served.upstream.validate(LISTEN, inbound.peer.protocol_version, request.params)
             stream, record = await self._open(request, inbound)
@@ -137,7 +140,7 @@ class ModernHttp:
             error = failed.error
         else:
             try:
-                async with served.credentials.over(scope, inbound.principal, stream.cut):
+                async with watch(stream.cut):
                     await stream.serve(receive, send)
             finally:
                 stream.cut()
@@ -146,7 +149,7 @@ class ModernHttp:
             return
         channel = cast(ModernChannel, inbound.channel)
         await channel.answer(inbound.error(request.id, error), code=error["code"])
-        await channel.respond(receive, send)
+        await channel.respond(receive, send, watch)
 
     async def _open(self, request: Request, inbound: Inbound) -> tuple[ListenStream, SessionRecord]:
         """Make the session's one listen stream; the one before it ends with its result."""

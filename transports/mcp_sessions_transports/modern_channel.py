@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from starlette.types import Receive, Send
 
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions_transports.credentials import Watch
 from mcp_sessions_transports.http_io import send_json
 from mcp_sessions_transports.sse import KEEP_ALIVE, SseStream
 
@@ -79,8 +80,15 @@ class ModernChannel:
         """See :class:`RequestChannel`."""
         self._callbacks.append(callback)
 
-    async def respond(self, receive: Receive, send: Send) -> None:
-        """Send the response: called once, by the task that took the POST."""
+    async def respond(self, receive: Receive, send: Send, watch: Watch) -> None:
+        """Send the response: called once, by the task that took the POST.
+
+        Args:
+            receive: ASGI's.
+            send: ASGI's.
+            watch: Over the credential that the POST came with. A stream ends with it (SEC4), and
+                is one that was cut.
+        """
         try:
             await self._wait(receive)
             if self._answer is not None:
@@ -88,7 +96,8 @@ class ModernChannel:
                 self.is_open = False
                 await send_json(send, body, status=status)
             elif self._stream is not None:
-                await self._stream.serve(receive, send, MODERN_SSE_HEADERS)
+                async with watch(self._stream.cut):
+                    await self._stream.serve(receive, send, MODERN_SSE_HEADERS)
         finally:
             self._close()
             self.over()
