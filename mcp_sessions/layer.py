@@ -23,13 +23,14 @@ from mcp_sessions.access_log import AccessLog
 from mcp_sessions.background import Background
 from mcp_sessions.draining import Draining
 from mcp_sessions.endpoint import Endpoint
-from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.health import Health
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.server.admin import Sessions
+from mcp_sessions.server.announced import noting
 from mcp_sessions.server.capabilities import advertise
-from mcp_sessions.server.changes import Changes, noting
+from mcp_sessions.server.changes import Changes
 from mcp_sessions.server.gates import Gates
 from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
@@ -360,19 +361,35 @@ class SessionLayer:
         """Tell every session that subscribed to ``uri`` that it changed.
 
         Returns when the change is stored for each of them.
+
+        Raises:
+            StoreUnavailable: The store failed before it was. The change is kept, and told to
+                the rest when the store is back: it need not be announced again. Only if the
+                process ends before that, or more than 10,000 others wait, it is lost, which
+                is a line in the log.
+            ConfigurationError: The layer does not run.
         """
         await self._change("notifications/resources/updated", {"uri": str(uri)})
 
     async def notify_tools_changed(self) -> None:
-        """Tell every session that the list of tools changed."""
+        """Tell every session that the list of tools changed.
+
+        Returns and raises as :meth:`notify_resource_updated`.
+        """
         await self._change("notifications/tools/list_changed", None)
 
     async def notify_prompts_changed(self) -> None:
-        """Tell every session that the list of prompts changed."""
+        """Tell every session that the list of prompts changed.
+
+        Returns and raises as :meth:`notify_resource_updated`.
+        """
         await self._change("notifications/prompts/list_changed", None)
 
     async def notify_resources_changed(self) -> None:
-        """Tell every session that the list of resources changed."""
+        """Tell every session that the list of resources changed.
+
+        Returns and raises as :meth:`notify_resource_updated`.
+        """
         await self._change("notifications/resources/list_changed", None)
 
     async def _change(self, method: str, params: Mapping[str, Any] | None) -> None:
@@ -383,7 +400,11 @@ class SessionLayer:
         with noting() as announced:
             if not await self._upstream.publish(method, params):
                 self._changes.announce(method, params)
-        await announced.settled()
+        failed = await announced.settled()
+        if failed is not None:
+            raise StoreUnavailable(
+                f"the change is kept, and told to the rest when the store is back: {failed}"
+            )
 
     # --- inside --------------------------------------------------------------------------------
 
@@ -418,6 +439,7 @@ class SessionLayer:
                 finally:
                     stop()
                     await background.close()
+                    await self._changes.close()
                     await self._draining.stop()
         finally:
             self._state = "over"

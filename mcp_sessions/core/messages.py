@@ -384,6 +384,14 @@ class EventTemplate:
         self._before_session, self._between = before_id.rsplit(_SESSION_HERE.encode(), 1)
         self.key = key
 
+    @property
+    def parts(self) -> tuple[bytes, bytes, bytes]:
+        """What is before the session's id, between that and the event's, and after both: for
+        a store that puts them together itself. The first of the ids is written as in a JSON
+        string.
+        """
+        return self._before_session, self._between, self._after_id
+
     def draft(self, session_id: SessionId) -> Draft:
         """The event of one session, waiting for its id."""
         # A session id is visible ASCII, but may hold a quote or a backslash: encode it.

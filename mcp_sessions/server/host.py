@@ -30,8 +30,8 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import RequestKey, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.announced import enter_request
 from mcp_sessions.server.calls import PendingCalls, may_ask
-from mcp_sessions.server.changes import enter_request
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.handle import SessionHandle, enter_session
 from mcp_sessions.server.hub import Hub

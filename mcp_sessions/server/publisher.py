@@ -7,21 +7,24 @@ anybody sees it, so whatever happens on the way it can be replayed (pitfall A6).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mcp_sessions import metrics
 from mcp_sessions.core.coalescing import coalescing_key
-from mcp_sessions.core.log import Draft
+from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
-from mcp_sessions.errors import Detached
-from mcp_sessions.ids import ConnectionId, SessionId, process_of
+from mcp_sessions.errors import Detached, StoreUnavailable
+from mcp_sessions.ids import GET_STREAM, ConnectionId, SessionId, process_of
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.calls import PendingCall, may_ask
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.relaying import Relay
-from mcp_sessions.stores.base import Attachment, SessionStore
+from mcp_sessions.stores.base import Attachment, SessionStore, Told
+
+logger = logging.getLogger(__name__)
 
 
 class Publisher:
@@ -70,27 +73,67 @@ class Publisher:
                 return False
             if appended.replaced:
                 metrics.coalesced()
-            attachment = appended.attachment
-            if attachment is not None:
-                connection = self._hub.local(attachment.connection_id)
-                if connection is not None:
-                    whole = await connection.deliver(
-                        session_id, appended.event, attachment.fencing_epoch
-                    )
-                elif process_of(attachment.connection_id) is None:
-                    relay = self._relay(attachment.connection_id, session_id, attachment)
-                    whole = await relay.one(appended.event)
-                else:
-                    # Where it lives, the session's log is watched.
-                    whole = True
-                if not whole:
-                    await self._hub.displace_in_turn(session_id, Detached.EVICTED)
+            if appended.attachment is not None:
+                connection = self._hub.local(appended.attachment.connection_id)
+                await self._hand_over(session_id, appended.event, appended.attachment)
         if wait and connection is not None:
             await connection.room()
         elif wait:
             # A handler that only emits must let others run.
             await asyncio.sleep(0)
         return True
+
+    async def hand_over(self, told: Sequence[Told]) -> list[Told]:
+        """Hand a change over wherever its sessions are attached; the caller has their turns.
+
+        Returns:
+            Those for which the store did not answer: it is unknown whether their connections
+            have it. To hand it over again gives it to nobody twice.
+        """
+        attached: dict[ConnectionId, list[Told]] = {}
+        for each in told:
+            if each.replaced:
+                metrics.coalesced()
+            if each.stream == GET_STREAM:
+                connection = self._hub.local(ConnectionId(each.session_id))
+                if connection is not None:
+                    connection.appended(each.session_id, each.event, None)
+            elif each.attachment is not None:
+                attached.setdefault(each.attachment.connection_id, []).append(each)
+        if not attached:
+            return []
+        # One connection after the other would be one round trip after the other.
+        left = await asyncio.gather(*(self._hand_over_all(some) for some in attached.values()))
+        return [each for some in left for each in some]
+
+    async def _hand_over_all(self, told: Sequence[Told]) -> Sequence[Told]:
+        for at, (session_id, _, event, attachment, _) in enumerate(told):
+            if attachment is None:
+                continue
+            try:
+                await self._hand_over(session_id, event, attachment)
+            except StoreUnavailable:
+                return told[at:]
+            except Exception:
+                # The boundary between connections: what is wrong with one is nothing to others.
+                logger.exception("an event could not be handed over")
+        return ()
+
+    async def _hand_over(
+        self, session_id: SessionId, event: LoggedEvent, attachment: Attachment
+    ) -> None:
+        """Hand an event to the connection that was attached when it was stored."""
+        connection = self._hub.local(attachment.connection_id)
+        if connection is not None:
+            whole = await connection.deliver(session_id, event, attachment.fencing_epoch)
+        elif process_of(attachment.connection_id) is None:
+            relay = self._relay(attachment.connection_id, session_id, attachment)
+            whole = await relay.one(event)
+        else:
+            # Where it lives, the session's log is watched.
+            whole = True
+        if not whole:
+            await self._hub.displace_in_turn(session_id, Detached.EVICTED)
 
     def _relay(
         self, connection_id: ConnectionId, session_id: SessionId, attachment: Attachment

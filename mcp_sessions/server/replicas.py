@@ -110,8 +110,8 @@ class Replicas:
         except StoreUnavailable as failed:
             logger.warning("%r was not told to the other replicas: %s", kind, failed)
 
-    async def ask(self, kind: str, *, to: str, **members: Any) -> None:
-        """Send a message that somebody waits for the outcome of.
+    async def ask(self, kind: str, *, to: str | None, **members: Any) -> None:
+        """Send a message that somebody waits for the outcome of, to one process or to all.
 
         Raises:
             StoreUnavailable: Unknown whether it was sent.

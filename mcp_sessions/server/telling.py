@@ -155,6 +155,8 @@ class Telling:
 
     async def _changed(self, message: Members) -> None:
         method, params = message["method"], message["params"]
+        if not self._changes.is_new(message.get("id")):
+            return
         await self._changes.tell_bare(method, params)
         await self._publish(method, params)
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mcp_sessions.core.client_description import size_of
 from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.messages import EventTemplate
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import LimitReached, Refusal
 from mcp_sessions.ids import (
@@ -148,6 +149,54 @@ class Appended:
     attachment: Attachment | None
     replaced: bool = False
     """An older event with its coalescing key is gone for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerChange:
+    """A resource or a list of the server is another one: what each entitled session is told."""
+
+    id: str
+    """Names it among all changes of all processes: 1 to 64 visible ASCII characters."""
+
+    at: float
+    """When it was announced, in seconds since 1970."""
+
+    uri: str | None
+    """The resource that was updated; None: a list changed."""
+
+    listed: str | None
+    """The list that changed: ``tools``, ``prompts`` or ``resources``; None: a resource did."""
+
+    event: EventTemplate
+    """The event of a protocol-mode session."""
+
+    bare: Draft
+    """What goes on the GET stream of a transport-mode session."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of one event, about."""
+        return len(self.bare.before)
+
+
+class Told(NamedTuple):
+    """A session that has a change: the event that it became, and who was attached in the same
+    step (:class:`Appended`).
+    """
+
+    session_id: SessionId
+    stream: StreamName
+    event: LoggedEvent
+    attachment: Attachment | None
+    replaced: bool
+
+
+class Audience(NamedTuple):
+    """A page of the sessions that a change may be for."""
+
+    session_ids: Sequence[SessionId]
+    following: str | None
+    """Where the next page begins; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +352,10 @@ class Exchange(Protocol):
         ...
 
 
+TOLD_AT_ONCE = 16
+"""Sessions that one call tells of a change, at the most: a store does them in a millisecond or
+two, in which it serves nobody else."""
+
 LIVENESS = 10.0
 """Seconds after which a process that gave no sign of life is taken for dead."""
 
@@ -423,6 +476,45 @@ class SessionStore(Protocol):
         Returns:
             None if the session is unknown, ended or expired. A late append never brings it
             back (pitfall D5).
+        """
+        ...
+
+    async def audience(self, change: ServerChange, after: str | None) -> Audience:
+        """Sessions that a change may be for, in pages of some hundred: :meth:`tell` decides.
+
+        Who is entitled from the first page to the last is in one of them, or in several; who
+        was not at any time is in none, or is passed over by :meth:`tell`.
+
+        Args:
+            after: Where this page begins (:attr:`Audience.following`); None: the first one.
+        """
+        ...
+
+    async def tell(
+        self,
+        session_ids: Sequence[SessionId],
+        change: ServerChange,
+        *,
+        now: float,
+        again: bool = False,
+    ) -> Sequence[Told]:
+        """Append a change to those of these sessions that are entitled to it, as
+        :meth:`append` does; who has it now, in the order of ``session_ids``.
+
+        A protocol-mode session is told by ``change.event`` if it is subscribed to
+        ``change.uri``, or if its :attr:`SessionRecord.lists` have ``change.listed``; a
+        transport-mode session by ``change.bare`` on its GET stream if it is subscribed, or
+        carries no session; a conversation by nothing. Whether it is entitled is asked in the
+        step that appends. Each session is one step at least.
+
+        Args:
+            session_ids: ``TOLD_AT_ONCE`` at the most, each of them once.
+            again: They may have it already: a call before ended in ``StoreUnavailable``.
+                Where that may have stored something, who has it is not given it again, and
+                is in the answer as if this call had stored it.
+
+        Raises:
+            StoreUnavailable: Unknown which of them have it.
         """
         ...
 

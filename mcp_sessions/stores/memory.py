@@ -36,6 +36,7 @@ from mcp_sessions.stores.base import (
     Appended,
     Attached,
     Attachment,
+    Audience,
     CurrentSession,
     Data,
     Exchange,
@@ -43,7 +44,9 @@ from mcp_sessions.stores.base import (
     Mode,
     Peer,
     Relayed,
+    ServerChange,
     SessionRecord,
+    Told,
     check_peer,
 )
 
@@ -230,6 +233,39 @@ class MemoryStore:
         log = session.events if stream == EVENTS else self._stream(session, stream)
         replaced = log.would_replace(draft)
         return Appended(log.append(draft, now=now), session.record.attachment, replaced)
+
+    async def audience(self, change: ServerChange, after: str | None) -> Audience:
+        """See :meth:`SessionStore.audience`. It is one page: a hundred thousand ids take a
+        millisecond.
+        """
+        known = self._sessions if change.uri is None else self._by_uri.get(change.uri, ())
+        return Audience(list(known), None)
+
+    async def tell(
+        self,
+        session_ids: Sequence[SessionId],
+        change: ServerChange,
+        *,
+        now: float,
+        again: bool = False,
+    ) -> Sequence[Told]:
+        """See :meth:`SessionStore.tell`."""
+        told: list[Told] = []
+        for session_id in session_ids:
+            session = self._sessions.get(session_id)
+            if session is None or now >= session.record.ends_at:
+                continue
+            record = session.record
+            if not _is_entitled(record, change):
+                continue
+            if record.mode is Mode.PROTOCOL:
+                stream, log, draft = EVENTS, session.events, change.event.draft(session_id)
+            else:
+                stream, log, draft = GET_STREAM, self._stream(session, GET_STREAM), change.bare
+            replaced = log.would_replace(draft)
+            event = log.append(draft, now=now)
+            told.append(Told(session_id, stream, event, record.attachment, replaced))
+        return told
 
     async def read(
         self,
@@ -549,6 +585,16 @@ class MemoryStore:
         sessions.pop(session_id, None)
         if not sessions:
             del self._by_uri[uri]
+
+
+def _is_entitled(record: SessionRecord, change: ServerChange) -> bool:
+    if record.mode is Mode.CONVERSATION:
+        return False
+    if change.uri is not None:
+        return change.uri in record.subscriptions
+    if record.mode is Mode.TRANSPORT:
+        return not record.carried
+    return record.lists is None or change.listed in record.lists
 
 
 def _window(policy: SessionPolicy) -> Window:

@@ -61,6 +61,7 @@ from mcp_sessions.stores.base import (
     Admitted,
     Appended,
     Attached,
+    Audience,
     CurrentSession,
     Data,
     Exchange,
@@ -68,7 +69,9 @@ from mcp_sessions.stores.base import (
     Mode,
     Peer,
     Relayed,
+    ServerChange,
     SessionRecord,
+    Told,
     check_peer,
 )
 from mcp_sessions.stores.redis_cluster import ClusterLink
@@ -117,6 +120,10 @@ IN_FLIGHT = 60
 it."""
 
 _BATCH = 200
+
+_PAGE = 256
+"""Sessions that one step of a scan looks at."""
+
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
 
 
@@ -376,6 +383,70 @@ class RedisStore:
             LogEpoch(epoch.decode()), int(number), payload, now, draft.key, draft.origin
         )
         return Appended(event, attachment_of(connection, fence), bool(replaced))
+
+    async def audience(self, change: ServerChange, after: str | None) -> Audience:
+        """See :meth:`SessionStore.audience`. A scan finds who is there all the time; its place
+        means something to the server only that gave it.
+        """
+        place = after if after is not None else "0"
+        if change.uri is not None:
+            key = self._subscribers_key(change.uri)
+            following, flat = await self._command("HSCAN", key, place, "COUNT", _PAGE)
+            # Of a token: who, after when.
+            found = [token.decode().partition(" ")[2] for token in flat[1::2]]
+        else:
+            following, flat = await self._command("ZSCAN", self._all, place, "COUNT", _PAGE)
+            ids = await self._on_each(
+                scripts.IDS, [self._key_of(_tag(member)) for member in flat[::2]]
+            )
+            found = [name.decode() for name in ids if name is not None]
+        return Audience(
+            [SessionId(name) for name in found], following.decode() if following != b"0" else None
+        )
+
+    async def tell(
+        self,
+        session_ids: Sequence[SessionId],
+        change: ServerChange,
+        *,
+        now: float,
+        again: bool = False,
+    ) -> Sequence[Told]:
+        """See :meth:`SessionStore.tell`."""
+        key = change.event.key
+        answers = await self._on_each(
+            scripts.TELL,
+            [self._key(session_id) for session_id in session_ids],
+            repr(now),
+            mint_log_epoch(),
+            *self._window,
+            change.id,
+            repr(change.at) if again else "",
+            encoded(change.uri or ""),
+            change.listed or "",
+            *change.event.parts,
+            change.bare.before,
+            encoded(key) if key is not None else b"",
+            int(key is not None),
+        )
+        told: list[Told] = []
+        for session_id, answer in zip(session_ids, answers, strict=True):
+            if answer == b"full":
+                logger.error("a session's event log has issued its last id")
+            elif answer not in (b"gone", b"not entitled"):
+                told.append(_told_of(session_id, change, now, answer))
+            elif change.uri is not None:
+                await self._tidy_subscriber(change.uri, session_id)
+        return told
+
+    async def _tidy_subscriber(self, uri: str, session_id: SessionId) -> None:
+        """A session in the list of a resource's subscribers is none: it unsubscribed, or a
+        process died between the two steps of subscribing.
+        """
+        key, tag = self._subscribers_key(uri), tag_of(session_id)
+        token = await self._command("HGET", key, tag)
+        if token is not None and int(token.partition(b".")[0], 16) < time.time() - IN_FLIGHT:
+            await self._run(scripts.DROP_SUBSCRIBER, [key], tag, token)
 
     async def read(
         self,
@@ -793,6 +864,17 @@ class RedisStore:
     async def _on(self, session_id: SessionId, script: Script, *args: Value) -> Answer:
         return await self._run(script, [self._key(session_id)], *args)
 
+    async def _on_each(self, script: Script, keys: Sequence[str], *args: Value) -> list[Answer]:
+        """What a script that takes any number of sessions answers of each of them. In a cluster
+        each has a slot of its own.
+        """
+        if not keys:
+            return []
+        if isinstance(self._link, Link):
+            return await self._run(script, keys, *args)
+        each = await _all_of(self._run(script, [key], *args) for key in keys)
+        return [answer for (answer,) in each]
+
     async def _run(self, script: Script, keys: Sequence[str], *args: Value) -> Answer:
         try:
             try:
@@ -814,6 +896,24 @@ class RedisStore:
         except StoreUnavailable:
             metrics.store_failed(self.name)
             raise
+
+
+def _told_of(
+    session_id: SessionId, change: ServerChange, now: float, answer: Sequence[Any]
+) -> Told:
+    """What ``lua/tell.lua`` answered of one session. Its message is not sent back: it is known."""
+    _, stream, epoch, number, connection, fence, replaced = answer
+    place = Position(LogEpoch(epoch.decode()), int(number))
+    is_event = stream == b"events"
+    draft = change.event.draft(session_id) if is_event else change.bare
+    payload = draft.encode(place.event_id())
+    return Told(
+        session_id,
+        EVENTS if is_event else GET_STREAM,
+        event_of(place.log_epoch, place.number, payload, now, draft.key, None),
+        attachment_of(connection, fence),
+        bool(replaced),
+    )
 
 
 def _translated(refused: ResponseError, what: str) -> Exception:

@@ -75,12 +75,14 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_session_id
 from mcp_sessions.stores import sqlite_attachment as attachment
+from mcp_sessions.stores import sqlite_changes as changes
 from mcp_sessions.stores import sqlite_logs as logs
 from mcp_sessions.stores import sqlite_sessions as sessions
 from mcp_sessions.stores.base import (
     Admitted,
     Appended,
     Attached,
+    Audience,
     CurrentSession,
     Data,
     Exchange,
@@ -88,7 +90,9 @@ from mcp_sessions.stores.base import (
     Mode,
     Peer,
     Relayed,
+    ServerChange,
     SessionRecord,
+    Told,
     check_peer,
 )
 from mcp_sessions.stores.file_lock import FileLock, Locked
@@ -339,6 +343,27 @@ class SQLiteStore:
             return Appended(event, session.attachment, replaced)
 
         return await self._writer.call(work, short=_is_small(draft.before))
+
+    async def audience(self, change: ServerChange, after: str | None) -> Audience:
+        """See :meth:`SessionStore.audience`."""
+        page = int(after) if after is not None else 0
+        return await self._writer.call(
+            lambda tx: changes.audience(tx, change, after=page, limit=_PAGE)
+        )
+
+    async def tell(
+        self,
+        session_ids: Sequence[SessionId],
+        change: ServerChange,
+        *,
+        now: float,
+        again: bool = False,
+    ) -> Sequence[Told]:
+        """See :meth:`SessionStore.tell`. A call that failed has stored nothing."""
+        return await self._writer.call(
+            lambda tx: changes.tell(tx, session_ids, change, self._window, now=now),
+            short=change.size * len(session_ids) <= _SMALL,
+        )
 
     async def read(
         self,

@@ -60,7 +60,7 @@ def brief(tx: Transaction, session_id: SessionId) -> Brief | None:
     if row is None:
         return None
     sid, mode, ends_at, connection_id, fencing_epoch = row
-    return Brief(sid, Mode(mode), ends_at, _attachment(connection_id, fencing_epoch))
+    return Brief(sid, Mode(mode), ends_at, attachment_of(connection_id, fencing_epoch))
 
 
 def window_of(session: Brief, stream: StreamName, window: Window) -> Window:
@@ -276,7 +276,7 @@ def _subscriptions(tx: Transaction, sid: int) -> set[str]:
     return {uri.decode("utf-8", "surrogatepass") for (uri,) in rows}
 
 
-def _attachment(connection_id: str | None, fencing_epoch: int) -> Attachment | None:
+def attachment_of(connection_id: str | None, fencing_epoch: int) -> Attachment | None:
     # Whoever is attached has the newest epoch: each attach raises it, and replaces who was.
     if connection_id is None:
         return None
@@ -319,7 +319,7 @@ def _record(tx: Transaction, row: Sequence[Any]) -> SessionRecord:
         ends_at,
         peer=Peer(*load_json(peer)) if peer is not None else None,
         fencing_epoch=FencingEpoch(fencing_epoch),
-        attachment=_attachment(connection_id, fencing_epoch),
+        attachment=attachment_of(connection_id, fencing_epoch),
         current=current,
         stream_opened=bool(stream_opened),
         carried={SessionId(origin): FencingEpoch(epoch) for origin, epoch in carried},

@@ -30,6 +30,7 @@ from mcp_sessions.stores.base import (
     Admitted,
     Appended,
     Attached,
+    Audience,
     CurrentSession,
     Data,
     Exchange,
@@ -37,7 +38,9 @@ from mcp_sessions.stores.base import (
     Mode,
     Peer,
     Relayed,
+    ServerChange,
     SessionRecord,
+    Told,
 )
 
 
@@ -116,6 +119,21 @@ class Stateless:
     ) -> Appended | None:
         """No events."""
         return None
+
+    async def audience(self, change: ServerChange, after: str | None) -> Audience:
+        """Nobody knows which sessions there are."""
+        return Audience((), None)
+
+    async def tell(
+        self,
+        session_ids: Sequence[SessionId],
+        change: ServerChange,
+        *,
+        now: float,
+        again: bool = False,
+    ) -> Sequence[Told]:
+        """No events."""
+        return ()
 
     async def read(
         self,

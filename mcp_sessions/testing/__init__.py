@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from mcp_sessions.testing import admission, attachment, belongings, exchange, lives, logs
+from mcp_sessions.testing import admission, attachment, belongings, exchange, lives, logs, telling
 from mcp_sessions.testing.parts import Check, MakeStore, MakeTwoStores
 
 __all__ = [
@@ -40,6 +40,7 @@ STORE_CHECKS: Sequence[Check] = (
     *logs.CHECKS,
     *attachment.CHECKS,
     *belongings.CHECKS,
+    *telling.CHECKS,
 )
 """The rules, by name. Run them one by one to see which of them a store breaks."""
 

@@ -24,7 +24,17 @@ from mcp_sessions.ids import (
     parse_position,
 )
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.base import Admitted, Appended, Attached, Data, Mode, SessionRecord
+from mcp_sessions.stores.base import (
+    Admitted,
+    Appended,
+    Attached,
+    Audience,
+    Data,
+    Mode,
+    ServerChange,
+    SessionRecord,
+    Told,
+)
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.testing import (
     Check,
@@ -34,6 +44,7 @@ from mcp_sessions.testing import (
     check_session_store,
     lives,
     logs,
+    telling,
 )
 from mcp_sessions.testing.parts import NOW
 
@@ -287,6 +298,30 @@ class SharesItsData(MemoryStore):
         return Data(session.data or {}, session.data_version) if session is not None else None
 
 
+class TellsWhoeverItIsGiven(MemoryStore):
+    """Who unsubscribed between the list of subscribers and the event hears of it."""
+
+    async def tell(
+        self,
+        session_ids: Sequence[SessionId],
+        change: ServerChange,
+        *,
+        now: float,
+        again: bool = False,
+    ) -> Sequence[Told]:
+        for session_id in session_ids:
+            await self.subscribe(session_id, change.uri or "")
+        return await super().tell(session_ids, change, now=now)
+
+
+class FindsAPageOnly(MemoryStore):
+    """A bound on what is read at once becomes one on who is told."""
+
+    async def audience(self, change: ServerChange, after: str | None) -> Audience:
+        found = await super().audience(change, after)
+        return Audience(found.session_ids[:500], None)
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("store", "check"),
@@ -321,6 +356,8 @@ class SharesItsData(MemoryStore):
         (MergesIntoAnOldState, belongings.state_is_changed_key_by_key),
         (LastWriteWins, belongings.data_is_replaced_only_by_who_saw_its_newest_version),
         (SharesItsData, belongings.data_is_replaced_only_by_who_saw_its_newest_version),
+        (TellsWhoeverItIsGiven, telling.who_is_entitled_to_a_change_is_told),
+        (FindsAPageOnly, telling.a_large_audience_is_found_page_by_page),
     ],
     ids=lambda value: value.__name__,
 )

@@ -20,6 +20,7 @@ from mcp_sessions.testing import (
     exchange,
     lives,
     logs,
+    telling,
 )
 from tests.stores.every_store import every_exchange, every_store
 
@@ -55,7 +56,7 @@ async def test_an_exchange_keeps_its_contract(
 @pytest.mark.parametrize(
     ("checks", "modules", "argument"),
     [
-        (STORE_CHECKS, (lives, admission, logs, attachment, belongings), "make"),
+        (STORE_CHECKS, (lives, admission, logs, attachment, belongings, telling), "make"),
         (EXCHANGE_CHECKS, (exchange,), "make_two"),
     ],
     ids=["store", "exchange"],

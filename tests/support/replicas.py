@@ -21,7 +21,7 @@ import inspect
 import itertools
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -39,7 +39,9 @@ from mcp_sessions.stores.base import (
     Attachment,
     ExchangeListener,
     Relayed,
+    ServerChange,
     SessionStore,
+    Told,
 )
 from mcp_sessions.stores.memory import MemoryStore
 from tests.support.raw import Json, RawClient, Reply
@@ -47,6 +49,9 @@ from tests.support.redis_server import namespace, redis_store
 from tests.support.world import Clock, Toolbox, World, world
 
 _Key = tuple[SessionId, StreamName]
+
+_PUBLISHING = ("open", "close", "append", "relay", "tell")
+"""The methods of the memory behind it that are more here."""
 
 
 class Backplane:
@@ -64,6 +69,9 @@ class Backplane:
 
         self.is_away = False
         """The store answers nobody."""
+
+        self.told: dict[str, dict[SessionId, Told]] = {}
+        """Change → who has it."""
 
         self._is_open = False
 
@@ -192,10 +200,11 @@ class SharedStore:
 
         self._grave = asyncio.Event()
         for name, method in inspect.getmembers(backplane.memory, inspect.iscoroutinefunction):
-            if not name.startswith("_") and name not in ("open", "close", "append", "relay"):
+            if not name.startswith("_") and name not in _PUBLISHING:
                 setattr(self, name, self._elsewhere(name, method))
         self.append = self._elsewhere("append", self._append)
         self.relay = self._elsewhere("relay", self._relay)
+        self.tell = self._elsewhere("tell", self._tell)
 
     def __getattr__(self, name: str) -> Any:
         # The tables behind it, for tests that look whether anything is left there.
@@ -245,6 +254,17 @@ class SharedStore:
         if appended is not None:
             self.backplane.publish((session_id, stream), appended.event, appended.attachment)
         return appended
+
+    async def _tell(
+        self, session_ids: Sequence[SessionId], change: ServerChange, *, now: float, again: bool
+    ) -> list[Told]:
+        """Its answer may have been lost: who has a change is known, as Redis knows it."""
+        known = self.backplane.told.setdefault(change.id, {})
+        new = [each for each in session_ids if not (again and each in known)]
+        for each in await self.backplane.memory.tell(new, change, now=now):
+            known[each.session_id] = each
+            self.backplane.publish((each.session_id, each.stream), each.event, each.attachment)
+        return [known[each] for each in session_ids if each in known]
 
     async def _relay(self, connection: SessionId, *args: Any, **kwargs: Any) -> Relayed:
         relayed = await self.backplane.memory.relay(connection, *args, **kwargs)

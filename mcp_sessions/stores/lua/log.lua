@@ -159,8 +159,8 @@ end
 
 -- Stores an event, and tells whoever watches the stream who is attached, in one step: its
 -- payload, who is attached (or false), the fencing epoch and whether it replaced an older one; or
--- nil.
-local function append(log, now, window, before, after, key, origin)
+-- nil. `change`: names the server-wide change that it is (see tell.lua), if it is one.
+local function append(log, now, window, before, after, key, origin, change)
     if log.head >= LAST_NUMBER then
         return nil
     end
@@ -186,6 +186,9 @@ local function append(log, now, window, before, after, key, origin)
     end
     if origin then
         entry[#entry + 1], entry[#entry + 2] = 'o', origin
+    end
+    if change then
+        entry[#entry + 1], entry[#entry + 2] = 'c', change
     end
     redis.call('XADD', log.events, id_of(log.head), unpack(entry))
     log.count, log.bytes = log.count + 1, log.bytes + #payload

@@ -1,0 +1,151 @@
+"""Server-wide changes: whom they may be for, and who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
+from mcp_sessions.ids import EVENTS, GET_STREAM, FencingEpoch, Position, SessionId
+from mcp_sessions.stores.base import (
+    TOLD_AT_ONCE,
+    Attachment,
+    Mode,
+    ServerChange,
+    SessionStore,
+    Told,
+)
+from mcp_sessions.testing.parts import (
+    HERE,
+    NOW,
+    Check,
+    MakeStore,
+    new_session,
+    opened,
+)
+
+
+def change_of(
+    uri: str | None = None, listed: str | None = None, *, name: str = "1"
+) -> ServerChange:
+    """A change of a resource, or of a list, under its usual coalescing key."""
+    method = "notifications/resources/updated" if uri is not None else f"notifications/{listed}/x"
+    params = {"uri": uri} if uri is not None else None
+    key = method if uri is None else f"{method} {uri}"
+    return ServerChange(
+        "process.1",
+        NOW,
+        uri,
+        listed,
+        EventTemplate(method, params, key),
+        plain_draft(notification_message(method, params), key),
+    )
+
+
+async def audience_of(store: SessionStore, change: ServerChange) -> set[SessionId]:
+    """All pages."""
+    found: set[SessionId] = set()
+    place: str | None = None
+    while True:
+        page = await store.audience(change, place)
+        found.update(page.session_ids)
+        place = page.following
+        if place is None:
+            return found
+
+
+async def told_of(
+    store: SessionStore, session_ids: Sequence[SessionId], change: ServerChange
+) -> list[Told]:
+    return list(await store.tell(session_ids, change, now=NOW))
+
+
+async def who_is_entitled_to_a_change_is_told(make: MakeStore) -> None:
+    """EVT2, EVT3, EVT11: and nobody else is, whoever asks for it."""
+    async with opened(make) as store:
+        subscribed, filtered, plain = [await new_session(store) for _ in range(3)]
+        stream, carrying = [await new_session(store, mode=Mode.TRANSPORT) for _ in range(2)]
+        conversation = await new_session(store, mode=Mode.CONVERSATION)
+        ended = await new_session(store)
+        for session in (subscribed, stream, carrying, ended):
+            assert await store.subscribe(session.id, "note://1")
+        assert await store.set_filter(filtered.id, frozenset({"note://2"}), frozenset({"prompts"}))
+        start = Position((await _position(store, plain.id)).log_epoch, 0)
+        assert await store.carry(carrying.id, plain.id, FencingEpoch(1), start)
+        await store.end(ended.id)
+        everyone = [
+            each.id for each in (subscribed, filtered, plain, stream, carrying, conversation, ended)
+        ]
+
+        for change, entitled in (
+            (change_of("note://1"), {subscribed.id, stream.id, carrying.id}),
+            (change_of("note://2"), {filtered.id}),
+            (change_of("note://3"), set[SessionId]()),
+            (change_of(listed="tools"), {subscribed.id, plain.id, stream.id}),
+            (change_of(listed="prompts"), {subscribed.id, filtered.id, plain.id, stream.id}),
+        ):
+            assert await audience_of(store, change) >= entitled
+            told = await told_of(store, everyone, change)
+            assert [each.session_id for each in told] == [s for s in everyone if s in entitled]
+            for each in told:
+                of_stream = each.session_id in (stream.id, carrying.id)
+                assert each.stream == (GET_STREAM if of_stream else EVENTS)
+        # It is asked in the step that stores it: the list of who may be is older.
+        assert await store.unsubscribe(subscribed.id, "note://1")
+        assert not await told_of(store, [subscribed.id], change_of("note://1"))
+
+
+async def a_change_is_stored_as_any_event_is(make: MakeStore) -> None:
+    """EVT6, EVT7, EVT9: with its id, the session's own, under its key, and with who is attached."""
+    async with opened(make) as store:
+        sessions = [await new_session(store) for _ in range(TOLD_AT_ONCE)]
+        attached = await sessions[0].attach(HERE)
+        change = change_of(listed="tools")
+        for number in (1, 2):
+            told = await told_of(store, [each.id for each in sessions], change)
+            for session, each in zip(sessions, told, strict=True):
+                draft = change.event.draft(session.id)
+                assert each.event.number == number
+                assert each.event.event_id == await session.position(number)
+                assert each.event.payload == draft.encode(each.event.event_id)
+                assert each.event.key == (None, draft.key)
+                assert each.replaced == (number == 2)
+                events, _ = await store.read(session.id, await session.position(0), now=NOW)
+                assert tuple(events) == (each.event,)
+            assert told[0].attachment == Attachment(HERE, attached.fencing_epoch)
+            assert told[1].attachment is None
+        assert (await sessions[0].append()).event.number == 3
+
+
+async def a_large_audience_is_found_page_by_page(make: MakeStore) -> None:
+    """Who is there from the first page to the last is in one, whoever comes and goes."""
+    async with opened(make) as store:
+        sessions = [await new_session(store) for _ in range(700)]
+        for session in sessions:
+            assert await store.subscribe(session.id, "note://1")
+        for change in (change_of("note://1"), change_of(listed="tools")):
+            found: set[SessionId] = set()
+            place: str | None = None
+            while True:
+                page = await store.audience(change, place)
+                found.update(page.session_ids)
+                place = page.following
+                if place is None:
+                    break
+                gone = sessions.pop()
+                await store.end(gone.id)
+                await new_session(store)
+                await store.touch([sessions[0].id], now=NOW + 1)
+            assert found >= {session.id for session in sessions}
+
+
+async def _position(store: SessionStore, session_id: SessionId) -> Position:
+    head = await store.head(session_id)
+    assert head is not None
+    return head
+
+
+CHECKS: Sequence[Check] = (
+    who_is_entitled_to_a_change_is_told,
+    a_change_is_stored_as_any_event_is,
+    a_large_audience_is_found_page_by_page,
+)
