@@ -17,6 +17,7 @@ from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.detached import tell_detached
 from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
+from mcp_sessions.server.owed import Owed
 from mcp_sessions.server.replicas import Replicas
 from mcp_sessions.stores.base import SessionStore
 from mcp_sessions_transports.duplex import DuplexConnection
@@ -37,6 +38,7 @@ class Draining:
         store: SessionStore,
         hub: Hub,
         host: Host,
+        owed: Owed,
         policy: SessionPolicy,
         replicas: Replicas | None,
     ) -> None:
@@ -44,12 +46,14 @@ class Draining:
 
         Args:
             endpoints: The layer's, as they are when it stops.
+            owed: Owes the store nothing more when the layer has stopped.
             replicas: The other processes that share the store; None: there are none.
         """
         self._endpoints = endpoints
         self._store = store
         self._hub = hub
         self._host = host
+        self._owed = owed
         self._policy = policy
         self._replicas = replicas
         self.is_leaving = False
@@ -113,5 +117,6 @@ class Draining:
             # What it remembers of this process's connections is seen to be dead by others.
             logger.warning("the store is away while the server stops")
         finally:
+            await self._owed.close()
             if self._replicas is not None:
                 await self._replicas.close()

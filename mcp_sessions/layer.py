@@ -34,6 +34,7 @@ from mcp_sessions.server.changes import Changes
 from mcp_sessions.server.gates import Gates
 from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
+from mcp_sessions.server.owed import Owed
 from mcp_sessions.server.publisher import Publisher
 from mcp_sessions.server.reaper import Reaper
 from mcp_sessions.server.replicas import Replicas
@@ -98,7 +99,8 @@ class SessionLayer:
             self._upstream.adds_subscriptions = False
         else:
             self.store = open_store(store) if isinstance(store, str) else store
-        self._hub = Hub(self.store, clock)
+        self._owed = Owed()
+        self._hub = Hub(self.store, clock, self._owed)
         self._publisher = Publisher(self.store, self._hub, self.policy, clock)
         self._changes = Changes(self.store, self._hub, self._publisher, self.policy, clock)
         self._host = Host(
@@ -107,10 +109,13 @@ class SessionLayer:
             self._publisher,
             self.policy,
             clock,
+            self._owed,
             process=mint_process(),
             stamp=lambda result, record: self._methods.stamp(result, record),
         )
-        self._methods = SessionMethods(self.store, self._hub, self._host, clock, self.security)
+        self._methods = SessionMethods(
+            self.store, self._hub, self._host, clock, self.security, self._owed
+        )
         self._gates = Gates()
         self.sessions = Sessions(self.store, clock, self._methods.finish)
         """Lists and ends sessions."""
@@ -139,7 +144,13 @@ class SessionLayer:
             )
         self._endpoints: list[Endpoint] = []
         self._draining = Draining(
-            self._endpoints, self.store, self._hub, self._host, self.policy, self._replicas
+            self._endpoints,
+            self.store,
+            self._hub,
+            self._host,
+            self._owed,
+            self.policy,
+            self._replicas,
         )
         self._health = Health(
             self.store,

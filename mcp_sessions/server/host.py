@@ -10,6 +10,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Collection, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 from mcp_sessions.background import watched
@@ -35,6 +36,7 @@ from mcp_sessions.server.calls import PendingCalls, may_ask
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.handle import SessionHandle, enter_session
 from mcp_sessions.server.hub import Hub
+from mcp_sessions.server.owed import Owed
 from mcp_sessions.server.publisher import Publisher
 from mcp_sessions.server.running import Carrier, RunningRequest
 from mcp_sessions.server.runs import Runs
@@ -48,6 +50,9 @@ REQUEST_CANCELLED = -32800
 response stream with a response only."""
 
 Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
+
+_MOST_OWED = 16_777_216
+"""Bytes of outcomes that wait for a store that is away; of what ends then only the end is kept."""
 
 _NOT_JSON = (TypeError, ValueError, RecursionError)
 """What JSON writers raise for a value that they cannot write."""
@@ -63,6 +68,7 @@ class Host:
         publisher: Publisher,
         policy: SessionPolicy,
         clock: Callable[[], float],
+        owed: Owed,
         *,
         process: str,
         stamp: Stamp,
@@ -70,6 +76,7 @@ class Host:
         """Take what it works with.
 
         Args:
+            owed: Takes what the store must know of an end, also when it is away.
             process: Names this process among those that share the store.
             stamp: Adds the session's ``_meta`` to a result.
         """
@@ -84,6 +91,7 @@ class Host:
         self._store = store
         self._publisher = publisher
         self._policy = policy
+        self._owed = owed
         self._stamp = stamp
         self._running: dict[RunningRequest, None] = {}
         self._by_session: dict[SessionId, dict[RunningRequest, None]] = {}
@@ -329,10 +337,9 @@ class Host:
         running.fail_open_calls(INTERNAL_ERROR, "the request that asked is over")
         try:
             await self._remember(running, result, error)
-        except StoreUnavailable:
-            # The handler ran. Whoever still listens gets the answer; who asks again later
-            # hears that the outcome is unknown.
-            logger.exception("the outcome of %s could not be stored", running.request.method)
+        except StoreUnavailable as failed:
+            # The handler ran: whoever still listens gets the answer.
+            logger.warning("the end of %s moved no deadline: %s", running.request.method, failed)
         finally:
             # Until here the same request, sent again, could join: the store did not know better.
             self._forget_carriers(running)
@@ -389,7 +396,11 @@ class Host:
                 )
             except _NOT_JSON:
                 logger.exception("the outcome of %s cannot be kept", running.request.method)
-            await self._store.finish_request(session_id, running.key, outcome, now=now)
+            size = len(outcome) if outcome is not None else 0
+            if size and self._owed.size + size > _MOST_OWED:
+                outcome, size = None, 0
+            finish = partial(self._store.finish_request, session_id, running.key, outcome, now=now)
+            await self._owed.settle({("finish", session_id, running.key): finish}, size=size)
         # Idle time counts from the end of the last request (pitfall D2). Admission moved
         # the deadline already; a store is written again only if that was a while ago.
         if now - running.started_at > self._policy.idle_timeout / 100:

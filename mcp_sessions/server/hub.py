@@ -10,9 +10,11 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from mcp_sessions import metrics
+from mcp_sessions.background import report
 from mcp_sessions.errors import Detached
 from mcp_sessions.ids import (
     EVENTS,
@@ -25,7 +27,9 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.detached import tell_detached
+from mcp_sessions.server.owed import Owed
 from mcp_sessions.server.replicas import Replicas
+from mcp_sessions.server.upstream import UpstreamPeer
 from mcp_sessions.stores.base import Attached, Attachment, Mode, SessionRecord, SessionStore
 
 logger = logging.getLogger(__name__)
@@ -37,12 +41,19 @@ Revive = Callable[[ConnectionId], Awaitable[TransportConnection | None]]
 class Hub:
     """Attaches sessions to connections, and parts them."""
 
-    def __init__(self, store: SessionStore, clock: Callable[[], float]) -> None:
+    def __init__(self, store: SessionStore, clock: Callable[[], float], owed: Owed) -> None:
+        """Take what it works with.
+
+        Args:
+            owed: Takes what the store must know of an end, also when it is away.
+        """
         self._store = store
         self._clock = clock
+        self._owed = owed
         self._connections: dict[ConnectionId, TransportConnection] = {}
-        self._bare: dict[str, list[TransportConnection]] = {}
-        self._used_on: dict[SessionId, list[TransportConnection]] = {}
+        self._bare: dict[str, dict[TransportConnection, None]] = {}
+        self._bare_of: dict[TransportConnection, dict[str, None]] = {}
+        self._used_on: dict[SessionId, dict[TransportConnection, None]] = {}
         self._turns: weakref.WeakValueDictionary[SessionId, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
@@ -90,16 +101,28 @@ class Hub:
         if home is None:
             # It is in the store, until its session ends.
             return await self._store.load(SessionId(connection_id), now=0) is not None
-        return self.replicas is not None and await self.replicas.is_alive(home)
+        if self.replicas is None or home == self.replicas.process:
+            # It was one of this process, and is gone.
+            return False
+        return await self.replicas.is_alive(home)
 
     async def remove(self, connection: TransportConnection) -> None:
-        """A connection is gone for good: its sessions wait, detached."""
-        await self.let_go(connection)
-        attached = list(connection.attached.items())
+        """A connection is gone for good: its sessions wait, detached; in the store when that is
+        there.
+        """
+        attached = dict(connection.attached)
         connection.attached.clear()
-        for session_id, fencing_epoch in attached:
-            await self._unwatch(session_id, connection)
-            await self._store.detach(session_id, fencing_epoch)
+        try:
+            await self.let_go(connection)
+            for session_id in attached:
+                await self._unwatch(session_id, connection)
+        finally:
+            await self._owed.settle(
+                {
+                    ("detach", session_id, epoch): partial(self._store.detach, session_id, epoch)
+                    for session_id, epoch in attached.items()
+                }
+            )
 
     async def let_go(self, connection: TransportConnection) -> None:
         """A connection is not served in this process any more; what the store knows of it
@@ -107,23 +130,30 @@ class Hub:
         """
         if self._connections.get(connection.id) is connection:
             del self._connections[connection.id]
-        for uri in [uri for uri, listening in self._bare.items() if connection in listening]:
+        for uri in list(self._bare_of.get(connection, ())):
             self.subscribe_bare(connection, uri, on=False)
-        for session_id, upstream_peer in list(connection.upstream_peers.items()):
-            await upstream_peer.close()
+        upstream_peers = dict(connection.upstream_peers)
+        connection.upstream_peers.clear()
+        for session_id in upstream_peers:
             if session_id is not None:
                 self._unused(session_id, connection)
-        connection.upstream_peers.clear()
+        for upstream_peer in upstream_peers.values():
+            await _closed(upstream_peer)
 
     def subscribe_bare(self, connection: TransportConnection, uri: str, *, on: bool) -> None:
         """A pipe or WebSocket subscribes for itself, outside of any session."""
-        connections = self._bare.setdefault(uri, [])
-        if on and connection not in connections:
-            connections.append(connection)
-        elif not on and connection in connections:
-            connections.remove(connection)
+        connections = self._bare.setdefault(uri, {})
+        uris = self._bare_of.setdefault(connection, {})
+        if on:
+            connections[connection] = None
+            uris[uri] = None
+        else:
+            connections.pop(connection, None)
+            uris.pop(uri, None)
         if not connections:
             del self._bare[uri]
+        if not uris:
+            del self._bare_of[connection]
 
     def bare_subscribers(self, uri: str) -> list[TransportConnection]:
         """Who subscribed so to ``uri``."""
@@ -163,7 +193,39 @@ class Hub:
             None if the session is over or not free.
         """
         async with self.turn(session_id):
-            return await self._attach(session_id, connection, position, only_if_free, instance)
+            is_whole = False
+            try:
+                attached = await self._attach(
+                    session_id, connection, position, only_if_free, instance
+                )
+                is_whole = True
+                return attached
+            finally:
+                gone = connection is not None and self._connections.get(connection.id) is None
+                if connection is not None and (gone or not is_whole):
+                    self._part_later(session_id, connection)
+
+    def _part_later(self, session_id: SessionId, connection: TransportConnection) -> None:
+        """An attach failed half way, or its connection went meanwhile: the store may have it as
+        attached all the same.
+        """
+        if process_of(connection.id) is None:
+            return
+
+        async def part() -> None:
+            async with self.turn(session_id):
+                record = await self._store.load(session_id, now=0)
+                attachment = record.attachment if record is not None else None
+                if attachment is None or attachment.connection_id != connection.id:
+                    return
+                epoch = attachment.fencing_epoch
+                gone = self._connections.get(connection.id) is None
+                if gone or connection.attached.get(session_id) != epoch:
+                    connection.attached.pop(session_id, None)
+                    await self._store.detach(session_id, epoch)
+                    await self._unwatch(session_id, connection)
+
+        self._owed.owe(("part", session_id, connection.id), part)
 
     async def _attach(
         self,
@@ -227,7 +289,13 @@ class Hub:
         """
         async with self.turn(session_id):
             connection.attached.pop(session_id, None)
-            await self._store.detach(session_id, fencing_epoch)
+            await self._owed.settle(
+                {
+                    ("detach", session_id, fencing_epoch): partial(
+                        self._store.detach, session_id, fencing_epoch
+                    )
+                }
+            )
             await connection.withdraw(session_id, fencing_epoch)
             await self._unwatch(session_id, connection)
 
@@ -278,7 +346,7 @@ class Hub:
         for connection in self._used_on.pop(session_id, ()):
             upstream_peer = connection.upstream_peers.pop(session_id, None)
             if upstream_peer is not None:
-                await upstream_peer.close()
+                await _closed(upstream_peer)
 
     def _hearing(
         self, session_id: SessionId, connection_id: ConnectionId | None
@@ -293,14 +361,12 @@ class Hub:
 
     def used(self, session_id: SessionId, connection: TransportConnection) -> None:
         """A session is used on a connection: what is kept for it there ends with it."""
-        connections = self._used_on.setdefault(session_id, [])
-        if connection not in connections:
-            connections.append(connection)
+        self._used_on.setdefault(session_id, {})[connection] = None
 
     def _unused(self, session_id: SessionId, connection: TransportConnection) -> None:
         connections = self._used_on.get(session_id)
-        if connections is not None and connection in connections:
-            connections.remove(connection)
+        if connections is not None:
+            connections.pop(connection, None)
             if not connections:
                 del self._used_on[session_id]
 
@@ -435,6 +501,14 @@ class Hub:
     async def _unwatch(self, session_id: SessionId, connection: TransportConnection) -> None:
         if self.replicas is not None and process_of(connection.id) is not None:
             await self.replicas.unwatch(session_id, EVENTS, connection)
+
+
+async def _closed(upstream_peer: UpstreamPeer) -> None:
+    """Close a peer. What the wrapped server makes of that takes nobody else's turn."""
+    try:
+        await upstream_peer.close()
+    except Exception as failed:
+        report("the end of a client's connection in the wrapped server", failed)
 
 
 async def _nobody(_: ConnectionId) -> TransportConnection | None:

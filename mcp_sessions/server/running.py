@@ -127,7 +127,8 @@ class RunningRequest:
         """
         self.carriers.append(carrier)
         self._host.heard(self)
-        for call in self._asked:
+        for call in list(self._asked):
+            # Each may be answered, or a new one be asked, while the one before it is sent.
             if not call.future.done() and may_ask(carrier.inbound.asked, call.method):
                 await self._emit(call.message)
 

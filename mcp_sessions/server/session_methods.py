@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, cast
 
 from mcp_sessions import metrics
@@ -46,6 +46,7 @@ from mcp_sessions.security import SessionSecurity
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
+from mcp_sessions.server.owed import Owed
 from mcp_sessions.server.running import Carrier
 from mcp_sessions.server.telling import Telling
 from mcp_sessions.server.upstream import UpstreamError
@@ -78,12 +79,14 @@ class SessionMethods:
         host: Host,
         clock: Callable[[], float],
         security: SessionSecurity,
+        owed: Owed,
     ) -> None:
         self._store = store
         self._hub = hub
         self._host = host
         self._clock = clock
         self._security = security
+        self._owed = owed
         self._tokens: OrderedDict[SessionId, tuple[int, str]] = OrderedDict()
         self.make_room: Callable[[], Awaitable[None]] = _no_room
         """Ends what has expired; called when a limit is reached, before it is refused."""
@@ -141,7 +144,9 @@ class SessionMethods:
         record = await self._store.end(session_id)
         if record is None:
             return False
-        await self.forget(record)
+        # It is over, and nobody can end it again: what is at work for it ends, if not now then
+        # when the store is back.
+        await self._owed.settle({("forget", session_id): partial(self.forget, record)})
         metrics.session_over(record.mode.value, "ended")
         logger.info("session %s ended", digest(session_id))
         return True

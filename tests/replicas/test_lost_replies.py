@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from mcp_sessions.security import mint_connection_id
 from tests.support.raw import RawClient, at_most, keyed, text_of
 from tests.support.replicas import Cluster, cluster, lost
 from tests.support.store_faults import fails, is_keyed
@@ -96,3 +97,15 @@ async def test_what_died_before_it_could_say_that_nothing_began_leaves_an_unknow
         again = c.at(1, client).call("wait", gate="g", meta=keyed("k", session))
         assert (await at_most(20, again.error()))["code"] == -31012
         assert ran(c) == 0
+
+
+async def test_a_connection_that_this_process_had_and_has_no_more_is_not_there() -> None:
+    """Its process lives, and knows better than the store: the session is free."""
+    async with cluster(2) as c:
+        hubs = [w.layer._hub for w in c.worlds]  # pyright: ignore[reportPrivateUsage]
+        process = c[0].layer._host.process  # pyright: ignore[reportPrivateUsage]
+        gone = mint_connection_id("websocket", process)
+
+        assert not await hubs[0].is_there(gone)
+        # Another one cannot know.
+        assert await hubs[1].is_there(gone)

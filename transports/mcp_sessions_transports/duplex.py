@@ -314,11 +314,14 @@ class DuplexConnection:
     async def gone(self) -> None:
         """The peer is not there any more: its sessions wait, its requests run on."""
         self.outbox.cut()
-        await self._served.hub.remove(self)
+        # Before the store hears of it, which may be away: from now on they are unheard.
         for channel in list(self.channels):
             channel.closed()
         self.channels.clear()
-        self.over.set()
+        try:
+            await self._served.hub.remove(self)
+        finally:
+            self.over.set()
 
     def push_event(self, chunk: bytes, origin: SessionId | None) -> None:
         """Hand over what is no answer: it waits behind an answer that has to come first."""

@@ -1,0 +1,109 @@
+"""Writes that are owed to the store: done now, or when it is back.
+
+What a connection or a request leaves behind at its end must reach the store, though nobody
+waits for it any more: a store that is away at that moment would keep it for ever. Such a write
+says what is so, and may be done twice; who owes it does not fail with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+
+from mcp_sessions.background import Background, report
+from mcp_sessions.core.backoff import Backoff
+from mcp_sessions.errors import StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+Write = Callable[[], Awaitable[object]]
+
+_NAME = "what is owed to the store"
+
+_BASE, _CAP = 0.2, 10.0
+"""Seconds between two tries: at the most at first, and at the most ever."""
+
+
+class Owed:
+    """The writes that one process owes; their number is bounded by what was open when the store
+    went away.
+    """
+
+    def __init__(self) -> None:
+        self._writes: dict[Hashable, Write] = {}
+        self._sizes: dict[Hashable, int] = {}
+        self._background = Background()
+        self._is_at_work = False
+        self._is_over = False
+
+    def __len__(self) -> int:
+        return len(self._writes)
+
+    @property
+    def size(self) -> int:
+        """Bytes that those hold which said so."""
+        return sum(self._sizes.values())
+
+    async def settle(self, writes: Mapping[Hashable, Write], *, size: int = 0) -> None:
+        """Do writes, and return; those that the store does not take now it gets later.
+
+        Args:
+            writes: Name → what to do; a newer one of the same name takes the place of an older.
+            size: Bytes that each of them holds until it is done.
+        """
+        self._writes.update(writes)
+        if size:
+            self._sizes.update(dict.fromkeys(writes, size))
+        try:
+            for name in writes:
+                await self._do(name)
+        except StoreUnavailable as failed:
+            logger.warning("the store is away; what it is owed waits: %s", failed)
+        finally:
+            # Also if this task was cancelled: nobody else remembers them.
+            self._work_on()
+
+    def owe(self, name: Hashable, write: Write) -> None:
+        """Do a write, beside what is done now."""
+        self._writes[name] = write
+        self._work_on()
+
+    async def close(self) -> None:
+        """Owe nothing any more: others see what became of this process."""
+        self._is_over = True
+        await self._background.close()
+        if self._writes:
+            logger.warning("%d writes are not in the store: it is away", len(self._writes))
+
+    def _work_on(self) -> None:
+        if self._writes and not self._is_over and not self._is_at_work:
+            self._is_at_work = True
+            self._background.loop(_NAME, self._work)
+
+    async def _work(self) -> None:
+        backoff = Backoff(base=_BASE, cap=_CAP)
+        while self._writes:
+            try:
+                await self._do(next(iter(self._writes)))
+            except StoreUnavailable:
+                await asyncio.sleep(backoff.failed(random.random()))
+            else:
+                backoff.progressed()
+        self._is_at_work = False
+
+    async def _do(self, name: Hashable) -> None:
+        write = self._writes.get(name)
+        if write is None:
+            return
+        try:
+            await write()
+        except StoreUnavailable:
+            raise
+        except Exception as failed:
+            # A mistake, not an absence: another try would make it again.
+            report(_NAME, failed)
+        if self._writes.get(name) is write:
+            del self._writes[name]
+            self._sizes.pop(name, None)

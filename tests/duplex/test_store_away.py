@@ -1,0 +1,141 @@
+"""A WebSocket or a pipe that ends while the store is away leaves nothing behind: neither in the
+store, when that is back, nor in the process.
+"""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from tests.support.duplex import DuplexPeer, DuplexWorld, duplex_world
+from tests.support.raw import at_most, text_of
+from tests.support.store_faults import fails
+
+pytestmark = pytest.mark.anyio
+
+KINDS = pytest.mark.parametrize("kind", ["websocket", "pipe"])
+
+
+async def until(look: Any) -> None:
+    """Wait until ``look()`` says so."""
+    async with asyncio.timeout(20):
+        while not await look():  # noqa: ASYNC110  (the store has no event for it)
+            await asyncio.sleep(0.01)
+
+
+async def attachment(w: DuplexWorld, session: str) -> Any:
+    """Who has the session, says the store."""
+    record = await w.layer.store.load(cast(Any, session), now=0)
+    assert record is not None
+    return record.attachment
+
+
+async def gone(w: DuplexWorld, peer: DuplexPeer) -> None:
+    """The peer leaves, and the process knows."""
+    hub = w.layer._hub  # pyright: ignore[reportPrivateUsage]
+    before = len(hub.connections())
+    await peer.leave()
+
+    async def fewer() -> bool:
+        return len(hub.connections()) < before
+
+    await until(fewer)
+
+
+@KINDS
+async def test_sessions_are_detached_when_the_store_is_back(kind: str) -> None:
+    """ATT9: all of them, though the first write fails, before its effect or after it."""
+    async with duplex_world() as w:
+        peer = await w.connected(kind)
+        sessions = [(await peer.start())["sessionId"] for _ in range(3)]
+        failed = fails(w.layer.store, "detach", after=False, times=2)
+        later = fails(w.layer.store, "detach", after=True, times=1)
+        await gone(w, peer)
+
+        async def detached() -> bool:
+            return not any([await attachment(w, session) for session in sessions])
+
+        await until(detached)
+        assert (len(failed), len(later)) == (2, 1)
+        # Who comes back hears it again.
+        again = await w.connected(kind)
+        assert (await again.resume(sessions[0]))["resumed"]
+
+
+@KINDS
+async def test_calls_are_unheard_at_once_whatever_the_store_does(kind: str) -> None:
+    """REQ8: their time begins when their connection ends."""
+    async with duplex_world(detached_timeout=0.2) as w:
+        peer = await w.connected(kind)
+        await peer.start()
+        await peer.call("wait", gate="g")
+        await w.inner.box.gate("g").started.wait()
+        fails(w.layer.store, "detach", after=False, times=1_000_000)
+        await gone(w, peer)
+        host = w.layer._host  # pyright: ignore[reportPrivateUsage]
+
+        async def given_up() -> bool:
+            return host.running == 0
+
+        await until(given_up)
+
+
+@pytest.mark.parametrize("after", [True, False], ids=["after its effect", "before"])
+async def test_a_session_whose_resume_was_cut_off_is_not_left_attached(after: bool) -> None:
+    """Its connection ended while the store was asked: nobody hears the session there."""
+    async with duplex_world() as w:
+        owner = await w.connected()
+        session = (await owner.start())["sessionId"]
+        await gone(w, owner)
+        slow = w.inner.box.gate("slow")
+        attach = w.layer.store.attach
+
+        async def slowly(*args: Any, **named: Any) -> Any:
+            if after:
+                await attach(*args, **named)
+            await slow.arrive()
+            return await attach(*args, **named) if not after else None
+
+        w.layer.store.attach = slowly
+        peer = await w.connected()
+        await peer.send("session/resume", {"sessionId": session})
+        await at_most(10, slow.started.wait())
+        # As its credential may end, or its patience with who takes nothing.
+        (connection,) = w.layer._hub.connections()  # pyright: ignore[reportPrivateUsage]
+        cast(Any, connection).outbox.cut()
+        await at_most(10, cast(Any, connection).over.wait())
+        slow.go.set()
+
+        async def detached() -> bool:
+            return await attachment(w, session) is None
+
+        await until(detached)
+
+
+class FailsToClose:
+    """An `UpstreamPeer` of a server that fails at the end of a client."""
+
+    async def close(self) -> None:
+        """See `UpstreamPeer`."""
+        raise RuntimeError("on the way out")
+
+
+@pytest.mark.fails_in_background("the end of a client's connection in the wrapped server")
+async def test_a_failing_wrapped_server_keeps_no_connection_in_the_process() -> None:
+    """What it makes of the end of a client takes nobody else's turn."""
+    async with duplex_world() as w:
+        peer = await w.connected()
+        session = (await peer.start())["sessionId"]
+        assert text_of(
+            await peer.result("tools/call", {"name": "echo", "arguments": {"text": "x"}})
+        )
+        hub = w.layer._hub  # pyright: ignore[reportPrivateUsage]
+        upstream_peers = hub.connections()[0].upstream_peers
+        for session_id in upstream_peers:
+            upstream_peers[session_id] = cast(Any, FailsToClose())
+        await gone(w, peer)
+
+        async def detached() -> bool:
+            return await attachment(w, session) is None
+
+        await until(detached)
