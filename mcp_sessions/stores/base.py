@@ -2,7 +2,8 @@
 
 A store remembers sessions, their event logs, subscriptions, keyed requests and data. It
 knows nothing of connections but their ids, and nothing of MCP. Every method takes ``now``,
-seconds since 1970, so that time can be passed in and replicas share one clock.
+seconds since 1970, so that time can be passed in. A store that processes share judges by a clock
+of its own: a process whose clock is set wrong must not end what belongs to others.
 
 Each method is one atomic step: two callers never see each other's half. Nothing is written
 after a session has ended; a late write is refused and never brings the session back.

@@ -29,7 +29,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -74,6 +74,7 @@ from mcp_sessions.stores.base import (
     Told,
     check_peer,
 )
+from mcp_sessions.stores.redis_clock import SharedClock
 from mcp_sessions.stores.redis_cluster import ClusterLink
 from mcp_sessions.stores.redis_exchange import RedisExchange
 from mcp_sessions.stores.redis_link import (
@@ -135,7 +136,12 @@ class RedisStore:
     remembers = True
 
     def __init__(
-        self, url: str, *, namespace: str | None = None, timeout: float | None = None
+        self,
+        url: str,
+        *,
+        namespace: str | None = None,
+        timeout: float | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Take what it works with; nothing is connected yet.
 
@@ -145,6 +151,8 @@ class RedisStore:
             namespace: The beginning of every key, for stores that share one Redis; 1 to 64 of
                 ``A-Z a-z 0-9 _ . : -``. None: ``mcp-sessions``.
             timeout: Seconds that an answer may take; None: 3.
+            clock: What ``now`` is read from by who calls the store, seconds since 1970; it is
+                compared to the server's.
 
         Raises:
             ConfigurationError: The URL, the namespace or the timeout cannot be used.
@@ -168,6 +176,7 @@ class RedisStore:
         self._link: Link | ClusterLink = Link(make, timeout)
         self._subscriptions = Subscriptions()
         self._peers = Peers()
+        self._clock = SharedClock(self._time, clock)
         self._all = f"{{{namespace}}}:all"
         self.exchange: Exchange | None = RedisExchange(make, self._link, namespace, self._key)
 
@@ -192,6 +201,7 @@ class RedisStore:
             )
         if about.get("redis_mode") == "cluster" and isinstance(self._link, Link):
             await self._use_cluster(self._link)
+        await self._clock.now()
         policy_name = about.get("maxmemory_policy", "noeviction")
         if policy_name != "noeviction":
             logger.warning(
@@ -222,12 +232,13 @@ class RedisStore:
         """See :meth:`SessionStore.create`."""
         policy = self._policy
         check_peer(peer, policy)
+        now = await self._clock.at(now)
         session_id = mint_session_id()
         forever = mode is Mode.CONVERSATION
         ends_at = math.inf if forever else now + policy.max_lifetime
         deadline = min(now + policy.idle_timeout, ends_at) if not forever else math.inf
         owned = self._owned(owner_of(principal))
-        member = f"{tag_of(session_id)}.{owned[-16:]}.{int(time.time()):x}"
+        member = f"{tag_of(session_id)}.{owned[-16:]}.{int(await self._clock.now()):x}"
         # A place first, then the session: a process that dies in between leaves a place that
         # nobody has, which is given up when its deadline has passed.
         for attempt in range(2):
@@ -254,6 +265,7 @@ class RedisStore:
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
         """See :meth:`SessionStore.load`."""
+        now = await self._clock.at(now)
         known = self._known(session_id)
         found = await self._on(session_id, scripts.LOAD, repr(now), *_told(known))
         return self._record(found, known) if found is not None else None
@@ -270,6 +282,7 @@ class RedisStore:
         key: KeyUse | None = None,
     ) -> Admitted | None:
         """See :meth:`SessionStore.admit`."""
+        now = await self._clock.at(now)
         policy = self._policy
         known = self._known(session_id)
         change, knows_peer = _told(known)
@@ -316,6 +329,7 @@ class RedisStore:
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         """See :meth:`SessionStore.touch`."""
+        now = await self._clock.at(now)
         idle = self._policy.idle_timeout
         await _each_of(self._on(each, scripts.TOUCH, repr(now), idle) for each in session_ids)
 
@@ -331,6 +345,7 @@ class RedisStore:
         self, *, now: float, held: Collection[SessionId], limit: int
     ) -> Sequence[SessionRecord]:
         """See :meth:`SessionStore.expire`."""
+        now = await self._clock.at(now)
         held_tags = {tag_of(session_id) for session_id in held}
         expired: list[SessionRecord] = []
         skipped = 0
@@ -360,6 +375,7 @@ class RedisStore:
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:
         """See :meth:`SessionStore.append`."""
+        now = await self._clock.at(now)
         optional = (
             draft.after,
             encoded(draft.key) if draft.key is not None else None,
@@ -458,6 +474,7 @@ class RedisStore:
         limit: int | None = None,
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
         """See :meth:`SessionStore.read`."""
+        now = await self._clock.at(now)
         answer = await self._on(
             session_id,
             scripts.READ,
@@ -519,6 +536,7 @@ class RedisStore:
         skips: bool = False,
     ) -> Relayed:
         """See :meth:`SessionStore.relay`."""
+        now = await self._clock.at(now)
         key = event.key[1] if event.key is not None else None
         answer = await self._on(
             connection,
@@ -552,6 +570,7 @@ class RedisStore:
         only_if_free: bool = False,
     ) -> Attached | None:
         """See :meth:`SessionStore.attach`."""
+        now = await self._clock.at(now)
         answer = await self._on(
             session_id,
             scripts.ATTACH,
@@ -595,7 +614,7 @@ class RedisStore:
         # The list of subscribers first: a process that dies in between leaves one there who is
         # none, and whom the next reader finds out. The other way round a subscription that
         # the session has would never be served.
-        tag, token = tag_of(session_id), _token(session_id)
+        tag, token = tag_of(session_id), await self._token(session_id)
         key = self._subscribers_key(uri)
         await self._run(scripts.NOTE_SUBSCRIBER, [key], tag, token, self._list_lifetime)
         most = self._policy.max_subscriptions
@@ -610,7 +629,9 @@ class RedisStore:
 
     async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
         """See :meth:`SessionStore.unsubscribe`."""
-        answer = await self._on(session_id, scripts.UNSUBSCRIBE, encoded(uri), _token(session_id))
+        answer = await self._on(
+            session_id, scripts.UNSUBSCRIBE, encoded(uri), await self._token(session_id)
+        )
         if answer[0] and answer[1] is not None:
             await self._drop_subscribers(tag_of(session_id), {encoded(uri): answer[1]})
         return bool(answer[0])
@@ -623,12 +644,13 @@ class RedisStore:
         found = await _all_of(
             self._command("HGET", f"{self._key_of(tag.decode())}:u", asked) for tag in tokens
         )
+        there = await self._clock.now()
         subscribed: list[SessionId] = []
         for (tag, token), own in zip(tokens.items(), found, strict=True):
             made, _, session_id = token.decode().partition(" ")
             if own is not None:
                 subscribed.append(SessionId(session_id))
-            elif int(made.partition(".")[0], 16) < time.time() - IN_FLIGHT:
+            elif int(made.partition(".")[0], 16) < there - IN_FLIGHT:
                 await self._run(scripts.DROP_SUBSCRIBER, [key], tag, token)
         return subscribed
 
@@ -642,8 +664,9 @@ class RedisStore:
             self._run(scripts.LOAD, [self._key_of(_tag(member))], "", *_told(NOTHING))
             for member in members
         )
+        there = await self._clock.now()
         for member, record in zip(members, records, strict=True):
-            if record is None and _is_old(member):
+            if record is None and _is_old(member, there):
                 await self._release(member)
         return [self._record(record) for record in records if record is not None]
 
@@ -655,7 +678,7 @@ class RedisStore:
             if await self._command("EXISTS", self._key(session_id)):
                 raise LimitReached("max_subscriptions")
             return False
-        tag, token = tag_of(session_id), _token(session_id)
+        tag, token = tag_of(session_id), await self._token(session_id)
         wanted = {encoded(uri): token.encode() for uri in uris}
         await self._note_subscribers(tag, token, uris, self._list_lifetime)
         answer = await self._on(
@@ -691,6 +714,7 @@ class RedisStore:
         self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
     ) -> bool:
         """See :meth:`SessionStore.finish_request`."""
+        now = await self._clock.at(now)
         policy = self._policy
         return bool(
             await self._on(
@@ -749,6 +773,10 @@ class RedisStore:
         given = int(value is not None)
         return bool(await self._on(session_id, scripts.SET, field, value or b"", given))
 
+    async def _token(self, session_id: SessionId) -> str:
+        """Names one act of subscribing, so that undoing an older one does not undo it."""
+        return f"{int(await self._clock.now()):x}.{secrets.token_hex(6)} {session_id}"
+
     # --- what belongs to no single session -----------------------------------------------
 
     @property
@@ -771,10 +799,10 @@ class RedisStore:
         if outcome == b"later":
             # XX: whoever ended it meanwhile has taken it out.
             await self._command("ZADD", self._all, "XX", rest[0], member)
-            return None, False
+            return None, float(rest[0]) <= now
         if outcome == b"gone":
             # Its time to live ran out while no server was there, or it is being made.
-            is_left = not _is_old(member)
+            is_left = not _is_old(member, await self._clock.now())
             if not is_left:
                 await self._release(member)
             return None, is_left
@@ -827,9 +855,10 @@ class RedisStore:
         members: list[bytes] = await self._command(
             kind, places, *((0, -1) if kind[0] == "Z" else ())
         )
-        old = [member for member in members if _is_old(member)]
-        there = await _all_of(self._command("EXISTS", self._key_of(_tag(member))) for member in old)
-        gone = [member for member, is_there in zip(old, there, strict=True) if not is_there]
+        there = await self._clock.now()
+        old = [member for member in members if _is_old(member, there)]
+        found = await _all_of(self._command("EXISTS", self._key_of(_tag(member))) for member in old)
+        gone = [member for member, is_there in zip(old, found, strict=True) if not is_there]
         await _all_of(self._release(member) for member in gone)
         return bool(gone)
 
@@ -860,6 +889,10 @@ class RedisStore:
 
     def _subscribers_key(self, uri: str) -> str:
         return f"{self._namespace}:uri:{{{tag_of(uri)}}}"
+
+    async def _time(self) -> float:
+        seconds, microseconds = await self._command("TIME")
+        return int(seconds) + int(microseconds) / 1_000_000
 
     async def _on(self, session_id: SessionId, script: Script, *args: Value) -> Answer:
         return await self._run(script, [self._key(session_id)], *args)
@@ -978,15 +1011,10 @@ def _place(event_id: str | None) -> tuple[Value, ...]:
     return "", position.log_epoch, position.number
 
 
-def _token(session_id: SessionId) -> str:
-    """Names one act of subscribing, so that undoing an older one does not undo it."""
-    return f"{int(time.time()):x}.{secrets.token_hex(6)} {session_id}"
-
-
 def _tag(member: bytes) -> str:
     return member.decode().split(".")[0]
 
 
-def _is_old(member: bytes) -> bool:
+def _is_old(member: bytes, now: float) -> bool:
     """Whether whoever put it into a list had time enough to do the rest."""
-    return int(member.decode().split(".")[2], 16) < time.time() - IN_FLIGHT
+    return int(member.decode().split(".")[2], 16) < now - IN_FLIGHT

@@ -240,7 +240,7 @@ def dies_after(store: RedisStore, commands: int) -> Callable[[], bool]:
     call, left, refused = link.call, count(commands, -1), list[Value]()
 
     async def dying(*command: Value) -> Any:
-        if next(left) <= 0:
+        if command[0] != "TIME" and next(left) <= 0:
             refused.append(command[0])
             raise StoreUnavailable("this process is dead")
         return await call(*command)
@@ -251,14 +251,15 @@ def dies_after(store: RedisStore, commands: int) -> Callable[[], bool]:
 
 def sent_by(store: RedisStore) -> list[str]:
     """The commands that the store's process sends from now on: of a script its name, else the
-    command's.
+    command's; but for its looks at the server's clock, which it takes every few seconds.
     """
     link = store._link  # pyright: ignore[reportPrivateUsage]
     call, names = link.call, list[str]()
     scripts = {each.sha: each.name for each in vars(redis_scripts).values() if type(each) is Script}
 
     async def noting(*command: Value) -> Any:
-        names.append(scripts.get(str(command[-1 if len(command) == 1 else 1]), str(command[0])))
+        if command[0] != "TIME":
+            names.append(scripts.get(str(command[-1 if len(command) == 1 else 1]), str(command[0])))
         return await call(*command)
 
     link.call = noting
@@ -266,13 +267,15 @@ def sent_by(store: RedisStore) -> list[str]:
 
 
 def answers_of(store: RedisStore) -> list[object]:
-    """What the server answers to the store's process from now on."""
+    """What the server answers to the store's process from now on, but what time it is."""
     link = store._link  # pyright: ignore[reportPrivateUsage]
     call, answers = link.call, list[object]()
 
     async def noting(*command: Value) -> Any:
-        answers.append(await call(*command))
-        return answers[-1]
+        answer = await call(*command)
+        if command[0] != "TIME":
+            answers.append(answer)
+        return answer
 
     link.call = noting
     return answers

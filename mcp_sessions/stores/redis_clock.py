@@ -1,0 +1,88 @@
+"""Whose time it is: the store's.
+
+Every process passes its own clock's time into the store, and what one of them writes the others
+judge. A process whose clock is ahead would end everybody's sessions and forget their request keys.
+So each compares its clock to the server's ``TIME`` now and then, and where they differ by more than
+clocks do, what it passes is corrected before it is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+logger = logging.getLogger(__name__)
+
+SKEW = 5.0
+"""Seconds that the clocks of a process and of the server may differ; less is not corrected."""
+
+FRESH = 5.0
+"""Seconds for which a comparison is good, if the process's clock does not jump meanwhile."""
+
+_JUMP = 1.0
+"""Seconds that the process's clock may move more, or less, than time passes."""
+
+
+class SharedClock:
+    """What this process knows of its clock and the server's."""
+
+    def __init__(
+        self,
+        ask: Callable[[], Awaitable[float]],
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            ask: What time it is for the server, in seconds since 1970.
+            wall: The process's clock, which ``now`` is read from, in seconds since 1970.
+            steady: A clock that nobody sets, in seconds.
+        """
+        self._ask = ask
+        self._wall = wall
+        self._steady = steady
+        self._compared: tuple[float, float] | None = None
+        """The two clocks of this process when it asked last."""
+
+        self._ahead = 0.0
+        """Seconds that its clock is ahead of the server's; 0: as far as clocks differ."""
+
+    async def at(self, now: float) -> float:
+        """``now``, a time of this process, as the server has it.
+
+        Raises:
+            StoreUnavailable: It had to be asked, and did not answer.
+        """
+        if not self._is_fresh():
+            await self._compare()
+        return now - self._ahead
+
+    async def now(self) -> float:
+        """What time it is for the server, as near as clocks are. Errors as of :meth:`at`."""
+        return await self.at(self._wall())
+
+    def _is_fresh(self) -> bool:
+        if self._compared is None:
+            return False
+        wall, steady = self._compared
+        passed = self._steady() - steady
+        # A process that was stopped, a machine that slept, a clock that was set.
+        return passed < FRESH and abs(self._wall() - wall - passed) < _JUMP
+
+    async def _compare(self) -> None:
+        before, steady = self._wall(), self._steady()
+        there = await self._ask()
+        after = before + self._steady() - steady
+        # It was asked at some moment in between: the least that explains the difference.
+        ahead = max(before - there, 0.0) + min(after - there, 0.0)
+        ahead = ahead if abs(ahead) > SKEW else 0.0
+        self._compared = (before, steady)
+        if abs(ahead - self._ahead) > _JUMP:
+            logger.warning(
+                "this process's clock is %.0f s %s the store's; what counts is the store's",
+                abs(ahead),
+                "behind" if ahead < 0 else "ahead of",
+            )
+        self._ahead = ahead
