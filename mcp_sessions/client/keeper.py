@@ -23,6 +23,7 @@ from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import INSTANCE_META, SESSION_META
 from mcp_sessions.core.resume import (
+    AWAY,
     NEVER_RAN,
     Abilities,
     Attempts,
@@ -78,6 +79,7 @@ class SessionKeeper:
 
         self._exchanges = exchanges
         self._rest = policy.backoff_cap
+        self._patience = policy.give_up_after
         self._backoff = backoff
         self._draw = draw
         self._sleep = sleep
@@ -116,6 +118,11 @@ class SessionKeeper:
             and known.key_lifetime > 0
             and known.may("requestKey")
         )
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the server is one of this project."""
+        return self.abilities is not None and self.abilities.is_ours
 
     @property
     def key_lifetime(self) -> float:
@@ -158,10 +165,9 @@ class SessionKeeper:
             state: What was sent; a newer one is kept.
         """
         session = self.session
-        is_kept_there = self.abilities is not None and self.abilities.is_ours
         if session is None or session.session_id != session_id or state is None:
             return False
-        if not (is_kept_there and session.resumable):
+        if not (self.is_ours and session.resumable):
             return False
         if session.state == state:
             logger.warning("session %s goes on without its state token", digest(session.session_id))
@@ -279,6 +285,9 @@ class SessionKeeper:
                 self.gave_up_on_attempt(failure)
                 if failure.status is None:
                     raise
+                if failure.status in AWAY and self.is_ours:
+                    # It keeps its sessions while it is away (HTP5, HTP6): perhaps elsewhere.
+                    raise
                 # The path to the server works, and it says no: 503, 400, 404, 410.
                 step = after_status(
                     failure.status,
@@ -291,7 +300,8 @@ class SessionKeeper:
                 if step is Step.RECONNECT:
                     return None
                 failures += 1
-                await self._sleep(failure.retry_after or self._backoff.failed(self._draw()))
+                asked = min(failure.retry_after or 0.0, self._patience)
+                await self._sleep(max(asked, self._backoff.failed(self._draw())))
 
     def gave_up_on_attempt(self, failure: Failure) -> None:
         """A request that takes the session has no answer: it may be served all the same."""
@@ -351,6 +361,9 @@ class SessionKeeper:
         try:
             return await self._exchanges.ask(link, method, params, self._envelope)
         except Refused as refused:
+            if wire.says_not_begun(refused.error):
+                failure = Failure(Cause.STATUS, str(refused), error=refused.error)
+                raise Failed(failure) from None
             logger.debug("%s: %s", method, refused)
             return None
         except Failed as failed:

@@ -10,7 +10,6 @@ Rules that must hold, and that ``tests/client/`` owns over real sockets:
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import anyio
 
@@ -22,10 +21,13 @@ from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.sending import Sender
 from mcp_sessions.client.situation import CONNECTION_CLOSED, Phase, Situation, Way
 from mcp_sessions.core.backoff import spread
-from mcp_sessions.core.resume import Cause
+from mcp_sessions.core.resume import AWAY, Cause
 from mcp_sessions.errors import Detached
 
 logger = logging.getLogger(__name__)
+
+_MOVE_WITHIN = 1.0
+"""Seconds over which the clients of a server that drains go to another address."""
 
 _LINGER = 1.0
 """Seconds between two looks whether an old link is still needed."""
@@ -34,23 +36,23 @@ _LINGER = 1.0
 class Recovery:
     """One client's links."""
 
-    def __init__(self, situation: Situation, sender: Sender, dialers: Sequence[Dialer]) -> None:
-        """Take what it works with.
-
-        Args:
-            dialers: The addresses of the one server, in the order in which they are tried.
-        """
+    def __init__(self, situation: Situation, sender: Sender) -> None:
         self._at = situation
         self._sender = sender
-        self._dialers = list(dialers)
-        self._turn = 0
         self._not_before = 0.0
+        """When a server that drains asks us to come back, unless somebody waits for an answer."""
+
+        self._asked = anyio.Event()
+        """Set when somebody asks something; a new one for each recovery."""
+
+        self._failed_first = 0
+        """At how many addresses the first request of all got nowhere."""
+
         self._settled = anyio.Event()
         self._heard_meanwhile: tuple[Link, Json] | None = None
         """A detachment that was told while the session was taken up, after the newest answer."""
 
         situation.begin = self._begin
-        sender.has_other_address = self._try_another
 
     # --- links -------------------------------------------------------------------------------
 
@@ -59,13 +61,13 @@ class Recovery:
         at = self._at
         at.phase = Phase.BUSY
         reason = ""
-        for _ in self._dialers:
+        for _ in range(len(at.addresses)):
             try:
-                at.link = await self._connect(self._dialer())
+                at.link = await self._connect(at.addresses.current)
             except Failed as failed:
                 logger.info("%s", failed)
                 reason = f": {failed}"
-                self._turn += 1
+                at.addresses.move_on()
             else:
                 at.phase = Phase.OPEN
                 return True
@@ -76,12 +78,16 @@ class Recovery:
 
     def failed_opening(self, link: Link, pending: Pending, failure: Failure) -> bool:
         """The first request of all got nowhere; whether it goes to another address."""
-        if failure.cause is Cause.STATUS or pending.method not in (wire.INITIALIZE, wire.DISCOVER):
+        at = self._at
+        if at.phase is not Phase.OPEN or pending.method not in (wire.INITIALIZE, wire.DISCOVER):
             return False
-        if self._turn + 1 >= len(self._dialers):
+        if failure.cause is Cause.STATUS and failure.status not in AWAY:
             return False
-        self._turn += 1
-        self._at.phase = Phase.BUSY
+        self._failed_first += 1
+        if self._failed_first >= len(at.addresses):
+            return False
+        at.addresses.move_on()
+        at.phase = Phase.BUSY
         # Not here: a task of the link told us, and ends with it.
         self._at.spawn(self._open_elsewhere, link, pending)
         return True
@@ -91,15 +97,6 @@ class Recovery:
         if await self.open_first(pending):
             pending.forget_sending()
             await self._sender.request(pending)
-
-    def _dialer(self) -> Dialer:
-        return self._dialers[self._turn % len(self._dialers)]
-
-    def _try_another(self) -> bool:
-        if len(self._dialers) == 1:
-            return False
-        self._turn += 1
-        return True
 
     async def _connect(self, dialer: Dialer) -> Link:
         at = self._at
@@ -181,8 +178,14 @@ class Recovery:
             case Detached.DRAINING.value:
                 after = params.get("retryAfter")
                 seconds = float(after) if isinstance(after, (int, float)) else 0.0
+                seconds = min(seconds, at.policy.give_up_after)
+                now = at.clock()
+                if at.addresses.has_other(now=now):
+                    # It need not be waited for, and its clients need not arrive there at once.
+                    at.addresses.rest(seconds, now=now)
+                    seconds = min(seconds, _MOVE_WITHIN)
                 delay = spread(seconds, at.draw())
-                self._not_before = at.clock() + delay
+                self._not_before = now + delay
                 at.spawn(self._come_back, link, delay)
             case _:
                 at.spawn(self._take_back, link)
@@ -263,24 +266,28 @@ class Recovery:
         """Open another link and take up the session there; try until it is time to give up."""
         at = self._at
         since = at.clock()
-        # The first attempt waits too: clients that were cut at once do not come back at once.
-        delay = at.backoff.failed(at.draw())
-        await at.sleep(max(delay, self._not_before - since))
+        self._asked = anyio.Event()
+        if all(p.link is not None or at.listens.has(p) for p in at.requests):
+            await self._wait_politely(self._not_before - since)
         while True:
+            # The first attempt waits too: clients that were cut at once do not come back at once.
+            dialer, delay = at.addresses.next(now=at.clock(), random=at.draw())
+            left = max(0.0, since + at.policy.give_up_after - at.clock())
+            await at.sleep(min(delay, left))
             link = None
             try:
-                link = await self._connect(self._dialer())
+                link = await self._connect(dialer)
                 await at.keeper.shake_hands(link)
                 outcome = await at.keeper.take_up(link)
             except Failed as failed:
-                await _drop(link)
+                at.spawn(_drop, link)
                 logger.info("%s", failed)
-                self._turn += 1
-                if at.clock() - since >= at.policy.give_up_after:
+                now = at.clock()
+                at.addresses.rest(failed.failure.retry_after or 0.0, now=now)
+                at.addresses.move_on()
+                if now - since >= at.policy.give_up_after:
                     await self._cut_off()
                     return
-                delay = at.backoff.failed(at.draw())
-                await at.sleep(max(delay, failed.failure.retry_after or 0.0))
             except Hopeless:
                 await _drop(link)
                 await self._no_session()
@@ -288,6 +295,24 @@ class Recovery:
             else:
                 await self._ready(link, outcome)
                 return
+
+    def is_asked(self) -> None:
+        """The application asks something: whoever waits out of politeness stops waiting."""
+        self._asked.set()
+
+    async def _wait_politely(self, seconds: float) -> None:
+        """Wait, as long as nobody asks something."""
+        if seconds <= 0:
+            return
+        async with anyio.create_task_group() as waiting:
+
+            async def until_then() -> None:
+                await self._at.sleep(seconds)
+                waiting.cancel_scope.cancel()
+
+            waiting.start_soon(until_then)
+            await self._asked.wait()
+            waiting.cancel_scope.cancel()
 
     async def _no_session(self) -> None:
         logger.warning("the server forgets each session at once: giving up")
@@ -309,6 +334,7 @@ class Recovery:
         at.keeper.configure(link)
         link.listen()
         self._not_before = 0.0
+        at.addresses.is_in_use()
         if previous is not link or (outcome is not None and outcome.is_new_session):
             at.listens.wire_id = None
         at.phase = Phase.READY
@@ -361,8 +387,7 @@ class Recovery:
             if isinstance(error, Failed):
                 raise
             raise Failed(Failure(Cause.CLOSED, "the session is gone")) from error
-        self._dialers = [dialer, *(d for d in self._dialers if d.target != dialer.target)]
-        self._turn = 0
+        at.addresses.put_first(dialer)
         await self._ready(link, outcome)
         return outcome
 

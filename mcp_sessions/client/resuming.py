@@ -18,6 +18,7 @@ import anyio.to_thread
 from anyio.abc import TaskStatus
 
 from mcp_sessions.client import wire
+from mcp_sessions.client.addresses import Addresses
 from mcp_sessions.client.dialer import (
     Accepted,
     Dialer,
@@ -38,7 +39,7 @@ from mcp_sessions.client.outcome import KnownSession, OnResume, ResumeOutcome
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.recovery import Recovery
 from mcp_sessions.client.requests import Pending
-from mcp_sessions.client.sending import Sender
+from mcp_sessions.client.sending import SHUTTING_DOWN, Sender
 from mcp_sessions.client.situation import Phase, Situation, Way
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import RequestId, meta_of
@@ -72,6 +73,12 @@ class ResumingClient:
     ) -> None:
         """Take what it works with; see `Situation` and `Recovery`."""
         attempts = Attempts(mint_key())
+        addresses = Addresses(
+            dialers,
+            base=policy.backoff_base,
+            cap=policy.backoff_cap,
+            longest_rest=policy.give_up_after,
+        )
         backoff = Backoff(base=policy.backoff_base, cap=policy.backoff_cap)
         exchanges = Exchanges(timeout=policy.connect_timeout)
         self._at = Situation(
@@ -83,12 +90,13 @@ class ResumingClient:
             clock,
             sleep,
             backoff,
+            addresses,
             exchanges,
             SessionKeeper(exchanges, policy, backoff, draw, sleep, clock, attempts),
         )
         self._listener = Listener(self._at)
         self._sender = Sender(self._at, self._listener, mint_key)
-        self._recovery = Recovery(self._at, self._sender, dialers)
+        self._recovery = Recovery(self._at, self._sender)
         self._recovery.on_event = self._on_event
         self._slot = slot
         self._jar_content: SavedSession | None = None
@@ -198,6 +206,7 @@ class ResumingClient:
             self._names_sessions = True
         pending = Pending(message["id"], message, headers, at.clock())
         at.requests.add(pending)
+        self._recovery.is_asked()
         if at.phase is Phase.FRESH and not await self._recovery.open_first(pending):
             return
         if at.phase is Phase.OPEN and keeper.is_modern and pending.method != wire.DISCOVER:
@@ -232,9 +241,8 @@ class ResumingClient:
                     self._listener.cut(failure)
                     return
                 pending = at.requests.find(request_id)
-                if at.phase is Phase.OPEN and pending is not None:
-                    if self._recovery.failed_opening(link, pending, failure):
-                        return
+                if pending is not None and self._recovery.failed_opening(link, pending, failure):
+                    return
                 await self._sender.unanswered(link, request_id, failure)
             case StreamReopened(continued):
                 if not continued and link is at.link and at.phase is Phase.READY:
@@ -249,7 +257,7 @@ class ResumingClient:
     async def _received(self, link: Link, message: Json) -> None:
         at = self._at
         if "method" not in message:
-            await self._received_answer(message)
+            await self._received_answer(link, message)
         elif "id" in message:
             is_new, answer = at.questions.asked(message["id"])
             if is_new:
@@ -298,7 +306,7 @@ class ResumingClient:
         else:
             await at.deliver(message)
 
-    async def _received_answer(self, message: Json) -> None:
+    async def _received_answer(self, link: Link, message: Json) -> None:
         at, keeper = self._at, self._at.keeper
         if at.exchanges.answered(message):
             self._recovery.was_answered()
@@ -313,6 +321,11 @@ class ResumingClient:
             return
         result = cast("Json | None", message.get("result"))
         error = cast("Json", message.get("error") or {})
+        if wire.says_not_begun(error):
+            if self._recovery.failed_opening(link, pending, SHUTTING_DOWN):
+                return
+            if await self._sender.not_begun(link, pending):
+                return
         if pending.session_id is not None:
             if self._says_lost(pending, result, error):
                 if await self._sender.session_refused(pending, error):

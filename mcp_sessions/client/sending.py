@@ -19,10 +19,13 @@ from mcp_sessions.client.listener import Listener
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.situation import Phase, Situation, Way
 from mcp_sessions.core.messages import REQUEST_KEY_META, SESSION_META, RequestId
-from mcp_sessions.core.resume import NEVER_RAN, Cause, Step, after_status, may_send_again
+from mcp_sessions.core.resume import AWAY, NEVER_RAN, Cause, Step, after_status, may_send_again
 from mcp_sessions.errors import OUTCOME_UNKNOWN
 
 logger = logging.getLogger(__name__)
+
+SHUTTING_DOWN = Failure(Cause.STATUS, "the server is shutting down", status=503)
+"""What it means that a server which shuts down refuses a request on an open connection."""
 
 _REFUSALS = 2
 _OUTBOX = 1_000
@@ -46,8 +49,6 @@ class Sender:
         self._listener = listener
         self._mint_key = mint_key
         self._outbox: list[tuple[Json, Mapping[str, str]]] = []
-        self.has_other_address: Callable[[], bool] = lambda: False
-        """Whether another URL may be tried. Set by `recovery`."""
 
     # --- out -------------------------------------------------------------------------------
 
@@ -208,6 +209,34 @@ class Sender:
             await self.request(pending)
         return True
 
+    async def not_begun(self, link: Link, pending: Pending) -> bool:
+        """The server shuts down, and refused a request before it began (ERR15); False: let
+        that be the answer.
+        """
+        at = self._at
+        if at.keeper.session is None or at.phase in (Phase.OPEN, Phase.OVER, Phase.CUT_OFF):
+            return False
+        if self._is_too_long():
+            return False
+        if pending.sent_before:
+            # Its key may have an answer already.
+            pending.link = None
+        else:
+            pending.forget_sending()
+        if link is not at.link:
+            await self.orphaned(pending)
+        elif at.phase is Phase.READY:
+            at.addresses.move_on()
+            at.begin(Way.RECOVER)
+        return True
+
+    def _is_too_long(self) -> bool:
+        """Note that there is trouble; whether it has been for longer than anybody waits."""
+        at = self._at
+        now = at.clock()
+        at.trouble_since = at.trouble_since if at.trouble_since is not None else now
+        return now - at.trouble_since >= at.policy.give_up_after
+
     async def state_refused(self, pending: Pending) -> bool:
         """The server does not take the ``state`` of a request; False: let it be the answer."""
         at = self._at
@@ -305,16 +334,17 @@ class Sender:
     async def _retry(self, pending: Pending, failure: Failure) -> None:
         """Send it again on the same link after a delay, if it may be."""
         at = self._at
-        now = at.clock()
-        at.trouble_since = at.trouble_since if at.trouble_since is not None else now
-        too_long = now - at.trouble_since >= at.policy.give_up_after
-        if too_long or not self.may_send_again(pending):
+        if self._is_too_long() or not self.may_send_again(pending):
             await at.give_up_on(pending)
             return
-        if failure.cause is Cause.UNREACHABLE and self.has_other_address():
+        is_away = failure.cause is Cause.UNREACHABLE or failure.status in AWAY
+        if is_away and at.addresses.has_other(now=at.clock()):
+            at.addresses.rest(failure.retry_after or 0.0, now=at.clock())
+            at.addresses.move_on()
             at.begin(Way.RECOVER)
             return
-        delay = max(at.backoff.failed(at.draw()), failure.retry_after or 0.0)
+        asked = min(failure.retry_after or 0.0, at.policy.give_up_after)
+        delay = max(at.backoff.failed(at.draw()), asked)
         pending.is_waiting = True
         at.spawn(self._send_later, pending, delay)
 

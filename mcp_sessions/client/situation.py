@@ -17,6 +17,7 @@ from typing import Any
 from anyio.abc import TaskGroup
 
 from mcp_sessions.client import wire
+from mcp_sessions.client.addresses import Addresses
 from mcp_sessions.client.dialer import Json, Link
 from mcp_sessions.client.exchange import Exchanges
 from mcp_sessions.client.keeper import SessionKeeper
@@ -95,6 +96,7 @@ class Situation:
 
     sleep: Callable[[float], Awaitable[None]]
     backoff: Backoff
+    addresses: Addresses
     exchanges: Exchanges
     keeper: SessionKeeper
     requests: Requests = field(default_factory=Requests)
@@ -118,6 +120,7 @@ class Situation:
     def progressed(self) -> None:
         """An answer or an event came."""
         self.backoff.progressed()
+        self.addresses.progressed()
         self.trouble_since = None
 
     async def answer(self, pending: Pending, code: int, text: str, data: Any = None) -> None:

@@ -223,6 +223,13 @@ def session_of_create(result: Mapping[str, Any]) -> tuple[SessionView, EventId |
     return view, head
 
 
+def says_not_begun(error: Mapping[str, Any]) -> bool:
+    """Whether a server that shuts down refused a request before it began (ERR15)."""
+    data = error.get("data")
+    members = cast("Json", data) if isinstance(data, dict) else {}
+    return members.get("reason") == "draining" and members.get("started") is False
+
+
 def says_state_refused(error: Mapping[str, Any]) -> bool:
     """Whether the ``state`` that a request was sent with is not one of the server's."""
     data = error.get("data")

@@ -66,6 +66,9 @@ class Step(Enum):
 NEVER_RAN = (400, 404, 405, 410, 429, 503)
 """HTTP statuses by which a server, or what stands before it, refuses before it runs."""
 
+AWAY = (502, 503, 504)
+"""HTTP statuses that speak of one server, not of the request: another address may serve it."""
+
 _SESSION_UNKNOWN = (404, 410)
 _BUSY = (429, 502, 503, 504)
 _BUSY_PATIENCE = 2

@@ -165,7 +165,9 @@ class Router:
         """Serve a request; its answer goes to ``inbound.channel``, now or later."""
         if self._host.draining:
             # Over HTTP nothing comes this far; what is open both ways hears it here.
-            error = error_body(INTERNAL_ERROR, "the server is shutting down")
+            # ERR15: its client may send it elsewhere.
+            data = {"reason": "draining", "started": False}
+            error = error_body(INTERNAL_ERROR, "the server is shutting down", data)
             await _refuse(request, inbound, error)
             return
         # Until it runs, or is refused, its id is taken all the same: two of one id may come

@@ -164,7 +164,7 @@ async def test_400_that_speaks_of_a_session_is_a_lost_session() -> None:
         assert server.transports == 2
 
 
-@pytest.mark.parametrize("code", [400, 404, 410, 503])
+@pytest.mark.parametrize("code", [400, 404, 410])
 async def test_a_resume_that_is_refused_by_status_starts_over(code: int) -> None:
     def entry(exchange: Exchange) -> None:
         is_old = exchange.headers.get("mcp-session-id") == "transport-1"
@@ -180,6 +180,28 @@ async def test_a_resume_that_is_refused_by_status_starts_over(code: int) -> None
         outcome = await heard.outcome()
         assert (outcome.recovered, outcome.is_new_session) == (False, True)
         assert heard.methods.count("notifications/tools/list_changed") == 1
+
+
+@pytest.mark.parametrize("capabilities", [FOREIGN, None], ids=["foreign", "ours"])
+async def test_a_resume_that_is_refused_with_503_starts_over_at_a_foreign_server_only(
+    capabilities: Any,
+) -> None:
+    """HTP5: one of this project keeps its sessions while its store is away, or it drains."""
+    refusals = iter([True] * 4)
+
+    def entry(exchange: Exchange) -> None:
+        is_old = exchange.headers.get("mcp-session-id") == "transport-1"
+        if is_old and exchange.method == "tools/call":
+            exchange.respond(404)
+        if exchange.method == "session/resume" and next(refusals, False):
+            exchange.respond(503)
+
+    scripted = ScriptedServer({"*": entry})
+    if capabilities is not None:
+        scripted.capabilities = capabilities
+    async with scripted as server, client_of(server) as (client, heard):
+        assert await call(client) == ("s-2" if capabilities else "s-1")
+        assert (await heard.outcome()).is_new_session is bool(capabilities)
 
 
 async def test_a_server_that_forgets_every_session_is_given_up() -> None:

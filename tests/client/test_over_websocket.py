@@ -20,6 +20,9 @@ from tests.support.scripted import OURS, Exchange, ScriptedServer, tool_result
 pytestmark = pytest.mark.anyio
 
 Json = dict[str, Any]
+SAID: Json = {"said": "already"}
+"""What a function returns that has answered itself."""
+
 Answerer = Callable[["Scripted", ServerConnection, Json], Awaitable[Json | None]]
 
 
@@ -31,6 +34,7 @@ class Scripted:
         self.asked: list[str] = []
         self.connections = 0
         self.offered: list[Any] = []
+        self.extensions = OURS
 
     async def serve(self, socket: ServerConnection) -> None:
         """One connection."""
@@ -40,7 +44,7 @@ class Scripted:
             message = json.loads(frame)
             self.asked.append(message.get("method", ""))
             result = await self.answerer(self, socket, message) or self.as_it_should(message)
-            if result is not None and "id" in message:
+            if result is not None and result is not SAID and "id" in message:
                 answer = {"jsonrpc": "2.0", "id": message["id"], "result": result}
                 await socket.send(json.dumps(answer))
 
@@ -50,7 +54,7 @@ class Scripted:
             case "initialize":
                 return {
                     "protocolVersion": message["params"]["protocolVersion"],
-                    "capabilities": {"tools": {}, "sessions": {}, "extensions": OURS},
+                    "capabilities": {"tools": {}, "sessions": {}, "extensions": self.extensions},
                     "serverInfo": {"name": "scripted", "version": "1"},
                 }
             case "session/start":
@@ -185,6 +189,79 @@ async def test_a_takeover_that_is_told_right_after_the_resume_is_heard() -> None
         with pytest.raises(MCPError):
             await client.call_tool("echo", {})
         await heard.has(lambda: heard.outcomes[-1].is_over, "the takeover")
+
+
+DRAINING: Json = {"reason": "draining", "started": False}
+
+
+async def refuses(socket: ServerConnection, message: Json, data: Json = DRAINING) -> Json:
+    """Answer as a server that shuts down."""
+    error = {"code": -32603, "message": "the server is shutting down", "data": data}
+    await socket.send(json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error}))
+    return SAID
+
+
+@pytest.mark.parametrize("extensions", [OURS, {}], ids=["keys", "no-keys"])
+async def test_a_call_that_a_draining_server_refuses_is_served_elsewhere(extensions: Json) -> None:
+    """ERR15: it did not begin, so that it may be sent without a key as well."""
+    ran: list[str] = []
+
+    async def drains(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
+        scripted.extensions = extensions
+        if message.get("method") == "tools/call" and scripted.connections == 1:
+            return await refuses(socket, message)
+        if message.get("method") == "tools/call":
+            ran.append(message["params"]["_meta"]["io.modelcontextprotocol/session"]["sessionId"])
+        return None
+
+    async with client_of(drains) as (client, heard, scripted):
+        assert text_of(await client.call_tool("echo", {})) == "fine"
+
+        assert (await heard.outcome()).recovered
+        assert (scripted.connections, ran) == (2, ["s-1"])
+
+
+@pytest.mark.parametrize("method", ["session/start", "session/resume"])
+async def test_a_session_is_not_given_up_since_a_server_drains(method: str) -> None:
+    """ERR15: it may be started, or is still there, at the next connection."""
+
+    async def drains(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
+        if message.get("method") == method and scripted.asked.count(method) == 1:
+            return await refuses(socket, message)
+        if message.get("method") == "tools/call" and "session/resume" not in scripted.asked:
+            await socket.close(1012)
+        return None
+
+    async with client_of(drains) as (client, heard, scripted):
+        assert text_of(await client.call_tool("echo", {})) == "fine"
+        assert text_of(await client.call_tool("echo", {})) == "fine"
+        assert heard.outcomes[-1].recovered
+        assert scripted.asked.count("session/start") == (2 if method == "session/start" else 1)
+
+
+async def test_a_server_that_never_stops_draining_is_not_asked_for_ever() -> None:
+    async def drains(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
+        if message.get("method") == "tools/call":
+            return await refuses(socket, message)
+        return None
+
+    policy = ReconnectPolicy(backoff_base=0.02, backoff_cap=0.1, give_up_after=1)
+    async with client_of(drains, policy=policy) as (client, _, _):
+        with pytest.raises(MCPError) as refused:
+            await client.call_tool("echo", {})
+        assert refused.value.code == -32603
+
+
+async def test_an_error_of_that_code_that_says_nothing_of_it_is_the_answer() -> None:
+    async def fails(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
+        if message.get("method") == "tools/call":
+            return await refuses(socket, message, {"reason": "draining"})
+        return None
+
+    async with client_of(fails) as (client, _, scripted):
+        with pytest.raises(MCPError):
+            await client.call_tool("echo", {})
+        assert scripted.asked.count("tools/call") == 1
 
 
 async def test_it_offers_the_subprotocol_and_sends_its_headers() -> None:

@@ -484,6 +484,26 @@ async def test_drain_tells_who_knows_us_and_closes_everyone_1012() -> None:
         await at_most(WITHIN, draining)
 
 
+async def test_what_a_draining_server_refuses_on_an_open_connection_did_not_begin() -> None:
+    """ERR15: the error says what over HTTP the 503 does."""
+    async with duplex_world() as world:
+        peer = await world.websocket()
+        await peer.initialize()
+        gate = world.inner.box.gate("g")
+        await peer.call("wait", gate="g")
+        await at_most(WITHIN, gate.started.wait())
+        draining = asyncio.create_task(world.layer.drain(WITHIN))
+        await refused(world.url)
+
+        for method in ("tools/list", "session/start"):
+            error = await peer.error(method)
+            assert error["code"] == -32603
+            assert error["data"] == {"reason": "draining", "started": False}
+
+        gate.go.set()
+        await at_most(WITHIN, draining)
+
+
 async def test_a_broken_websocket_cancels_nothing_and_frees_its_session() -> None:
     """A broken connection never cancels a request in the handshake era (pitfall C1)."""
     async with duplex_world() as world:
