@@ -26,6 +26,7 @@ from mcp_sessions.stores.redis_link import (
     Connection,
     MakeConnection,
     Value,
+    Writes,
     connected,
     unavailable,
 )
@@ -85,6 +86,7 @@ class RedisExchange:
         """
 
         self._confirms: defaultdict[bytes, deque[asyncio.Future[None]]] = defaultdict(deque)
+        self._writes = Writes()
         self._last_sign = 0.0
         self._unsettled_at = -math.inf
 
@@ -239,6 +241,7 @@ class RedisExchange:
             for confirm in waiting:
                 if not confirm.done():
                     confirm.set_exception(StoreUnavailable("Redis is away"))
+        self._writes.abandon()
         if connection is not None:
             await connection.disconnect(nowait=True)
 
@@ -327,7 +330,8 @@ class RedisExchange:
 
     async def _send_to(self, connection: Connection, *args: Value) -> None:
         try:
-            await connection.send_packed_command(connection.pack_command(*args), False)
+            # Whole, whoever is cancelled meanwhile: all that is watched is heard on it.
+            await asyncio.shield(self._writes.begin(connection, connection.pack_command(*args)))
         except (RedisError, OSError) as failed:
             raise unavailable(failed) from failed
 

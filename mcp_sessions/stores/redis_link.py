@@ -7,8 +7,12 @@ for another one's round trip. Rules:
 1. A command is sent once. When its answer does not come, it is unknown whether it was
    executed, and only its caller knows what that means: :class:`StoreUnavailable`.
 2. Nothing waits longer than the timeout: no answer for that long, and the connection is given up.
+   Time in which this process did not run, since it was stopped or busy, does not count: what came
+   meanwhile is read first.
 3. A connection that was lost is made anew by the next call; after an attempt that failed all
    calls fail at once for ``REST`` seconds. Nothing goes round by itself.
+4. A command is written whole, also if its caller is cancelled meanwhile: half of one would be the
+   end of the connection, and of what all others wait for on it.
 """
 
 from __future__ import annotations
@@ -30,6 +34,13 @@ TIMEOUT = 3.0
 
 REST = 0.5
 """Seconds between two attempts to connect."""
+
+LATE = 0.05
+"""Seconds after a timeout in which what has arrived already is still read."""
+
+_AT_ONCE = 65_536
+"""Bytes that a connection takes without anybody having to wait for its peer: as many as asyncio
+lets wait to be sent, at the least."""
 
 Value = bytes | str | int | float
 
@@ -140,6 +151,42 @@ def unavailable(failed: BaseException) -> StoreUnavailable:
     return StoreUnavailable(f"Redis is away: {type(failed).__name__}")
 
 
+class Writes:
+    """Commands on their way that have to wait for the peer to take them. They go on when nobody
+    waits for them any more.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, connection: Connection, packed: list[bytes]) -> asyncio.Task[None]:
+        """Write a command after those that were begun before."""
+        task = asyncio.get_running_loop().create_task(_written(connection, packed))
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    @property
+    def any(self) -> bool:
+        """Whether there are any."""
+        return bool(self._tasks)
+
+    def abandon(self) -> None:
+        """Their connection is given up."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            # Whoever still waits is told; nobody else has to be.
+            task.exception()
+
+
+async def _written(connection: Connection, packed: list[bytes]) -> None:
+    await connection.send_packed_command(packed, False)
+
+
 class Link:
     """One shared connection. Every method belongs to one event loop."""
 
@@ -153,7 +200,16 @@ class Link:
         self._make = make
         self._connection: Connection | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[Any], float, int]] = deque()
+        """The answer, when it is due, and the bytes of the command."""
+
+        self._unanswered = 0
+        """Bytes of the commands that wait for an answer."""
+
+        self._writes = Writes()
+        self._spared: asyncio.Future[Any] | None = None
+        """The call that was due when its answer may have been there, unread."""
+
         self._connecting = asyncio.Lock()
         self._rests_until = 0.0
         self._watch: asyncio.TimerHandle | None = None
@@ -171,14 +227,23 @@ class Link:
             connection = await self._connect()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
+        packed = connection.pack_command(*args)
+        size = sum(map(len, packed))
         # From here to the write nothing waits: answers come in the order of the commands.
-        self._waiting.append((answer, loop.time() + self.timeout))
+        self._waiting.append((answer, loop.time() + self.timeout, size))
+        self._unanswered += size
         if self._watch is None:
             self._watch = loop.call_later(self.timeout, self._look)
-        try:
-            await connection.send_packed_command(connection.pack_command(*args), False)
-        except (RedisError, OSError) as failed:
-            self._give_up(connection, failed)
+        if self._unanswered > _AT_ONCE or self._writes.any:
+            # The peer may take its time, and the caller may be cancelled meanwhile (rule 4).
+            writing = self._writes.begin(connection, packed)
+            writing.add_done_callback(lambda done: self._written(connection, done))
+        else:
+            # What was not answered yet fits into the buffer: this waits for nobody.
+            try:
+                await connection.send_packed_command(packed, False)
+            except (RedisError, OSError) as failed:
+                self._give_up(connection, failed)
         return await answer
 
     async def close(self) -> None:
@@ -222,7 +287,8 @@ class Link:
                     answer = refused
                 if connection is not self._connection:
                     return
-                waiting, _ = self._waiting.popleft()
+                waiting, _, size = self._waiting.popleft()
+                self._unanswered -= size
                 if waiting.done():
                     # Whoever asked was cancelled.
                     pass
@@ -247,12 +313,25 @@ class Link:
         self._watch = None
         if not self._waiting:
             return
-        loop, due = asyncio.get_running_loop(), self._waiting[0][1]
-        if due > loop.time():
+        loop = asyncio.get_running_loop()
+        oldest, due, _ = self._waiting[0]
+        now = loop.time()
+        if due > now:
             self._watch = loop.call_at(due, self._look)
+        elif self._spared is not oldest:
+            # This comes before the reader's turn: its answer may be there already. A process
+            # that was stopped, or busy, gets the time back in which it read nothing.
+            self._spared = oldest
+            late = min(max(now - due, LATE), self.timeout)
+            self._watch = loop.call_later(late, self._look)
         elif self._connection is not None:
-            self._rests_until = loop.time() + REST
+            self._rests_until = now + REST
             self._give_up(self._connection, TimeoutError())
+
+    def _written(self, connection: Connection, done: asyncio.Task[None]) -> None:
+        failed = done.exception() if not done.cancelled() else None
+        if failed is not None:
+            self._give_up(connection, failed)
 
     def _give_up(self, connection: Connection, failed: BaseException) -> None:
         if connection is not self._connection:
@@ -262,7 +341,9 @@ class Link:
             self._watch.cancel()
             self._watch = None
         waiting, self._waiting = self._waiting, deque()
-        for answer, _ in waiting:
+        self._unanswered = 0
+        self._writes.abandon()
+        for answer, _, _ in waiting:
             if not answer.done():
                 answer.set_exception(unavailable(failed))
         if self._reader is not None and self._reader is not asyncio.current_task():

@@ -26,6 +26,7 @@ from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.base import Attachment, KeyUse, Mode
 from mcp_sessions.stores.redis import RedisStore
 from mcp_sessions.stores.redis_exchange import RedisExchange
+from tests.support.proxy import Side, TcpProxy
 from tests.support.redis_server import RedisServer, asked, link_of, redis_server, sent_by
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
@@ -40,8 +41,10 @@ KEPT = ("--appendonly", "yes", "--appendfsync", "always")
 
 
 @asynccontextmanager
-async def opened(server: RedisServer, timeout: float = 10) -> AsyncGenerator[RedisStore]:
-    store = RedisStore(server.url, timeout=timeout)
+async def opened(
+    server: RedisServer, timeout: float = 10, url: str | None = None
+) -> AsyncGenerator[RedisStore]:
+    store = RedisStore(url or server.url, timeout=timeout)
     await store.open(POLICY)
     try:
         yield store
@@ -277,6 +280,75 @@ async def test_a_call_that_is_cancelled_takes_nobody_elses_answer() -> None:
                     cancelled = isinstance(answer, asyncio.CancelledError)
                     assert answer == str(number).encode() or (cancelled and number % 3 == 0)
             await append(store, session_id)
+
+
+async def test_a_large_write_that_is_cancelled_half_way_breaks_nobody_elses_call() -> None:
+    """They share a connection, and it may be slow: what was begun is written to its end."""
+    with redis_server() as server:
+        async with (
+            TcpProxy("127.0.0.1", server.port) as proxy,
+            opened(server, url=f"redis://{proxy.host}:{proxy.port}") as store,
+        ):
+            session_id = await new(store)
+            # The server knows the script now: it is sent once.
+            assert await store.replace_data(session_id, {}, expected_version=0)
+            before = await store.load_data(session_id)
+            assert before is not None
+            (connection,) = proxy.connections
+            connection.stall(Side.CLIENT)
+            large = {"large": "x" * 20_000_000}
+            writing = asyncio.create_task(
+                store.replace_data(session_id, large, expected_version=before.version)
+            )
+            others = [asyncio.create_task(asked(store, "ECHO", str(n))) for n in range(20)]
+            late = asyncio.create_task(asked(store, "ECHO", "late"))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            writing.cancel()
+            late.cancel()
+            for cancelled in (writing, late):
+                with pytest.raises(asyncio.CancelledError):
+                    await cancelled
+            connection.unstall(Side.CLIENT)
+
+            assert await asyncio.gather(*others) == [str(n).encode() for n in range(20)]
+            assert proxy.accepted == 1 and connection.is_open
+            data = await store.load_data(session_id)
+            assert data is not None and len(data.value["large"]) == 20_000_000
+
+
+async def test_a_large_write_that_nobody_takes_is_an_error_in_time() -> None:
+    """For who wrote it as for who comes after; and then the connection is another one."""
+    with redis_server() as server:
+        async with (
+            TcpProxy("127.0.0.1", server.port) as proxy,
+            opened(server, url=f"redis://{proxy.host}:{proxy.port}", timeout=TIMEOUT) as store,
+        ):
+            session_id = await new(store)
+            (connection,) = proxy.connections
+            connection.stall(Side.CLIENT)
+            large = {"large": "x" * 20_000_000}
+            async with asyncio.timeout(TIMEOUT + 3):
+                outcomes = await asyncio.gather(
+                    store.replace_data(session_id, large, expected_version=0),
+                    asked(store, "ECHO", "x"),
+                    return_exceptions=True,
+                )
+            assert [type(outcome) for outcome in outcomes] == [StoreUnavailable] * 2
+            await back(store, session_id)
+
+
+async def test_an_answer_that_waits_is_read_before_anybody_says_that_there_is_none() -> None:
+    """A process that was stopped, or busy, for longer than the timeout goes on where it was."""
+    with redis_server() as server:
+        async with opened(server, timeout=0.2) as store:
+            await asked(store, "SET", "large", "x" * 300_000)
+            calls = [asyncio.create_task(asked(store, "GET", "large")) for _ in range(3)]
+            await asyncio.sleep(0)
+            # As SIGSTOP and SIGCONT: nothing of this process runs, and Redis answers.
+            time.sleep(0.5)  # noqa: ASYNC251 - it is to block
+            answers = await asyncio.gather(*calls)
+            assert [len(answer) for answer in answers] == [300_000] * 3
 
 
 async def test_a_connection_that_the_server_closed_is_made_again() -> None:
