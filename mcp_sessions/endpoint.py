@@ -2,7 +2,7 @@
 
 What the server's own HTTP application has beside and before its MCP endpoint (authentication,
 custom routes, middleware) stays; the endpoint itself is ours. A WebSocket does not go through
-that: whether it would, is asked at the door.
+that, nor through what stands around it all: whether it would, is asked at the door.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Endpoint:
         security: SecuritySettings | None,
         served_with: Callable[[StillValid | None], Served],
         ready: Callable[[], None],
+        application: Callable[[], ASGIApp] | None,
     ) -> None:
         """Take what it works with.
 
@@ -52,6 +53,7 @@ class Endpoint:
             served_with: What the bindings serve, given how they ask again whether a
                 credential is good; None: there are no credentials.
             ready: Raises while nothing can be served.
+            application: Answers with what the HTTP server calls; None: it is found.
 
         Raises:
             ConfigurationError: Authentication was set up that cannot be taken over.
@@ -60,6 +62,7 @@ class Endpoint:
         self._upstream = upstream
         self._path = path
         self._ready = ready
+        self._application = application
         self._shell = http_shell(upstream, self._serve, path=path, host=host, security=settings)
         self._served = served_with(self._shell.still_valid)
         self._guard = OriginGuard(settings)
@@ -106,24 +109,20 @@ class Endpoint:
             if isinstance(route, (Route, Mount)):
                 for entry in reversed(shell.middleware):
                     route.app = entry.cls(route.app, *entry.args, **entry.kwargs)
-        door = Starlette(routes=shell.routes)
-        for name, value in shell.state.items():
-            setattr(door.state, name, value)
-        websocket = self._websocket(door, at=self._path)
-        return [*shell.routes, WebSocketRoute(self._path, endpoint=websocket)]
+        return [*shell.routes, WebSocketRoute(self._path, endpoint=self._websocket(None))]
 
-    def _websocket(self, door: ASGIApp, at: str | None = None) -> ASGIApp:
+    def _websocket(self, door: ASGIApp | None) -> ASGIApp:
         """The WebSocket endpoint.
 
         Args:
-            door: What HTTP requests to the endpoint go through.
-            at: The endpoint's path behind the door, if the connection's is another.
+            door: What HTTP requests to the endpoint go through where nothing stands around it;
+                None: it is mounted.
         """
         binding = WebSocketBinding(
             self._served,
             SdkModernRules(self._upstream),
             self._guard,
-            Doorkeeper(_at(door, at), principal_of),
+            Doorkeeper(door, principal_of, self._application),
             lambda: self.http.retry_after,
         )
         return _Ready(self._ready, binding.serve)
@@ -141,14 +140,3 @@ class _Ready:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._ready()
         await self._app(scope, receive, send)
-
-
-def _at(app: ASGIApp, path: str | None) -> ASGIApp:
-    """``app``, asked as if the request were for ``path``."""
-    if path is None:
-        return app
-
-    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
-        await app({**scope, "path": path, "root_path": ""}, receive, send)
-
-    return asked

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import uvicorn
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
 from mcp_sessions.access_log import AccessLog
 from mcp_sessions.background import Background
@@ -171,6 +172,7 @@ class SessionLayer:
         security: SecuritySettings | None = None,
         max_body: int = MAX_BODY,
         health: str | None = None,
+        application: Callable[[], ASGIApp] | None = None,
     ) -> MountedApp:
         """An ASGI application that serves Streamable HTTP on ``path``.
 
@@ -186,12 +188,18 @@ class SessionLayer:
             max_body: Bytes of one request body.
             health: What ``healthz`` and ``readyz`` are under; None: they are not served. See
                 :meth:`health_routes`.
+            application: Answers with the application that the HTTP server calls, if something
+                stands around this one. The handshake of a WebSocket is put through that as a
+                GET, so that what lets HTTP requests in (an API key, a rate limit) lets in
+                WebSockets, too. None: it is found by itself; where it cannot be, WebSockets are
+                refused, and the log says so.
 
         Raises:
             ConfigurationError: Authentication was set up that cannot be taken over.
         """
         beside = self.health_routes(health) if health is not None else ()
-        return self._endpoint(path, host, security, max_body).app(self.lifespan, beside)
+        endpoint = self._endpoint(path, host, security, max_body, application)
+        return endpoint.app(self.lifespan, beside)
 
     def health_routes(self, path: str = "/") -> list[BaseRoute]:
         """What an orchestrator asks, for an application that mounts :meth:`routes`.
@@ -215,13 +223,15 @@ class SessionLayer:
         host: str = "127.0.0.1",
         security: SecuritySettings | None = None,
         max_body: int = MAX_BODY,
+        application: Callable[[], ASGIApp] | None = None,
     ) -> list[BaseRoute]:
         """The same as routes, to mount in a Starlette or FastAPI application.
 
-        The application must run the layer: ``Starlette(lifespan=layer.lifespan, …)``.
-        Arguments and errors are those of :meth:`asgi_app`.
+        The application must run the layer: ``Starlette(lifespan=layer.lifespan, …)``. What
+        guards these routes there guards WebSockets, too. Arguments and errors are those of
+        :meth:`asgi_app`.
         """
-        return self._endpoint(path, host, security, max_body).routes()
+        return self._endpoint(path, host, security, max_body, application).routes()
 
     def lifespan(self, app: object = None) -> AbstractAsyncContextManager[None]:
         """Everything the layer does happens inside; an ASGI lifespan.
@@ -457,7 +467,12 @@ class SessionLayer:
             await self.store.close()
 
     def _endpoint(
-        self, path: str, host: str, security: SecuritySettings | None, max_body: int
+        self,
+        path: str,
+        host: str,
+        security: SecuritySettings | None,
+        max_body: int,
+        application: Callable[[], ASGIApp] | None,
     ) -> Endpoint:
         endpoint = Endpoint(
             self._upstream,
@@ -466,6 +481,7 @@ class SessionLayer:
             security=security,
             served_with=lambda still_valid: self._served_at(max_body, still_valid),
             ready=self._check_running,
+            application=application,
         )
         self._hub.revive = endpoint.sessions.revive
         self._endpoints.append(endpoint)

@@ -1,0 +1,95 @@
+"""Which application the HTTP server called for a connection: the one around all others.
+
+A WebSocket has to pass what stands before the endpoint for HTTP (WSS18), and most middleware
+lets WebSockets through unasked. What stands there only the application knows that the server
+called, and ASGI does not say which that is: ``scope["app"]`` is the innermost Starlette, and no
+wrapper is in it. So it is looked up where it is for certain: among those that are being called
+just now, in the stack of calls of this very connection.
+
+Whoever cannot be called a second time that way (a nested function) is not guessed at: nobody is
+let in by an application that is not the outermost one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, cast
+
+from starlette.types import ASGIApp, Scope
+
+_LET_IN_ALL = (
+    "daphne",
+    "granian",
+    "hypercorn",
+    "mcp_sessions",
+    "mcp_sessions_transports",
+    "starlette.testclient",
+    "uvicorn",
+)
+"""Servers, and ours: what these put around an application turns nobody away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outermost:
+    """The application that stands around all others."""
+
+    app: ASGIApp | None
+    """None: it cannot be called from here."""
+
+    scope: Scope
+    """What it was called with."""
+
+    described: str
+    """For the log."""
+
+
+def outermost() -> Outermost | None:
+    """The outermost application that is serving the WebSocket connection of the caller; None:
+    there is none but ours.
+    """
+    found: Outermost | None = None
+    for frame, scope in _serving():
+        module = str(frame.f_globals.get("__name__"))
+        if not f"{module}.".startswith(tuple(f"{name}." for name in _LET_IN_ALL)):
+            described = f"{module}.{frame.f_code.co_qualname}"
+            found = Outermost(_called(frame), scope, described)
+    return found
+
+
+def _serving() -> Iterator[tuple[FrameType, Scope]]:
+    """The calls that have this connection's scope, inside out. An ``await`` is a call as any."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        for value in list(frame.f_locals.values()):
+            # Also as one of ``*args``.
+            among = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+            scope = next(filter(None, map(_scope, among)), None)
+            if scope is not None:
+                yield frame, scope
+                break
+        frame = frame.f_back
+
+
+def _scope(value: object) -> Scope | None:
+    if not isinstance(value, dict):
+        return None
+    members = cast("Scope", value)
+    return members if members.get("type") == "websocket" and "path" in members else None
+
+
+def _called(frame: FrameType) -> ASGIApp | None:
+    """What was called, if it can be found again: an object, a method or a module's function."""
+    code = frame.f_code
+    candidates: list[Callable[..., Any] | None] = [frame.f_globals.get(code.co_name)]
+    if code.co_argcount:
+        owner: Any = frame.f_locals.get(code.co_varnames[0])
+        if getattr(type(owner).__call__, "__code__", None) is code:
+            return cast("ASGIApp", owner)
+        candidates.append(getattr(owner, code.co_name, None))
+    for candidate in candidates:
+        if getattr(candidate, "__code__", None) is code:
+            return cast("ASGIApp", candidate)
+    return None
