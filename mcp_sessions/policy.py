@@ -84,6 +84,11 @@ class SessionPolicy:
     send_buffer: int = 1_048_576
     """Bytes that wait in memory for one connection's peer to take them."""
 
+    receive_buffer: int = 1_048_576
+    """Bytes of notifications of one WebSocket or stdio client that wait for their handlers. When
+    it is full nothing more is read for ``slow_timeout``; then notifications are left out until
+    a handler ends."""
+
     slow_timeout: float = 10
     """A peer that takes nothing for this long while its buffer is full is detached."""
 

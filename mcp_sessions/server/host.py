@@ -264,12 +264,13 @@ class Host:
         logger.warning("%s ran on unheard for too long; it is cancelled", running.request.method)
         self.spawn(self.abort(running, wire_error(OutcomeUnknown())))
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something for a request beside what else is done; a drain waits for it."""
         task = asyncio.create_task(work)
         watched("what is done beside a request", task)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _sessions_of(self, running: RunningRequest) -> list[SessionId]:
         """What must not be reaped while the request runs."""

@@ -196,6 +196,23 @@ class Router:
             if arriving is not None:
                 self._arriving.discard(arriving)
 
+    def reported(
+        self, notification: Notification, inbound: Inbound
+    ) -> Coroutine[Any, Any, None] | None:
+        """What whoever asked the client something does with its report of progress, which may
+        wait for the client; None: the notification is none. Beside :meth:`notification`.
+        """
+        if notification.method != "notifications/progress":
+            return None
+
+        async def report() -> None:
+            params, principal = notification.params, inbound.principal
+            await self._host.calls.progress(params, principal)
+            if self._telling is not None:
+                await self._telling.progressed(params, principal)
+
+        return report()
+
     async def notification(
         self, notification: Notification, inbound: Inbound
     ) -> Coroutine[Any, Any, None] | None:
@@ -208,10 +225,6 @@ class Router:
         method, params = notification.method, notification.params
         if method == "notifications/cancelled":
             await self._cancel(params, inbound)
-        elif method == "notifications/progress":
-            await self._host.calls.progress(params, inbound.principal)
-            if self._telling is not None:
-                await self._telling.progressed(params, inbound.principal)
         try:
             association = await self._associations.of(params, inbound, None)
         except WireError as refused:

@@ -56,6 +56,7 @@ from mcp_sessions.stores.base import (
     Peer,
 )
 from mcp_sessions_transports.duplex_listens import DuplexListens
+from mcp_sessions_transports.handlings import Handlings
 from mcp_sessions_transports.listen import LISTEN, Filter
 from mcp_sessions_transports.outbox import Outbox
 from mcp_sessions_transports.served import DEFAULT_VERSION, Served
@@ -166,6 +167,10 @@ class DuplexConnection:
         self._current: CurrentSession | None = None
         self._lanes: dict[SessionId, LogFeed[_Lane]] = {}
         self._listens = DuplexListens(self.outbox, served.methods)
+        # A handler may wait for its client, and what that reports of its work comes as a
+        # notification, too.
+        self._handled = self._handlings()
+        self._reported = self._handlings()
         self._holds = 0
         self._held: list[tuple[bytes, SessionId | None]] = []
 
@@ -293,11 +298,12 @@ class DuplexConnection:
             self._refuse(id_of(value), error)
             return
         channel = DuplexChannel(self)
+        size = len(body)
         if isinstance(message, Request):
             # Only what is owed an answer has a way back that can break.
             self.channels[channel] = None
         try:
-            await self._take(message, channel)
+            await self._take(message, channel, size)
         except StoreUnavailable as failed:
             logger.error("the session store is away: %s", failed)
             if isinstance(message, Request):
@@ -306,6 +312,10 @@ class DuplexConnection:
         if self.outbox.full:
             # Who takes no answers may not go on asking for more.
             await self.outbox.room()
+
+    async def quiet(self, timeout: float) -> None:
+        """Wait until nothing that came is at work, ``timeout`` seconds at the most."""
+        await asyncio.gather(self._served.host.quiet(self, timeout), self._handled.quiet(timeout))
 
     def refuse_too_big(self) -> None:
         """Answer a message that was too big to be read."""
@@ -318,6 +328,8 @@ class DuplexConnection:
         for channel in list(self.channels):
             channel.closed()
         self.channels.clear()
+        self._handled.end()
+        self._reported.end()
         try:
             await self._served.hub.remove(self)
         finally:
@@ -330,7 +342,9 @@ class DuplexConnection:
         else:
             self.outbox.push(chunk, origin)
 
-    async def _take(self, message: Request | Notification | Answer, channel: DuplexChannel) -> None:
+    async def _take(
+        self, message: Request | Notification | Answer, channel: DuplexChannel, size: int
+    ) -> None:
         router = self._served.router
         if isinstance(message, Answer):
             await router.answer(message, self._inbound(channel))
@@ -342,15 +356,30 @@ class DuplexConnection:
                 # wrapped server to know its sender by.
                 await router.cancel_keyed(message, self._inbound(channel))
                 return
-            handled = await router.notification(message, self._inbound(channel))
-            if handled is not None:
-                await handled
+            await self._notified(message, channel, size)
         elif message.method == "initialize" and not self.peer.modern:
             await self._initialize(message, channel)
         elif self._rules.is_modern(message.params) or self._lacks_envelope(message):
             await self._modern(message, channel)
         else:
             await router.request(message, self._inbound(channel))
+
+    async def _notified(
+        self, notification: Notification, channel: DuplexChannel, size: int
+    ) -> None:
+        router, inbound = self._served.router, self._inbound(channel)
+        reported = router.reported(notification, inbound)
+        if reported is not None:
+            await self._reported.put(reported, size)
+        handled = await router.notification(notification, inbound)
+        if handled is not None:
+            await self._handled.put(handled, size)
+
+    def _handlings(self) -> Handlings:
+        policy, host = self._served.policy, self._served.host
+        return Handlings(
+            limit=policy.receive_buffer, patience=policy.slow_timeout, spawn=host.spawn
+        )
 
     def _lacks_envelope(self, request: Request) -> bool:
         """A client of the modern era sends it with every request; the methods of ours and

@@ -207,6 +207,9 @@ class HandshakeHttp:
             if connection is None and not self._may_be_alone(message):
                 await send_missing(send)
                 return
+            reported = self._served.router.reported(message, inbound)
+            if reported is not None:
+                await reported
             handled = await self._served.router.notification(message, inbound)
             if handled is not None:
                 # In a task: a handler may wait for the client, and the client for this 202.

@@ -72,7 +72,7 @@ class StdioBinding:
             await asyncio.wait({reader, writer, cut}, return_when=asyncio.FIRST_COMPLETED)
             if not writer.done() and not cut.done():
                 # The input ended. What was asked is still answered, for a while.
-                await self._served.host.quiet(connection, _LAST_WORDS)
+                await connection.quiet(_LAST_WORDS)
                 connection.close()
                 await asyncio.wait({writer}, timeout=_LAST_WORDS)
         finally:
