@@ -11,6 +11,7 @@ Rules that must hold, and that ``tests/client/test_requests.py`` owns:
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -43,11 +44,15 @@ class Pending:
     state: str | None = None
     """The ``state`` that it was sent with last."""
 
+    key_lifetime: float = math.inf
+    """Seconds: the least that a server which was sent the key promised to know it."""
+
     first_sent: float | None = None
-    """When it may first have reached the server; None: it certainly never ran."""
+    """When it may first have reached the server, by the clock that counts suspend; None: it
+    certainly never ran."""
 
     last_sent: float = 0.0
-    """When it was sent last."""
+    """When it was sent last, by the same clock."""
 
     sent_before: bool = False
     """An earlier sending may have reached the server."""
@@ -71,6 +76,7 @@ class Pending:
         """It never ran: it may be sent as if for the first time."""
         self.key = self.first_sent = self.session_id = self.link = None
         self.generation = -1
+        self.key_lifetime = math.inf
         self.was_accepted = self.sent_before = False
 
 

@@ -31,6 +31,7 @@ from mcp_sessions.client.dialer import (
     StreamReopened,
     Unanswered,
 )
+from mcp_sessions.client.elapsed import Elapsed
 from mcp_sessions.client.exchange import Exchanges
 from mcp_sessions.client.jar import JarSlot, SavedSession
 from mcp_sessions.client.keeper import SessionKeeper
@@ -68,6 +69,7 @@ class ResumingClient:
         on_resume: OnResume | None = None,
         draw: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
+        elapsed: Callable[[], float] | None = None,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
         mint_key: Callable[[], str] = _mint_key,
     ) -> None:
@@ -88,6 +90,7 @@ class ResumingClient:
             on_resume,
             draw,
             clock,
+            elapsed or Elapsed(),
             sleep,
             backoff,
             addresses,

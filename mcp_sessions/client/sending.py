@@ -68,7 +68,7 @@ class Sender:
             headers = {**wire.modern_headers(message, keeper.envelope), **headers}
         wire_id = at.requests.sending(pending, link)
         pending.sent_before = pending.first_sent is not None
-        pending.last_sent = at.clock()
+        pending.last_sent = at.elapsed()
         if pending.first_sent is None:
             pending.first_sent = pending.last_sent
         if session is None or wire.names_own_session(message):
@@ -76,6 +76,7 @@ class Sender:
         else:
             if pending.key is None and keeper.has_keys:
                 pending.key = self._mint_key()
+            pending.key_lifetime = min(pending.key_lifetime, keeper.key_lifetime)
             pending.session_id = session.session_id
             pending.state = session.state
             pending.generation = keeper.lives.generation
@@ -184,8 +185,8 @@ class Sender:
             is_keyed=pending.key is not None,
             first_sent=pending.first_sent,
             same_session=pending.generation == at.keeper.lives.generation,
-            now=at.clock(),
-            key_lifetime=at.keeper.key_lifetime,
+            now=at.elapsed(),
+            key_lifetime=min(pending.key_lifetime, at.keeper.key_lifetime),
         )
 
     # --- what becomes of it ------------------------------------------------------------------
@@ -264,7 +265,7 @@ class Sender:
         data = error.get("data")
         if isinstance(data, dict) and cast("Json", data).get("started") is True:
             return True
-        took = self._at.clock() - pending.last_sent
+        took = self._at.elapsed() - pending.last_sent
         is_late = pending.was_accepted or took > self._at.policy.refusal_time
         return pending.sent_before or (pending.method == wire.TOOL_CALL and is_late)
 

@@ -92,7 +92,11 @@ class Situation:
     """A random number from 0 to 1."""
 
     clock: Callable[[], float]
-    """Seconds, never going back."""
+    """Seconds, never going back. For how long this side waits."""
+
+    elapsed: Callable[[], float]
+    """Seconds, never going back, also those in which the machine slept. For how long a server
+    keeps its promises; see `Elapsed`."""
 
     sleep: Callable[[float], Awaitable[None]]
     backoff: Backoff
