@@ -240,7 +240,8 @@ class SessionLayer:
             app: Ignored: frameworks pass themselves.
 
         Raises:
-            ConfigurationError: The layer runs, or ran, already.
+            ConfigurationError: The layer runs, or ran, already; or there is no event loop of
+                asyncio.
         """
         return self._run()
 
@@ -439,6 +440,10 @@ class SessionLayer:
     async def _run(self) -> AsyncGenerator[None]:
         if self._state != "new":
             raise ConfigurationError("a SessionLayer runs once; make another one")
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise ConfigurationError("a SessionLayer runs on asyncio, not on trio") from None
         self._state = "running"
         await self._open_store()
         if self.security.is_ephemeral and self.store.survives_process:

@@ -320,3 +320,15 @@ async def test_the_layer_changes_nothing_of_a_server_it_wraps() -> None:
         assert await (await w.connected()).text("echo", text="x") == "x"
     async with world(box=box) as w:
         assert await (await w.connected()).text("echo", text="y") == "y"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_elsewhere_than_on_asyncio_a_layer_says_so_and_starts_nothing(kind: Kind) -> None:
+    """As under trio, which the SDK's own servers run on as well."""
+    app = make_app(kind)
+    layer = SessionLayer(app.server)
+
+    with pytest.raises(ConfigurationError, match="asyncio"):
+        layer.lifespan().__aenter__().send(None)  # pyright: ignore[reportAttributeAccessIssue]
+
+    assert app.lifespans == 0
