@@ -72,7 +72,12 @@ class SessionPolicy:
     are refused."""
 
     max_detached_requests: int = 1_000
-    """Requests per process that run on with nobody listening; the oldest is cancelled."""
+    """Requests per process that run on with nobody listening. One more, and of the principal that
+    has most of them, in the session that has most, the oldest is cancelled."""
+
+    max_detached_requests_per_session: int = 100
+    """Those of one session, or of the requests of one principal that belong to none; its oldest
+    is cancelled."""
 
     detached_timeout: float = 900
     """How long one request may run on with nobody listening."""

@@ -22,6 +22,7 @@ from mcp_sessions.core.messages import (
     wire_error,
     without_session,
 )
+from mcp_sessions.core.unheard import Unheard
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
     OutcomeUnknown,
@@ -96,7 +97,11 @@ class Host:
         self._running: dict[RunningRequest, None] = {}
         self._by_session: dict[SessionId, dict[RunningRequest, None]] = {}
         self._by_key: dict[tuple[SessionId, RequestKey], RunningRequest] = {}
-        self._unheard: dict[RunningRequest, asyncio.TimerHandle] = {}
+        self._unheard = Unheard[RunningRequest](
+            most=policy.max_detached_requests,
+            most_of_one=policy.max_detached_requests_per_session,
+        )
+        self._patience: dict[RunningRequest, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         # Kept: asking for the running loop costs a system call per question.
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -214,21 +219,26 @@ class Host:
             self.spawn(self.abort(running, error_body(REQUEST_CANCELLED, "Request cancelled")))
 
     def unheard(self, running: RunningRequest) -> None:
-        """A carrier of the request is gone; if it was the last, its time is bounded."""
+        """A carrier of the request is gone; if it was the last, its time is bounded, and the
+        number of its like.
+        """
         if running.done or running.is_heard or running in self._unheard:
             return
-        while len(self._unheard) >= self._policy.max_detached_requests:
-            oldest = next(iter(self._unheard))
-            self._unheard.pop(oldest).cancel()
-            self._give_up(oldest)
+        principal = running.carriers[0].inbound.principal
+        session = next(iter(self._sessions_of(running)), None)
+        given_up = self._unheard.add(running, principal, session)
         loop = asyncio.get_running_loop()
-        self._unheard[running] = loop.call_later(
+        self._patience[running] = loop.call_later(
             self._policy.detached_timeout, self._give_up, running
         )
+        if given_up is not None:
+            self.heard(given_up)
+            self._give_up(given_up)
 
     def heard(self, running: RunningRequest) -> None:
         """Somebody listens for the request again."""
-        timer = self._unheard.pop(running, None)
+        self._unheard.remove(running)
+        timer = self._patience.pop(running, None)
         if timer is not None:
             timer.cancel()
 

@@ -524,6 +524,21 @@ async def test_unheard_work_is_bounded_in_number() -> None:
 
 
 @pytest.mark.in_memory
+async def test_ones_cut_calls_cancel_nobody_elses() -> None:
+    """REQ8: the bound over all takes from who has most, and each session has one of its own."""
+    async with world(max_detached_requests=6, max_detached_requests_per_session=4) as w:
+        quiet, noisy = await w.connected(), await w.connected()
+        await quiet.start()
+        await noisy.start()
+        await cut((await waiting(w, quiet, "quiet")).reply)
+        for number in range(9):
+            await cut((await waiting(w, noisy, f"noisy {number}")).reply)
+        await cycles()
+        assert not w.box.gate("quiet").cancelled.is_set()
+        cancelled = [n for n in range(9) if w.box.gate(f"noisy {n}").cancelled.is_set()]
+        assert cancelled == [0, 1, 2, 3, 4]
+
+
 async def test_unheard_work_is_bounded_in_bytes() -> None:
     """C6: what it emits stays within its stream's window; its answer is always kept."""
     async with world(max_bytes=10_000) as w:

@@ -1,0 +1,79 @@
+"""Who has to go when too much runs on unheard: calls whose connections broke.
+
+Rules that must hold, and that ``tests/core/test_unheard.py`` owns:
+
+1. Each session is bounded by itself: its own oldest goes.
+2. The bound over all is the last resort, and fair: of the principals the one that has most loses,
+   of its sessions the one that has most, of that the oldest. Whoever has few is not touched for
+   one who has many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Unheard(Generic[T]):
+    """What runs unheard, oldest first."""
+
+    def __init__(self, *, most: int, most_of_one: int) -> None:
+        """Hold nothing yet.
+
+        Args:
+            most: Of all.
+            most_of_one: Of one session.
+        """
+        self._most = most
+        self._most_of_one = most_of_one
+        self._places: dict[T, tuple[Hashable, Hashable]] = {}
+        self._kept: dict[Hashable, dict[Hashable, dict[T, None]]] = {}
+        self._counts: dict[Hashable, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, one: object) -> bool:
+        return one in self._places
+
+    def add(self, one: T, principal: Hashable, session: Hashable) -> T | None:
+        """Hold one more.
+
+        Args:
+            one: Not held yet.
+            principal: Who asked for it.
+            session: What it belongs to, of that principal's.
+
+        Returns:
+            What has to go for it, and is held no more; None: nothing.
+        """
+        self._places[one] = (principal, session)
+        of_session = self._kept.setdefault(principal, {}).setdefault(session, {})
+        of_session[one] = None
+        self._counts[principal] = self._counts.get(principal, 0) + 1
+        if len(of_session) <= self._most_of_one:
+            if len(self._places) <= self._most:
+                return None
+            # max() answers the first of equals: who came first, as the oldest goes first.
+            sessions = self._kept[max(self._counts, key=self._counts.__getitem__)]
+            of_session = max(sessions.values(), key=len)
+        oldest = next(iter(of_session))
+        self.remove(oldest)
+        return oldest
+
+    def remove(self, one: T) -> bool:
+        """Hold it no more; whether it was held."""
+        place = self._places.pop(one, None)
+        if place is None:
+            return False
+        principal, session = place
+        sessions = self._kept[principal]
+        del sessions[session][one]
+        if not sessions[session]:
+            del sessions[session]
+        self._counts[principal] -= 1
+        if not sessions:
+            del self._kept[principal], self._counts[principal]
+        return True
