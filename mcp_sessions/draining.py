@@ -14,7 +14,7 @@ from mcp_sessions.endpoint import Endpoint
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import TransportConnection
-from mcp_sessions.server.detached import tell_detached
+from mcp_sessions.server.detached import declares_extension, tell_detached
 from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.owed import Owed
@@ -59,6 +59,21 @@ class Draining:
         self.is_leaving = False
         """The process is about to stop: no new request should be sent to it."""
 
+    def announce(self) -> None:
+        """Say that the process is about to stop: :attr:`is_leaving`. Everything is served."""
+        self.is_leaving = True
+
+    def needs_listener(self) -> bool:
+        """Whether something at work may wait for an answer of its client, which comes on a
+        connection of its own and which no other process can take.
+        """
+        if self._replicas is not None or not self._store.remembers:
+            return False
+        inbounds = (
+            carrier.inbound for at_work in self._host.at_work for carrier in at_work.carriers
+        )
+        return any(isinstance(inbound.connection, HttpConnection) for inbound in inbounds)
+
     async def drain(self, grace: float) -> None:
         """See :meth:`~mcp_sessions.layer.SessionLayer.drain`."""
         self.is_leaving = True
@@ -67,7 +82,11 @@ class Draining:
             endpoint.http.retry_after = self._policy.reconnect_spread
         if first:
             for connection in self._hub.connections():
-                await self._tell_draining(connection)
+                if isinstance(connection, DuplexConnection) and not declares_extension(connection):
+                    # It is told nothing, and knows no refusal of this kind (ERR15).
+                    connection.close_when_quiet()
+                else:
+                    await self._tell_draining(connection)
         left = await self._host.drain(grace)
         if self._replicas is not None:
             # Not before: until then it answers what others wait for.

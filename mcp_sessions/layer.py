@@ -43,7 +43,14 @@ from mcp_sessions.server.router import Router
 from mcp_sessions.server.sdk.kernel import SdkUpstream, primes_streams
 from mcp_sessions.server.sdk.modern import SdkModernRules
 from mcp_sessions.server.session_methods import SessionMethods
-from mcp_sessions.serving import RUN_IS_REFUSED, DrainingServer, MountedApp, listen_on
+from mcp_sessions.serving import (
+    RUN_IS_REFUSED,
+    ClosingResponses,
+    DrainingServer,
+    Leaving,
+    MountedApp,
+    listen_on,
+)
 from mcp_sessions.stores.base import SessionStore
 from mcp_sessions.stores.stateless import Stateless
 from mcp_sessions.stores.urls import open_store
@@ -57,6 +64,14 @@ logger = logging.getLogger(__name__)
 DEFAULT_PATH = "/mcp"
 MAX_BODY = 4 * 1024 * 1024
 """Bytes of one HTTP request body; a larger one is answered 413."""
+
+DRAIN_DELAY = 3.0
+"""Seconds in which a proxy's idle connections to this process come to an end, so that none is
+closed just when a request is sent on it."""
+
+KEEP_ALIVE = 75
+"""Seconds that an idle connection is kept: longer than clients and proxies keep theirs. Who
+closes it first is then never the one that may get a request on it."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -257,6 +272,7 @@ class SessionLayer:
         sock: socket.socket | None = None,
         on_started: Callable[[], None] | None = None,
         grace: float = 10,
+        drain_delay: float | None = None,
         log_level: str = "warning",
         health: str | None = None,
         access_log: bool = False,
@@ -271,6 +287,10 @@ class SessionLayer:
             sock: Listen on this bound socket instead of on ``host`` and ``port``.
             on_started: Called once when connections are taken.
             grace: Seconds that running calls get at the end.
+            drain_delay: Seconds after SIGTERM in which everything is served as before, but
+                ``readyz`` is not ready and each response the last on its connection; then
+                the listener is closed, and the grace begins. None: 3 where other processes
+                share the store, else 0. SIGINT has no delay.
             log_level: uvicorn's.
             health: See :meth:`asgi_app`.
             access_log: Log a line for each request (``mcp_sessions.access``).
@@ -292,11 +312,15 @@ class SessionLayer:
             asyncio.run(self._serve_stdio(None, grace))
             return
         listener = sock if sock is not None else listen_on(host, port or 8000)
+        if drain_delay is None:
+            drain_delay = 0 if self._replicas is None or transport == "stdio" else DRAIN_DELAY
+        responses = ClosingResponses(app)
         config = uvicorn.Config(
-            AccessLog(app) if access_log else app,
+            AccessLog(responses) if access_log else responses,
             log_level=log_level,
             access_log=False,
             timeout_graceful_shutdown=5,
+            timeout_keep_alive=KEEP_ALIVE,
             lifespan="on",
             server_header=False,
             log_config=None,
@@ -306,7 +330,14 @@ class SessionLayer:
             ws_ping_timeout=20,
             ws_per_message_deflate=False,
         )
-        server = DrainingServer(config, self.drain, grace, on_started, self._open_store)
+        leaving = Leaving(
+            delay=drain_delay,
+            grace=grace,
+            announce=self._draining.announce,
+            needs_listener=self._draining.needs_listener,
+            drain=self.drain,
+        )
+        server = DrainingServer(config, responses, leaving, on_started, self._open_store)
         with listener:
             if transport == "stdio":
                 asyncio.run(self._serve_stdio((server, listener), grace))

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
+import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import State
 from starlette.routing import BaseRoute, Match
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+logger = logging.getLogger(__name__)
 
 RUN_IS_REFUSED: ContextVar[Callable[[], NoReturn] | None] = ContextVar(
     "run_is_refused", default=None
@@ -93,28 +98,91 @@ class MountedApp:
         )
 
 
+class ClosingResponses:
+    """An application whose responses, once it is told to, are the last on their connections.
+
+    Who keeps connections open, such as a reverse proxy, then sends the next request on another
+    one, and never on one that is just being closed.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Take what it works with.
+
+        Args:
+            app: Serves.
+        """
+        self._app = app
+        self.are_last = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request or connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            # Also of a request that began before.
+            if self.are_last and message["type"] == "http.response.start":
+                headers = [*message.get("headers", ()), (b"connection", b"close")]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._app(scope, receive, sending)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """How a server stops, and what it serves until then. Durations are in seconds."""
+
+    delay: float
+    """How long it goes on as ever after it said that it will stop, so that whoever sends it
+    requests hears of it. Not after SIGINT."""
+
+    grace: float
+    """What running calls get."""
+
+    announce: Callable[[], None]
+    """Says that it will stop."""
+
+    needs_listener: Callable[[], bool]
+    """Whether what is at work may need new connections, and is served first."""
+
+    drain: Callable[[float], Awaitable[None]]
+    """Serves what is at work, within the grace."""
+
+
 class DrainingServer(uvicorn.Server):
-    """uvicorn that drains the layer first, and only then waits for open streams."""
+    """uvicorn that leaves nobody without an answer when it stops.
+
+    SIGTERM: it announces that, and goes on for ``delay`` seconds; each response is then the
+    last on its connection. The listener is closed: who connects from now on is refused, and
+    may safely try another server. What is connected is served; a connection that is idle, or
+    on which nothing was asked for a second, is closed. Then the layer drains.
+    """
 
     def __init__(
         self,
         config: uvicorn.Config,
-        drain: Callable[[float], Awaitable[None]],
-        grace: float,
+        responses: ClosingResponses,
+        leaving: Leaving,
         on_started: Callable[[], None] | None,
         before: Callable[[], Awaitable[None]],
     ) -> None:
         """Take what it works with.
 
         Args:
+            responses: The application of ``config``, or what is in it.
+            leaving: How it stops.
+            on_started: Called once when connections are taken.
             before: Done before anything is served. What it raises comes out of ``run``,
                 where uvicorn would log it, with its traceback, and only end.
         """
         super().__init__(config)
-        self._before = before
-        self._drain = drain
-        self._grace = grace
+        self._responses = responses
+        self._leaving = leaving
         self._on_started = on_started
+        self._before = before
+        self._leaves_at: float | None = None
         self.ready = asyncio.Event()
         """Set when connections are taken, or never will be."""
 
@@ -139,9 +207,107 @@ class DrainingServer(uvicorn.Server):
         if self.started and self._on_started is not None:
             self._on_started()
 
+    async def on_tick(self, counter: int) -> bool:
+        if not await super().on_tick(counter):
+            return False
+        now = asyncio.get_running_loop().time()
+        if self._leaves_at is None:
+            self._announce()
+            self._leaves_at = now + self._leaving.delay
+        return self.interrupted or self.force_exit or now >= self._leaves_at
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._drain(self._grace)
+        self._announce()
+        drains_first = self._leaving.needs_listener()
+        if drains_first:
+            await self._leaving.drain(self._leaving.grace)
+        await self._close_listeners(sockets or [])
+        await self._close_idle()
+        if not drains_first:
+            await self._leaving.drain(self._leaving.grace)
         await super().shutdown(sockets=sockets)
+
+    def _announce(self) -> None:
+        self._leaving.announce()
+        self._responses.are_last = True
+
+    async def _close_listeners(self, sockets: Sequence[socket.socket]) -> None:
+        """Listen no more, and refuse nobody whose connection the system accepted already."""
+        # A descriptor of our own holds what waits until the others are closed.
+        waiting = [listener.dup() for listener in sockets]
+        for server in self.servers:
+            server.close()
+        for listener in sockets:
+            listener.close()
+        # An event loop may close what it was given in its next turn.
+        await asyncio.sleep(0)
+        accepted: list[socket.socket] = []
+        for listener in waiting:
+            accepted += _accept_all(listener)
+            listener.close()
+        loop = asyncio.get_running_loop()
+        for connection in accepted:
+            await loop.connect_accepted_socket(self._protocol, connection)
+
+    def _protocol(self) -> asyncio.Protocol:
+        """As uvicorn makes them in :meth:`startup`."""
+        make = cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)
+        return make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
+    async def _close_idle(self) -> None:
+        """Close every connection that waits for a request, the others after their response. A
+        new one gets :data:`FIRST_REQUEST` seconds for what it was made for.
+        """
+        # What arrived already is read first.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + FIRST_REQUEST
+        while True:
+            new = 0
+            for connection in list(self.server_state.connections):
+                # What has no cycle of requests and responses is a WebSocket: the layer drains
+                # these.
+                cycle = getattr(connection, "cycle", _NO_CYCLES)
+                if cycle is None and loop.time() < until:
+                    new += 1
+                elif cycle is not _NO_CYCLES:
+                    connection.shutdown()
+            if not new:
+                return
+            await asyncio.sleep(0.02)
+
+
+FIRST_REQUEST = 1.0
+"""Seconds in which a request arrives on a connection that was made for it."""
+
+_NO_CYCLES = object()
+
+
+def _accept_all(listener: socket.socket) -> list[socket.socket]:
+    """The connections that the system has accepted for it so far."""
+    accepted: list[socket.socket] = []
+    listener.setblocking(False)
+    # As long as there are any, and no more than can wait.
+    while len(accepted) < LISTEN_BACKLOG:
+        try:
+            connection, _ = listener.accept()
+        except BlockingIOError:
+            break
+        except OSError as failed:
+            if failed.errno == errno.ECONNABORTED:
+                continue
+            logger.warning("connections that wait are not served: %s", failed)
+            break
+        connection.setblocking(False)
+        accepted.append(connection)
+    return accepted
+
+
+LISTEN_BACKLOG = 2048
+"""Connections that the system accepts before we do, as uvicorn asks for."""
 
 
 def listen_on(host: str, port: int) -> socket.socket:
@@ -157,7 +323,7 @@ def listen_on(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(2048)
+        listener.listen(LISTEN_BACKLOG)
     except OSError:
         listener.close()
         raise

@@ -65,6 +65,15 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests counted (``record_property("counts", …)``), whichever process ran them."""
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for name, value in report.user_properties:
+            if name == "counts" and report.when == "call":
+                terminalreporter.section(report.nodeid, "-")
+                terminalreporter.write_line(str(value))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_redis_is_left() -> Generator[None]:
     """The server that tests share is started by the first that needs it, and stopped here."""

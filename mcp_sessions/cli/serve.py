@@ -72,6 +72,7 @@ def main(arguments: Sequence[str]) -> int:
                 security=_security(options),
                 sock=sock,
                 grace=options.grace,
+                drain_delay=options.drain_delay,
                 health=options.health,
                 access_log=options.access_log,
                 on_started=lambda: print(start, file=sys.stderr, flush=True),
@@ -97,6 +98,7 @@ def _check(options: argparse.Namespace) -> None:
             "--allowed-host": options.allowed_host,
             "--allowed-origin": options.allowed_origin,
             "--health": options.health,
+            "--drain-delay": options.drain_delay,
             "--access-log": options.access_log,
         }
         refused = [name for name, value in given.items() if value]
@@ -287,6 +289,13 @@ def _parser() -> argparse.ArgumentParser:
         type=types.duration,
         default=DEFAULT_GRACE,
         help="seconds that running calls get when the server is stopped; default: %(default)s",
+    )
+    parser.add_argument(
+        "--drain-delay",
+        metavar="S",
+        type=types.duration,
+        help="seconds after SIGTERM in which new connections are still taken and readyz is 503, "
+        "for a load balancer to notice; default: 3 where replicas share the store, else 0",
     )
     parser.add_argument(
         "--store",

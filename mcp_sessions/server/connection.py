@@ -92,6 +92,9 @@ class TransportConnection(Protocol):
     upstream_peers: dict[SessionId | None, UpstreamPeer]
     """How the wrapped server sees it: once for itself and once per session used here."""
 
+    is_leaving: bool
+    """The process stops, and this connection is served until nothing of it is at work."""
+
     close_stream: Callable[[], Awaitable[None]] | None
     """Closes its GET stream so that the client comes back with ``Last-Event-ID``; None
     where there is none."""

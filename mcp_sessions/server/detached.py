@@ -30,7 +30,7 @@ async def tell_detached(
         retry_after: Seconds over which clients come back; None: that is not said.
         instance: How the client that has it now calls itself (TKO12); None: unknown.
     """
-    if not _declares_extension(connection):
+    if not declares_extension(connection):
         return
     params: dict[str, Any] = {"sessionId": session_id, "reason": reason.value}
     if retry_after is not None:
@@ -40,7 +40,7 @@ async def tell_detached(
     await connection.send(plain_draft(notification_message(DETACHED, params)))
 
 
-def _declares_extension(connection: TransportConnection) -> bool:
+def declares_extension(connection: TransportConnection) -> bool:
     """Whether the client said in its handshake that it knows our extension."""
     params: Mapping[str, Any] = connection.peer.initialize_params or {}
     declared: Any = params.get("capabilities")

@@ -87,7 +87,7 @@ class Host:
         self.calls = PendingCalls(process if shared else None)
         self.runs = Runs()
         self.draining = False
-        """No request is begun any more."""
+        """No request is begun any more, but on a connection that is served until it is quiet."""
 
         self._store = store
         self._publisher = publisher
@@ -253,9 +253,13 @@ class Host:
     async def drain(self, grace: float) -> int:
         """Let what runs finish for ``grace`` seconds, then end it; how much had to be."""
         self.draining = True
-        waiting = [task for task in self._tasks if not task.done()]
-        if waiting:
-            await asyncio.wait(waiting, timeout=grace)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace
+        # Again: a connection that is served until it is quiet may have asked for more.
+        while waiting := [task for task in self._tasks if not task.done()]:
+            await asyncio.wait(waiting, timeout=max(0, until - loop.time()))
+            if loop.time() >= until:
+                break
         left = list(self._running)
         for running in left:
             await self.abort(running, wire_error(OutcomeUnknown()))

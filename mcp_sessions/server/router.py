@@ -163,7 +163,8 @@ class Router:
 
     async def request(self, request: Request, inbound: Inbound) -> None:
         """Serve a request; its answer goes to ``inbound.channel``, now or later."""
-        if self._host.draining:
+        is_leaving = inbound.connection is not None and inbound.connection.is_leaving
+        if self._host.draining and not is_leaving:
             # Over HTTP nothing comes this far; what is open both ways hears it here.
             # ERR15: its client may send it elsewhere.
             data = {"reason": "draining", "started": False}

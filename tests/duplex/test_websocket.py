@@ -485,9 +485,11 @@ async def test_drain_tells_who_knows_us_and_closes_everyone_1012() -> None:
 
 
 async def test_what_a_draining_server_refuses_on_an_open_connection_did_not_begin() -> None:
-    """ERR15: the error says what over HTTP the 503 does."""
+    """ERR15: the error says what over HTTP the 503 does, to a client that knows us; another
+    is refused nothing.
+    """
     async with duplex_world() as world:
-        peer = await world.websocket()
+        peer = await world.websocket(capabilities=DECLARED)
         await peer.initialize()
         gate = world.inner.box.gate("g")
         await peer.call("wait", gate="g")
@@ -501,6 +503,32 @@ async def test_what_a_draining_server_refuses_on_an_open_connection_did_not_begi
             assert error["data"] == {"reason": "draining", "started": False}
 
         gate.go.set()
+        await at_most(WITHIN, draining)
+
+
+async def test_a_stock_client_is_served_until_nothing_is_owed_to_it_and_then_closed() -> None:
+    """It hears of no shutdown, so that what it asks meanwhile is served as ever. It is closed
+    with the last answer, and not before or much later: what it asks next it asks elsewhere.
+    """
+    async with duplex_world() as world:
+        busy, idle = await world.websocket(), await world.websocket()
+        for peer in (busy, idle):
+            await peer.initialize()
+        gates = [world.inner.box.gate(name) for name in ("first", "second")]
+        first = await busy.call("wait", gate="first")
+        await at_most(WITHIN, gates[0].started.wait())
+        draining = asyncio.create_task(world.layer.drain(10 * WITHIN))
+        assert (await idle.closed())[0] == 1012
+
+        second = await busy.call("wait", gate="second")
+        await at_most(WITHIN, gates[1].started.wait())
+        gates[0].go.set()
+        assert text_of((await busy.answer(first))["result"]) == "through first"
+        third = await busy.call("wait", gate="first")
+        assert text_of((await busy.answer(third))["result"]) == "through first"
+        gates[1].go.set()
+        assert text_of((await busy.answer(second))["result"]) == "through second"
+        assert (await busy.closed())[0] == 1012
         await at_most(WITHIN, draining)
 
 

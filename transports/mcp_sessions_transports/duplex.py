@@ -70,8 +70,14 @@ class DuplexChannel:
 
     close_stream: Callable[[], Awaitable[None]] | None = None
 
-    def __init__(self, connection: DuplexConnection) -> None:
+    def __init__(self, connection: DuplexConnection, *, lasts: bool = False) -> None:
+        """Take what it works with.
+
+        Args:
+            lasts: The answer comes when the connection ends, and not before.
+        """
         self._connection = connection
+        self.lasts = lasts
         self.on_closed: Callable[[], None] | None = None
         self.on_reopened: Callable[[], None] | None = None
         self._callbacks: list[Callable[[], None]] | None = None
@@ -92,6 +98,8 @@ class DuplexChannel:
         self._connection.outbox.push(message)
         for callback in self._callbacks or ():
             callback()
+        # With the answer: a client that reads both knows that what it asks next was not asked.
+        self._connection.close_if_quiet()
 
     def after_answer(self, callback: Callable[[], None]) -> None:
         """See :class:`RequestChannel`."""
@@ -158,6 +166,10 @@ class DuplexConnection:
         self.outbox.refill = self._refill
         self.is_draining = False
         """Closed by this side, in order."""
+
+        self.is_leaving = False
+        """Closed by this side as soon as nothing is owed to its client; until then it is served
+        as ever."""
 
         self.over = asyncio.Event()
         """Set when nothing more goes out."""
@@ -281,10 +293,24 @@ class DuplexConnection:
         self._listens.end_all()
         self.outbox.finish()
 
+    def close_when_quiet(self) -> None:
+        """Serve what was asked, and what is asked meanwhile; then :meth:`close`."""
+        self.is_leaving = True
+        self.close_if_quiet()
+
+    def close_if_quiet(self) -> None:
+        """:meth:`close`, if that is waited for and every answer was handed over."""
+        if self.is_leaving and not self.is_draining:
+            if all(channel.lasts for channel in self.channels):
+                self.close()
+
     # --- what came in ------------------------------------------------------------------------
 
     async def take(self, body: bytes) -> None:
         """Serve one message; what is wrong with it is answered."""
+        if self.is_draining:
+            # Nothing more goes out: it may not run either, so that it can be sent again.
+            return
         try:
             value = decode(body)
         except ValueError:
@@ -297,7 +323,8 @@ class DuplexConnection:
             error = error_body(INVALID_REQUEST, f"Invalid request: {malformed}")
             self._refuse(id_of(value), error)
             return
-        channel = DuplexChannel(self)
+        lasts = isinstance(message, Request) and message.method == LISTEN
+        channel = DuplexChannel(self, lasts=lasts)
         size = len(body)
         if isinstance(message, Request):
             # Only what is owed an answer has a way back that can break.

@@ -81,6 +81,9 @@ class HttpConnection:
         "used_at",
     )
 
+    is_leaving = False
+    """A request has a connection of its own, which the server that runs us sees to."""
+
     def __init__(
         self,
         record: SessionRecord,

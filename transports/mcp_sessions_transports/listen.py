@@ -109,6 +109,9 @@ class ListenStream:
 
     kind = "listen"
 
+    is_leaving = False
+    """Nothing is asked on it."""
+
     def __init__(
         self,
         session_id: SessionId,

@@ -133,6 +133,10 @@ class WebSocketBinding:
                 closing.because(CloseCode.TRY_AGAIN_LATER, "too slow")
             elif connection.is_draining:
                 closing.because(CloseCode.SERVICE_RESTART, "the server is shutting down")
+                if not closing.by_peer:
+                    # Before the store is told: what the client asks meanwhile nobody reads.
+                    await _close(send, closing)
+                    closing.by_peer = True
             await connection.gone()
             reader.cancel()
             writer.cancel()

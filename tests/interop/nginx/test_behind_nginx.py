@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,48 +18,14 @@ import websockets.sync.client
 from websockets.typing import Subprotocol
 
 from mcp_sessions.security import mint_key
+from tests.support.nginx import nginx
 from tests.support.processes import free_port, wait_until_it_listens
 from tests.support.redis_server import namespace, shared_redis
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).parents[3]
-CONFIG = ROOT / "deploy" / "nginx.conf"
 ACCEPT = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
-
-
-def nginx_binary() -> str:
-    """nginx; from Debian if it is not there and this is root on Debian."""
-    found = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-    if found:
-        return found
-    apt = shutil.which("apt-get")
-    if apt is None or os.geteuid() != 0:
-        pytest.fail("missing: nginx (apt-get install nginx-light, or brew install nginx)")
-    sys.stderr.write("nginx is missing: installing Debian's nginx-light\n")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in ([apt, "-q", "update"], [apt, "-qy", "install", "nginx-light"]):
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=150, check=False
-        )
-        if done.returncode != 0:
-            pytest.fail(f"{' '.join(command)} failed: {done.stderr[-500:]}")
-    return shutil.which("nginx", path="/usr/sbin:/usr/bin") or pytest.fail("missing: nginx")
-
-
-def before(backends: Sequence[int], front: int) -> str:
-    """The configuration with the ports of a test: a line for each server that there is."""
-    text, servers = CONFIG.read_text(), 0
-
-    def one_of_ours(line: re.Match[str]) -> str:
-        nonlocal servers
-        servers += 1
-        port = backends[servers - 1] if servers <= len(backends) else None
-        return line[0].replace(line[1], str(port)) if port is not None else ""
-
-    text = re.sub(r"^ +server 127\.0\.0\.1:(\d+).*\n", one_of_ours, text, flags=re.M)
-    assert servers >= len(backends) and "listen 127.0.0.1:8080;" in text
-    return text.replace("127.0.0.1:8080", f"127.0.0.1:{front}")
 
 
 @pytest.fixture(
@@ -73,14 +37,9 @@ def proxied(
 ) -> Iterator[str]:
     """The URL of the notes server behind nginx: of one, and of three that share a Redis."""
     folder = tmp_path_factory.mktemp("nginx")
-    binary, front = nginx_binary(), free_port()
-    alone = request.param == "one"
+    front, alone = free_port(), request.param == "one"
     store = "memory://" if alone else f"{shared_redis().url}?namespace={namespace()}"
     backends = [free_port() for _ in range(1 if alone else 3)]
-    text = before(backends, front)
-    # As root nginx works as another user, who may not enter a temporary folder.
-    text = ("user root;\n" if os.geteuid() == 0 else "") + text
-    (folder / "nginx.conf").write_text(text)
     serve = [sys.executable, "-m", "mcp_sessions.cli", "serve", "examples/notes_server.py"]
     shared = {"NOTES_DIR": str(folder / "notes"), "MCP_SESSIONS_KEYS": mint_key()}
     processes: list[subprocess.Popen[bytes]] = []
@@ -94,11 +53,8 @@ def proxied(
             )
             processes.append(server)
             wait_until_it_listens(server, port)
-        command = [binary, "-p", str(folder), "-c", "nginx.conf", "-g", "daemon off;"]
-        proxy = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        processes.append(proxy)
-        wait_until_it_listens(proxy, front)
-        yield f"http://127.0.0.1:{front}/mcp"
+        with nginx(folder, backends, front):
+            yield f"http://127.0.0.1:{front}/mcp"
     finally:
         for process in reversed(processes):
             process.terminate()
