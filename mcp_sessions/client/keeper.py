@@ -225,8 +225,12 @@ class SessionKeeper:
             False, is_new_session=True, reason="session_lost", connected_to=link.name
         )
 
-    async def attach(self, link: Link) -> ResumeOutcome:
+    async def attach(self, link: Link, *, is_new: bool = True) -> ResumeOutcome:
         """Resume the session on a link, or start one if there is none or it is gone.
+
+        Args:
+            is_new: The link was opened for it. Else its transport session may be gone, which
+                is not the end of the session (CLI10).
 
         Raises:
             Failed: The link is of no use; another may be.
@@ -244,7 +248,7 @@ class SessionKeeper:
         }
         if self.follower.position is not None:
             params["lastSessionEventId"] = self.follower.position
-        result = await self._resume(link, params)
+        result = await self._resume(link, params, is_new=is_new)
         if result is None:
             return await self.start_over(link, "session_lost")
         expires_at = result.get("expiresAt")
@@ -269,7 +273,7 @@ class SessionKeeper:
             connected_to=link.name,
         )
 
-    async def _resume(self, link: Link, params: Json) -> Json | None:
+    async def _resume(self, link: Link, params: Json, *, is_new: bool) -> Json | None:
         """The result of ``session/resume``; None: the session is gone."""
         failures = 0
         while True:
@@ -295,7 +299,7 @@ class SessionKeeper:
                     says_session=failure.says_session or failure.status == 400,
                     is_answer=failure.is_answer,
                 )
-                if step is Step.TELL:
+                if step is Step.TELL or (step is Step.RECONNECT and not is_new):
                     raise
                 if step is Step.RECONNECT:
                     return None

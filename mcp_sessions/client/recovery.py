@@ -52,6 +52,9 @@ class Recovery:
         self._heard_meanwhile: tuple[Link, Json] | None = None
         """A detachment that was told while the session was taken up, after the newest answer."""
 
+        self._reopened_meanwhile: Link | None = None
+        """Whose notification stream was opened anew while the session was taken up."""
+
         situation.begin = self._begin
 
     # --- links -------------------------------------------------------------------------------
@@ -190,6 +193,15 @@ class Recovery:
             case _:
                 at.spawn(self._take_back, link)
 
+    def stream_reopened(self, link: Link) -> None:
+        """A link's notification stream is open again, and the session may have left it (HTL7)."""
+        at = self._at
+        if at.phase is Phase.BUSY:
+            # It may have left after the resume that is under way was served.
+            self._reopened_meanwhile = link
+        elif link is at.link and at.phase is Phase.READY:
+            self._begin(Way.REATTACH)
+
     def was_answered(self) -> None:
         """The server answered a request of our own: what was told before is older."""
         self._heard_meanwhile = None
@@ -231,7 +243,7 @@ class Recovery:
                 case Way.SETTLE:
                     outcome = await self._settle(link)
                 case Way.REATTACH:
-                    outcome = await self._at.keeper.attach(link)
+                    outcome = await self._at.keeper.attach(link, is_new=False)
                 case Way.START_OVER:
                     outcome = await self._at.keeper.start_over(link, "session_lost")
         except Hopeless:
@@ -346,8 +358,11 @@ class Recovery:
                 await at.tell_everything_changed()
             await at.tell_outcome(outcome)
         heard, self._heard_meanwhile = self._heard_meanwhile, None
+        reopened, self._reopened_meanwhile = self._reopened_meanwhile, None
         if heard is not None and heard[0] is link:
             await self.detached(*heard)
+        elif reopened is link:
+            self.stream_reopened(link)
         await self._sender.flush(link)
 
     async def _retire(self, link: Link) -> None:

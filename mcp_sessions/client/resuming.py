@@ -248,8 +248,8 @@ class ResumingClient:
                     return
                 await self._sender.unanswered(link, request_id, failure)
             case StreamReopened(continued):
-                if not continued and link is at.link and at.phase is Phase.READY:
-                    at.begin(Way.REATTACH)
+                if not continued:
+                    self._recovery.stream_reopened(link)
             case StreamRefused(failure):
                 if link is at.link and at.phase is Phase.READY:
                     logger.info("the notification stream is refused: %s", failure.explanation)

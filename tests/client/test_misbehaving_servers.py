@@ -474,6 +474,87 @@ async def test_after_a_gap_the_head_is_the_position_and_its_ids_are_new() -> Non
         await heard.has(lambda: heard.updates == ["note://old", "note://new"], "both")
 
 
+# --- the notification stream that nobody saw ----------------------------------------------------
+
+
+async def test_a_stream_that_dies_before_its_first_byte_may_have_cost_the_session() -> None:
+    """HTL7: the server counts it as opened, and detaches the session with the next one."""
+    dies = iter([True])
+
+    def get(exchange: Exchange) -> None:
+        if next(dies, False):
+            exchange.reset()
+
+    async with ScriptedServer({"GET": get}) as server, client_of(server):
+        await server.has(lambda: len(server.asked("GET")) == 2, "the next stream")
+        await server.has(lambda: server.asked("session/resume"), "the resume")
+
+
+async def test_a_stream_that_died_unseen_may_be_served_late_and_take_the_session_off() -> None:
+    """HTL7, HTL8: it ends the one that is open, which then goes on from an event as if nothing
+    had been taken off.
+    """
+    dies = iter([True])
+
+    def get(exchange: Exchange) -> None:
+        if next(dies, False):
+            exchange.reset()
+
+    async with ScriptedServer({"GET": get}) as server, client_of(server):
+        await server.has(lambda: server.asked("session/resume"), "the first resume")
+        assert server.stream is not None
+        server.stream.end()
+        await server.has(lambda: len(server.asked("GET")) == 3, "the third stream")
+        assert server.asked("GET")[-1].headers["last-event-id"] == "0"
+        await server.has(lambda: len(server.asked("session/resume")) == 2, "the second resume")
+
+
+async def test_a_stream_that_is_opened_anew_during_a_resume_is_not_overlooked() -> None:
+    """HTL7: the server may have served that resume before the stream."""
+    held: list[Exchange] = []
+
+    def get(exchange: Exchange) -> None:
+        server.stream = exchange
+        exchange.event({"jsonrpc": "2.0", "method": "notifications/x"})  # without an id
+
+    def resume(exchange: Exchange) -> None:
+        if not held:
+            held.append(exchange)
+            never(exchange)
+
+    server = ScriptedServer({"GET": get, "session/resume": resume})
+    async with server, client_of(server):
+        await server.has(lambda: server.stream, "the notification stream")
+        server.push("notifications/sessions/detached", sessionId="s-1", reason="evicted")
+        await server.has(lambda: held, "the resume")
+        assert server.stream is not None
+        server.stream.end()
+        await server.has(lambda: len(server.asked("GET")) == 2, "the next stream")
+        held[0].result({"resumed": True, "catchup": True})
+        await server.has(lambda: len(server.asked("session/resume")) == 2, "another resume")
+
+
+async def test_a_connection_that_is_gone_when_its_session_is_taken_up_there_is_opened_anew() -> (
+    None
+):
+    """CLI10: the 404 is the connection's, and the session is still there."""
+
+    def resume(exchange: Exchange) -> None:
+        if exchange.headers["mcp-session-id"] == "transport-1":
+            exchange.respond(404)
+
+    async with (
+        ScriptedServer({"session/resume": resume}) as server,
+        client_of(server) as (client, heard),
+    ):
+        await server.has(lambda: server.stream, "the notification stream")
+        server.push("notifications/sessions/detached", sessionId="s-1", reason="evicted")
+
+        assert (await heard.outcome()).recovered
+        assert await call(client) == "s-1"
+        assert (server.transports, server.sessions) == (2, 1)
+
+
 # --- metadata ---------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ import mcp_types as types
 import pytest
 from mcp import Client, MCPError
 from mcp.server import MCPServer
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.sdk import is_outcome_unknown
@@ -15,7 +16,16 @@ from mcp_sessions.client_transport import resumable
 from tests.support.apps import make_app
 from tests.support.proxy import Side, TcpProxy
 from tests.support.raw import RawClient, SocketCarrier
-from tests.support.resuming import MODES, QUICK, Heard, connected, serving, subscribe, text_of
+from tests.support.resuming import (
+    MODES,
+    QUICK,
+    Heard,
+    app_of,
+    connected,
+    serving,
+    subscribe,
+    text_of,
+)
 from tests.support.servers import RunningServer, serve
 
 pytestmark = pytest.mark.anyio
@@ -123,6 +133,46 @@ async def test_events_of_a_cut_connection_come_once_and_in_order() -> None:
         await it.change_elsewhere("note://2")
         await it.heard.has(lambda: len(it.heard.updates) >= 4, "what came after")
         assert it.heard.updates == ["note://1", "note://2", "note://1", "note://2"]
+
+
+class FirstGetIsLost:
+    """An app whose first GET is served, and whose client never sees a byte of it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self._is_first = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http" or scope["method"] != "GET" or not self._is_first:
+            await self.app(scope, receive, send)
+            return
+        self._is_first = False
+        began = anyio.Event()
+
+        async def swallow(message: Message) -> None:
+            began.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.app, scope, receive, swallow)
+            await began.wait()
+            tasks.cancel_scope.cancel()
+        await send({"type": "http.response.start", "status": 502, "headers": []})
+        await send({"type": "http.response.body"})
+
+
+async def test_events_are_heard_although_the_first_stream_died_before_its_first_byte() -> None:
+    """HTL7: to the server the second stream is a later one, and takes the session off."""
+    app, layer = app_of()
+    heard = Heard()
+    with serve(FirstGetIsLost(layer.asgi_app())) as server, anyio.fail_after(20):
+        transport = resumable(server.url(), on_resume=heard.on_resume, policy=QUICK)
+        async with Client(transport, mode="legacy", message_handler=heard.on_message) as client:
+            await subscribe(client, "note://1")
+            assert (await heard.outcome()).recovered
+            await server.call(layer.notify_resource_updated, "note://1")
+            await heard.has(lambda: heard.updates == ["note://1"], "the event")
+    assert app
 
 
 async def test_events_of_a_cut_listen_stream_come_once_and_in_order() -> None:

@@ -42,7 +42,7 @@ from mcp_sessions.core.messages import (
     error_body,
     parse,
 )
-from mcp_sessions.core.resume import Cause
+from mcp_sessions.core.resume import NEVER_RAN, Cause
 from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR
 from mcp_sessions_transports.http_failures import (
     describe,
@@ -95,6 +95,13 @@ class HttpDialer:
     def link(self) -> HttpLink:
         """See `Dialer`."""
         return HttpLink(self.url, self._client, self._headers, self._auth, self._policy, self._draw)
+
+
+def _may_have_been_served(error: Exception) -> bool:
+    """Whether a request that failed may have had an effect at the server, or may have it yet."""
+    if isinstance(error, httpx2.HTTPStatusError):
+        return error.response.status_code >= 500 and error.response.status_code not in NEVER_RAN
+    return describe(error).cause is not Cause.UNREACHABLE
 
 
 def without_credentials(url: str) -> str:
@@ -340,12 +347,13 @@ class HttpLink:
         backoff = Backoff(base=self._policy.backoff_base, cap=self._policy.backoff_cap)
         last_id: str | None = None
         retry: int | None = None
-        was_open = False
+        was_tried = is_in_doubt = False
         failures = 0
         while True:
             headers = {"accept": "text/event-stream", "cache-control": "no-store"}
             if last_id is not None:
                 headers["last-event-id"] = last_id
+            may_be_open = False
             try:
                 async with self._stream("GET", None, headers, silent=True) as response:
                     if response.status_code == 405:
@@ -359,9 +367,10 @@ class HttpLink:
                     response.raise_for_status()
                     if not is_sse(response):
                         return
-                    if was_open:
-                        await self._tell(StreamReopened(continued=last_id is not None))
-                    was_open = True
+                    may_be_open = True
+                    if was_tried:
+                        continued = last_id is not None and not is_in_doubt
+                        await self._tell(StreamReopened(continued=continued))
                     async with aclosing(self._events(response)) as events:
                         async for event in events:
                             backoff.progressed()
@@ -374,6 +383,12 @@ class HttpLink:
             except (httpx2.HTTPError, httpx2.StreamError, OSError, EventTooLarge) as error:
                 logger.debug("the notification stream ended: %r", error)
                 failures += 1
+                may_be_open = may_be_open or _may_have_been_served(error)
+            was_tried = was_tried or may_be_open
+            if may_be_open and last_id is None:
+                # The server may count it as opened (HTL7), now or when it comes to serve it, and
+                # take what is attached here off: to go on from an event does not undo that.
+                is_in_doubt = True
             if self.settings.has_sessions:
                 # As long as the server says, and then some: others were cut with us.
                 delay = (retry or 0) / 1000 + backoff.failed(self._draw())
