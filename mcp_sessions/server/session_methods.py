@@ -154,8 +154,9 @@ class SessionMethods:
     async def forget(self, record: SessionRecord) -> None:
         """A session is over in the store: end what is at work for it, everywhere."""
         self._tokens.pop(record.session_id, None)
-        await self._hub.forget(record)
+        # Answered first (END6): a connection that is over ends the streams that answers go on.
         await self._host.abort_session(record.session_id)
+        await self._hub.forget(record)
         if self.telling is not None:
             attachment = record.attachment
             connection_id = attachment.connection_id if attachment is not None else None
@@ -164,8 +165,8 @@ class SessionMethods:
     async def forget_here(self, session_id: SessionId, connection_id: ConnectionId | None) -> None:
         """Another process ended a session: end what is at work for it here."""
         self._tokens.pop(session_id, None)
-        await self._hub.forget_here(session_id, connection_id)
         await self._host.abort_session(session_id)
+        await self._hub.forget_here(session_id, connection_id)
 
     def stamp(self, result: dict[str, Any], record: SessionRecord) -> dict[str, Any]:
         """``result`` with the session's ``_meta`` (document 004: "Using Sessions")."""

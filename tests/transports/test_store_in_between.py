@@ -287,3 +287,64 @@ async def test_no_store_is_asked_for_what_is_no_position(position: str) -> None:
 
         assert result["catchup"] is False and result["reason"] == "unknown_position"
         assert asked and max(map(len, asked)) < 40
+
+
+# --- the end of a session --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["delete", "expired", "elsewhere"])
+async def test_a_request_whose_connection_ends_is_answered_on_its_stream(how: str) -> None:
+    """END6: not only where the answer is the first thing that is said."""
+    async with world() as w:
+        client = await w.connected()
+        session_id = SessionId(client.session_id or "")
+        sent = client.call("wait", gate="g")
+        await w.box.gate("g").started.wait()
+        await sent.reply.event(0)
+        if how == "delete":
+            await client.delete().done()
+        elif how == "expired":
+            w.clock.advance(86_400 * 8)
+            await w.expire()
+        else:
+            await w.layer.store.end(session_id)
+            await w.layer._methods.forget_here(session_id, None)  # pyright: ignore[reportPrivateUsage]
+
+        error = await sent.error()
+        assert error["code"] == -32043 and error["data"]["started"] is True
+        await sent.reply.done()
+        assert w.box.gate("g").cancelled.is_set()
+
+
+# --- the first GET ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("method", ["admit", "open_stream", "mark_stream_opened", "read"])
+async def test_a_first_get_that_failed_is_not_the_first(method: str, when: str) -> None:
+    """HTL6: who was answered 503 has heard nothing. What waited since ``initialize`` is on the
+    stream that is opened then, and no session is detached for it.
+    """
+    interposed = Interposed()
+    async with world(store=interposed.store) as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        await client.result("resources/subscribe", {"uri": "note://1"})
+        await w.layer.notify_resource_updated("note://1")
+        interposed.fails(method, when)
+        reply = await client.get().done()
+        # Where the store is only asked for what follows, the stream has begun, and is cut.
+        assert reply.status == (200 if method == "read" and reply.is_sse else 503)
+        interposed.mend()
+
+        stream = client.get()
+        assert uris(await stream.has(1)) == ["note://1"]
+        await w.client().text("update", uri="note://2", meta=in_session(session))
+        assert uris(await stream.has(2)) == ["note://1", "note://2"]
+        # And the one after it is a later one (HTL7).
+        stream.leave()
+        await stream.done()
+        await w.client().text("update", uri="note://3", meta=in_session(session))
+        later = await client.get().started()
+        await silence(1)
+        assert uris(later.messages) == []

@@ -158,9 +158,12 @@ class PostChannel:
                     self._stream.finish()
             return
         if appended is None:
-            # The transport session is over: nobody can come back for this.
+            # The transport session is over: nobody can come back for this. Who still listens
+            # is told what became of it (END6).
             if self._stream is not None:
-                self._stream.cut()
+                self._stream.push(sse_event(message))
+                if final:
+                    self._stream.finish()
             return
         if final:
             self._final = appended.event.event_id

@@ -61,6 +61,7 @@ class HttpConnection:
         "_get_opened",
         "_heads",
         "_is_over",
+        "_owes_first",
         "_over",
         "_policy",
         "_primes",
@@ -128,6 +129,7 @@ class HttpConnection:
         self._sent: str | None = None
         self._elsewhere = False
         self._is_over = False
+        self._owes_first = False
         self.used_at = clock()
         """When it was named last; seconds since 1970."""
 
@@ -242,8 +244,14 @@ class HttpConnection:
 
     # --- the GET stream --------------------------------------------------------------------
 
-    async def position(self, last_event_id: str | None) -> tuple[Position, Refusal | None, bool]:
+    async def position(
+        self, last_event_id: str | None, *, was_opened: bool
+    ) -> tuple[Position, Refusal | None, bool]:
         """Where a new GET stream starts.
+
+        Args:
+            last_event_id: What the client says it has.
+            was_opened: One was open before, as the store says.
 
         Returns:
             The position; why what came before it is lost, if it is; and whether the stream
@@ -254,7 +262,7 @@ class HttpConnection:
         """
         self.used_at = self._clock()
         now = self._clock()
-        first = await self._store.mark_stream_opened(self.session_id)
+        first = await self._is_first(was_opened)
         head = await self._store.open_stream(self.session_id, GET_STREAM)
         if head is None:
             # Admitted by this very request, and ended since.
@@ -280,6 +288,19 @@ class HttpConnection:
         if refusal is not None:
             return head, refusal, False
         return _position(last_event_id), None, True
+
+    async def _is_first(self, was_opened: bool) -> bool:
+        """Whether nobody was served a GET stream before (HTL6). Who was answered 503 instead,
+        after the store had noted it or while that was unknown, comes for the first one again.
+        """
+        if not was_opened:
+            try:
+                if await self._store.mark_stream_opened(self.session_id):
+                    self._owes_first = True
+            except BaseException:
+                self._owes_first = True
+                raise
+        return self._owes_first
 
     async def _from(self, event_id: str, head: Position, now: float) -> Position:
         _, refusal = await self._store.read(self.session_id, event_id, now=now, stream=GET_STREAM)
@@ -321,6 +342,8 @@ class HttpConnection:
             clock=self._clock,
             is_looked_at=self._replicas is not None,
         )
+        older = (self._sent, self._elsewhere)
+        is_served = False
         self._get = get
         self._get_opened = (asyncio.get_running_loop().time(), self._clock())
         self._elsewhere = False
@@ -334,13 +357,18 @@ class HttpConnection:
             if self._replicas is not None:
                 await self._replicas.watch(self.session_id, GET_STREAM, self)
                 await self._tell_opened(self._replicas)
+            is_served, self._owes_first = True, False
             await get.stream.serve(receive, send, headers)
         finally:
             get.stream.cut()
             self.used_at = self._clock()
             if self._get is get:
                 self._get = None
-                self._sent = None if self._elsewhere else get.last
+                if not is_served:
+                    # Nothing was sent: what the one before it was handed still counts.
+                    self._sent, self._elsewhere = older
+                else:
+                    self._sent = None if self._elsewhere else get.last
                 if self._replicas is not None:
                     await self._replicas.unwatch(self.session_id, GET_STREAM, self)
 
@@ -362,7 +390,7 @@ class HttpConnection:
             if age <= _SAME_MOMENT and opened < (self._get_opened[1], own):
                 return False
         # What was handed out there is not told twice; where that ended is not known here.
-        self._elsewhere, self._sent = True, None
+        self._elsewhere, self._sent, self._owes_first = True, None, False
         self.cut_get()
         return True
 

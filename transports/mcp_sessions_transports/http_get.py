@@ -73,7 +73,9 @@ class HttpGet:
         if served.store.survives_process or served.replicas is not None:
             await catch_up(connection, served.hub)
         try:
-            after, lost, continues = await connection.position(last_event_id)
+            after, lost, continues = await connection.position(
+                last_event_id, was_opened=record.stream_opened
+            )
         except SessionNotFound as over:
             await served.hub.let_go(connection)
             await send_refused(send, None, over)
