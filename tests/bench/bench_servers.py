@@ -5,6 +5,7 @@ python -m tests.bench.bench_servers KIND [PORT [STORE]]
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import Any
 
@@ -21,6 +22,7 @@ KINDS = {
     "sdk": "the SDK's Streamable HTTP as it comes",
     "sdk-json": "the SDK answering JSON instead of SSE",
     "ours": "the same server in a SessionLayer",
+    "noisy": "a SessionLayer with tools that make work",
     "echo": "bare Starlette on a WebSocket: no MCP at all",
     "sdk-stdio": "the SDK's stdio as it comes; no PORT",
     "ours-stdio": "the same server in a SessionLayer; no PORT",
@@ -36,6 +38,28 @@ def mcp_server() -> MCPServer[Any]:
         return text
 
     return server
+
+
+def noisy_layer(store: str) -> SessionLayer:
+    """A server with tools that are much work, if somebody calls them."""
+    server = mcp_server()
+    layer = SessionLayer(server, store=store)
+
+    @server.tool()
+    async def big(size: int) -> str:  # pyright: ignore[reportUnusedFunction]
+        return "x" * size
+
+    @server.tool()
+    async def touch(uri: str) -> str:  # pyright: ignore[reportUnusedFunction]
+        await layer.notify_resource_updated(uri)
+        return "touched"
+
+    @server.tool()
+    async def wait(seconds: float) -> str:  # pyright: ignore[reportUnusedFunction]
+        await asyncio.sleep(seconds)
+        return "waited"
+
+    return layer
 
 
 async def floor(scope: Any, receive: Any, send: Any) -> None:
@@ -90,6 +114,8 @@ def main() -> None:
             store = sys.argv[3] if len(sys.argv) > 3 else "memory://"
             layer = SessionLayer(mcp_server(), store=store)
             layer.run("http", port=int(sys.argv[2]), log_level="error")
+        case "noisy":
+            noisy_layer(sys.argv[3]).run("http", port=int(sys.argv[2]), log_level="error")
         case "sdk-stdio":
             mcp_server().run("stdio")
         case "ours-stdio":
