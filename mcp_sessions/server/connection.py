@@ -55,11 +55,15 @@ class RequestChannel(Protocol):
         """
         ...
 
-    async def answer(self, message: bytes, *, code: int | None = None) -> None:
+    async def answer(
+        self, message: bytes, *, code: int | None = None, is_away: bool = False
+    ) -> None:
         """Send the answer. Called once; nothing follows it.
 
         Args:
             code: The error's code; None: it is a result.
+            is_away: The request cannot be served, since the store is away (HTP5): where no
+                response has begun it is the one that says so.
         """
         ...
 

@@ -50,6 +50,9 @@ REQUEST_CANCELLED = -32800
 """The SDK's answer to a cancelled request on the handshake era's HTTP wire, which ends a
 response stream with a response only."""
 
+STORE_AWAY = "the session store is away: ask again later"
+"""The text of an answer where a store that is away has no status of its own (HTP5)."""
+
 Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
 
 _MOST_OWED = 16_777_216
@@ -306,12 +309,20 @@ class Host:
         request = running.request
         result: dict[str, Any] | None = None
         error: dict[str, Any] | None = None
+        is_away = False
         try:
             # A handler is not told the credential by which its client names the session.
             seen = without_session(request.params)
             result = await peer.request(running, request.method, seen)
         except UpstreamError as failed:
             error = failed.error
+        except StoreUnavailable as failed:
+            # What the layer serves itself. A key is used up; else it may be asked again.
+            logger.error("%s may not be stored: %s", request.method, failed)
+            is_away = running.key is None
+            error = (
+                error_body(INTERNAL_ERROR, STORE_AWAY) if is_away else wire_error(OutcomeUnknown())
+            )
         except Exception:
             # The boundary to the wrapped server: whatever comes out of it, its client is
             # answered.
@@ -337,13 +348,15 @@ class Host:
                 logger.error("session.state could not be stored: %s", failed)
                 result, error = None, error_body(INTERNAL_ERROR, "Internal error")
         await announced.settled()
-        await self._finish(running, result, error)
+        await self._finish(running, result, error, is_away=is_away)
 
     async def _finish(
         self,
         running: RunningRequest,
         result: dict[str, Any] | None,
         error: dict[str, Any] | None,
+        *,
+        is_away: bool = False,
     ) -> None:
         if running.done:
             return
@@ -361,7 +374,7 @@ class Host:
         for carrier in running.carriers:
             message, code = self._written(running, carrier, result, error)
             try:
-                await carrier.inbound.channel.answer(message, code=code)
+                await carrier.inbound.channel.answer(message, code=code, is_away=is_away)
             except StoreUnavailable as failed:
                 # It was told; what the store keeps of its stream is looked after there. The
                 # other senders are owed the answer all the same (KEY5).

@@ -15,7 +15,7 @@ from typing import Any
 
 from mcp_sessions import metrics
 from mcp_sessions.background import report
-from mcp_sessions.errors import Detached
+from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
     ConnectionId,
@@ -179,6 +179,7 @@ class Hub:
         position: str | None = None,
         only_if_free: bool = False,
         instance: str | None = None,
+        had: Attachment | None = None,
     ) -> Attached | None:
         """Make ``connection`` the session's only one and hand it what it missed.
 
@@ -188,15 +189,19 @@ class Hub:
             position: What the client says it saw last.
             only_if_free: Answer None if another connection is attached.
             instance: How its client calls itself: told to who had the session (TKO12).
+            had: Who has it, as the caller read: told, too, if the store's answer is lost.
 
         Returns:
             None if the session is over or not free.
+
+        Raises:
+            StoreUnavailable: Unknown whether it is attached. Whoever lost it is told.
         """
         async with self.turn(session_id):
             is_whole = False
             try:
                 attached = await self._attach(
-                    session_id, connection, position, only_if_free, instance
+                    session_id, connection, position, only_if_free, instance, had
                 )
                 is_whole = True
                 return attached
@@ -209,8 +214,6 @@ class Hub:
         """An attach failed half way, or its connection went meanwhile: the store may have it as
         attached all the same.
         """
-        if process_of(connection.id) is None:
-            return
 
         async def part() -> None:
             async with self.turn(session_id):
@@ -219,13 +222,45 @@ class Hub:
                 if attachment is None or attachment.connection_id != connection.id:
                     return
                 epoch = attachment.fencing_epoch
-                gone = self._connections.get(connection.id) is None
-                if gone or connection.attached.get(session_id) != epoch:
+                if await self._epoch_at(connection, session_id) != epoch:
                     connection.attached.pop(session_id, None)
                     await self._store.detach(session_id, epoch)
                     await self._unwatch(session_id, connection)
 
         self._owed.owe(("part", session_id, connection.id), part)
+
+    async def _epoch_at(
+        self, connection: TransportConnection, session_id: SessionId
+    ) -> FencingEpoch | None:
+        """By which attachment a connection has a session; None: it has not, or is gone."""
+        if process_of(connection.id) is None:
+            its_own = await self._store.load(SessionId(connection.id), now=0)
+            return its_own.carried.get(session_id) if its_own is not None else None
+        gone = self._connections.get(connection.id) is None
+        return None if gone else connection.attached.get(session_id)
+
+    def _tell_later(
+        self,
+        session_id: SessionId,
+        had: Attachment | None,
+        reason: Detached,
+        newer: str | None,
+        instance: str | None,
+    ) -> None:
+        """Who had a session may have lost it: tell, when the store says that it is so."""
+        if had is None:
+            return
+
+        async def tell() -> None:
+            async with self.turn(session_id):
+                record = await self._store.load(session_id, now=0)
+                has = record.attachment if record is not None else None
+                # That it stays where it was, by another epoch, displaces nobody.
+                stays = has is not None and has.connection_id == had.connection_id
+                if record is not None and not stays:
+                    await self._displace(session_id, had, reason, newer, instance)
+
+        self._owed.owe(("tell", session_id, had), tell)
 
     async def _attach(
         self,
@@ -234,7 +269,9 @@ class Hub:
         position: str | None,
         only_if_free: bool,
         instance: str | None,
+        had: Attachment | None,
     ) -> Attached | None:
+        newer = connection.kind if connection is not None else None
         if connection is not None:
             # Before it is attached: what is stored from then on is heard here.
             await self._watch(session_id, connection)
@@ -247,6 +284,9 @@ class Hub:
                 position=position,
                 only_if_free=only_if_free,
             )
+        except StoreUnavailable:
+            self._tell_later(session_id, had, Detached.TAKEN_OVER, newer, instance)
+            raise
         finally:
             if attached is None and connection is not None:
                 if session_id not in connection.attached:
@@ -261,25 +301,53 @@ class Hub:
             and connection is not None
             and previous.connection_id == connection.id
         )
-        if connection is not None:
-            start = position if attached.refusal is None and position is not None else None
-            after = parse_position(start if start is not None else attached.head)
-            if after is None:
-                raise AssertionError("the store replayed from this position")
-            if not await connection.begin(session_id, attached, after):
-                # Over by now, or attached there anew by another process: then this changes
-                # nothing.
-                await self._store.detach(session_id, attached.fencing_epoch)
-                await self._unwatch(session_id, connection)
-        if previous is not None and not stays:
-            kind = connection.kind if connection is not None else None
-            await self._displace(session_id, previous, Detached.TAKEN_OVER, kind, instance)
+        try:
+            if connection is not None:
+                await self._begin(session_id, connection, attached, position)
+        finally:
+            # It has lost the session, whatever becomes of the one that takes it.
+            if previous is not None and not stays:
+                await self._displace_surely(
+                    session_id, previous, Detached.TAKEN_OVER, newer, instance
+                )
         if connection is not None:
             await self.on_attached(session_id, connection)
         if self.replicas is not None:
             # Whoever has a question open for this session's client asks it again.
             await self.replicas.tell("attached", session=session_id)
         return attached
+
+    async def _begin(
+        self,
+        session_id: SessionId,
+        connection: TransportConnection,
+        attached: Attached,
+        position: str | None,
+    ) -> None:
+        start = position if attached.refusal is None and position is not None else None
+        after = parse_position(start if start is not None else attached.head)
+        if after is None:
+            raise AssertionError("the store replayed from this position")
+        if not await connection.begin(session_id, attached, after):
+            # Over by now, or attached there anew by another process: then this changes
+            # nothing.
+            await self._store.detach(session_id, attached.fencing_epoch)
+            await self._unwatch(session_id, connection)
+
+    async def _displace_surely(
+        self,
+        session_id: SessionId,
+        previous: Attachment,
+        reason: Detached,
+        newer: str | None = None,
+        instance: str | None = None,
+    ) -> None:
+        """As :meth:`_displace`, now or when the store is back."""
+        try:
+            await self._displace(session_id, previous, reason, newer, instance)
+        except StoreUnavailable as failed:
+            logger.warning("who had a session is told later that it is gone: %s", failed)
+            self._tell_later(session_id, previous, reason, newer, instance)
 
     async def detach(
         self, session_id: SessionId, connection: TransportConnection, fencing_epoch: FencingEpoch
@@ -308,9 +376,15 @@ class Hub:
 
     async def displace_in_turn(self, session_id: SessionId, reason: Detached) -> None:
         """As :meth:`displace`, for a caller that has the session's turn."""
-        attached = await self._store.attach(session_id, None, now=self._clock())
+        record = await self._store.load(session_id, now=0)
+        had = record.attachment if record is not None else None
+        try:
+            attached = await self._store.attach(session_id, None, now=self._clock())
+        except StoreUnavailable:
+            self._tell_later(session_id, had, reason, None, None)
+            raise
         if attached is not None and attached.previous is not None:
-            await self._displace(session_id, attached.previous, reason)
+            await self._displace_surely(session_id, attached.previous, reason)
 
     async def forget(self, record: SessionRecord) -> None:
         """A session is over: nothing of it is handed over any more."""

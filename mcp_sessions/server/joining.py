@@ -61,7 +61,9 @@ class FarChannel:
         )
         await asyncio.sleep(0)
 
-    async def answer(self, message: bytes, *, code: int | None = None) -> None:
+    async def answer(
+        self, message: bytes, *, code: int | None = None, is_away: bool = False
+    ) -> None:
         """See :class:`RequestChannel`: the answer is in the store."""
         await self._replicas.tell("join_done", to=self.process, join=self._join)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,12 +9,9 @@ from mcp_sessions.core.messages import error_body, wire_error
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
-    StoreUnavailable,
     WireError,
 )
 from mcp_sessions.server.upstream import Call, Upstream, UpstreamError, UpstreamPeer
-
-logger = logging.getLogger(__name__)
 
 DISCOVER = "server/discover"
 SUBSCRIBE = "resources/subscribe"
@@ -47,7 +43,11 @@ class Subscriptions:
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
-        """See :class:`UpstreamPeer`."""
+        """See :class:`UpstreamPeer`.
+
+        Raises:
+            StoreUnavailable: Unknown whether it is subscribed. To ask again changes nothing.
+        """
         uri = (params or {}).get("uri")
         if not isinstance(uri, str):
             raise UpstreamError(error_body(INVALID_PARAMS, "Invalid request parameters", ""))
@@ -58,9 +58,6 @@ class Subscriptions:
             remembered = await self._remember(uri, method == SUBSCRIBE)
         except WireError as refused:
             raise UpstreamError(wire_error(refused)) from refused
-        except StoreUnavailable as failed:
-            logger.exception("a subscription could not be stored")
-            raise UpstreamError(error_body(INTERNAL_ERROR, "Internal error")) from failed
         if not remembered:
             raise UpstreamError(error_body(INTERNAL_ERROR, "no session that could subscribe"))
         return result

@@ -336,7 +336,11 @@ class SessionMethods:
             # "The result is written before the first replayed event."
             inbound.channel.after_answer(release)
         attached = await self._hub.attach(
-            session_id, connection, position=position, instance=instance_of(params)
+            session_id,
+            connection,
+            position=position,
+            instance=instance_of(params),
+            had=record.attachment,
         )
         if attached is None:
             raise SessionNotFound(session_id)

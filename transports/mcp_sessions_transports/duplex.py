@@ -45,6 +45,7 @@ from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
 from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.host import STORE_AWAY
 from mcp_sessions.server.modern import ModernRules
 from mcp_sessions.server.running import RunningRequest
 from mcp_sessions.server.session_methods import SESSION_METHODS
@@ -92,7 +93,9 @@ class DuplexChannel:
         self._connection.outbox.push(message)
         await self._connection.outbox.room()
 
-    async def answer(self, message: bytes, *, code: int | None = None) -> None:
+    async def answer(
+        self, message: bytes, *, code: int | None = None, is_away: bool = False
+    ) -> None:
         """See :class:`RequestChannel`."""
         self._connection.channels.pop(self, None)
         self._connection.outbox.push(message)
@@ -334,7 +337,7 @@ class DuplexConnection:
         except StoreUnavailable as failed:
             logger.error("the session store is away: %s", failed)
             if isinstance(message, Request):
-                error = error_body(INTERNAL_ERROR, "the session store is away: ask again later")
+                error = error_body(INTERNAL_ERROR, STORE_AWAY)
                 await channel.answer(error_message(message.id, error))
         if self.outbox.full:
             # Who takes no answers may not go on asking for more.
@@ -468,7 +471,10 @@ class DuplexConnection:
                 raise SessionNotFound(session_id)
             if session_id not in self.attached:
                 attached = await served.hub.attach(
-                    session_id, self, instance=instance_of(request.params)
+                    session_id,
+                    self,
+                    instance=instance_of(request.params),
+                    had=record.attachment,
                 )
                 if attached is None:
                     raise SessionNotFound(session_id)

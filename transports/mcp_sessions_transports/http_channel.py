@@ -78,6 +78,7 @@ class PostChannel:
         self._primes = primes
         self._prefers_stream = prefers_stream
         self._json: bytes | None = None
+        self._is_away = False
         self._stream: SseStream | None = None
         self._feed: LogFeed[SseStream] | None = None
         self._name: StreamName | None = None
@@ -103,8 +104,14 @@ class PostChannel:
         if self._stream is not None:
             await self._stream.room()
 
-    async def answer(self, message: bytes, *, code: int | None = None) -> None:
+    async def answer(
+        self, message: bytes, *, code: int | None = None, is_away: bool = False
+    ) -> None:
         """See :class:`RequestChannel`. The code changes nothing here: the status is 200."""
+        if is_away and not self._is_stream:
+            self._is_away = True
+            self._decided()
+            return
         if self._prefers_stream:
             await self._commit()
         if not self._is_stream:
@@ -190,6 +197,9 @@ class PostChannel:
                 if self.on_closed is not None:
                     self.on_closed()
                 raise
+            if self._is_away:
+                self._is_read = False
+                raise StoreUnavailable("this request could not be served")
             session_id = self._connection.session_id if self._connection is not None else None
             if self._json is not None:
                 self._is_read = False
@@ -272,7 +282,7 @@ class PostChannel:
 
         Whoever comes while it is being opened waits for the same one.
         """
-        if self._stream is not None or self._json is not None:
+        if self._stream is not None or self._json is not None or self._is_away:
             return
         self._is_stream = True
         if self._opening is None:

@@ -168,7 +168,11 @@ class HttpConnection:
     ) -> bool:
         """See :class:`TransportConnection`."""
         relay = self._relay(session_id, fencing_epoch)
-        whole = await relay.one(event)
+        try:
+            whole = await relay.one(event)
+        except StoreUnavailable:
+            self._read_again()
+            raise
         self._offer(relay.entries)
         return whole
 
@@ -185,9 +189,13 @@ class HttpConnection:
 
     async def send(self, draft: Draft) -> None:
         """See :class:`TransportConnection`. It waits for the GET stream to open."""
-        appended = await self._store.append(
-            self.session_id, draft, now=self._clock(), stream=GET_STREAM
-        )
+        try:
+            appended = await self._store.append(
+                self.session_id, draft, now=self._clock(), stream=GET_STREAM
+            )
+        except StoreUnavailable:
+            self._read_again()
+            raise
         if appended is not None:
             self._offer((appended.event,))
 
@@ -237,6 +245,13 @@ class HttpConnection:
         else:
             # A handler that only emits must let others run.
             await asyncio.sleep(0)
+
+    def _read_again(self) -> None:
+        """An entry may be in the log without having been handed over: the store did not say.
+        Nothing need follow it that would show the gap.
+        """
+        if self._get is not None:
+            self._get.look(None)
 
     def hold(self) -> Callable[[], None]:
         """See :class:`TransportConnection`."""

@@ -184,7 +184,10 @@ class ModernHttp:
         served.hub.add(stream)
         try:
             instance = instance_of(request.params)
-            if await served.hub.attach(session_id, stream, instance=instance) is None:
+            attached = await served.hub.attach(
+                session_id, stream, instance=instance, had=record.attachment
+            )
+            if attached is None:
                 raise SessionNotFound(session_id)
         except BaseException:
             # Nobody serves it: it must not stay behind as a connection.

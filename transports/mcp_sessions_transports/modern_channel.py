@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Receive, Send
 
+from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions_transports.credentials import Watch
 from mcp_sessions_transports.http_io import send_json
@@ -57,6 +58,7 @@ class ModernChannel:
         self._loop = loop
         self._status_of = status_of
         self._answer: tuple[int, bytes] | None = None
+        self._is_away = False
         self._stream: SseStream | None = None
         self._turn: asyncio.Future[None] = loop.create_future()
         self._callbacks: list[Callable[[], None]] = []
@@ -67,12 +69,15 @@ class ModernChannel:
         stream.push(modern_event(message))
         await stream.room()
 
-    async def answer(self, message: bytes, *, code: int | None = None) -> None:
+    async def answer(
+        self, message: bytes, *, code: int | None = None, is_away: bool = False
+    ) -> None:
         """See :class:`RequestChannel`."""
         if self._stream is not None:
             self._stream.push(modern_event(message))
             self._stream.finish()
             return
+        self._is_away = is_away
         self._answer = (self._status_of(code), message)
         self._decided()
 
@@ -88,12 +93,17 @@ class ModernChannel:
             send: ASGI's.
             watch: Over the credential that the POST came with. A stream ends with it (SEC4), and
                 is one that was cut.
+
+        Raises:
+            StoreUnavailable: The request cannot be served. Nothing was sent.
         """
         try:
             await self._wait(receive)
             if self._answer is not None:
                 status, body = self._answer
                 self.is_open = False
+                if self._is_away:
+                    raise StoreUnavailable("this request could not be served")
                 await send_json(send, body, status=status)
             elif self._stream is not None:
                 async with watch(self._stream.cut):
