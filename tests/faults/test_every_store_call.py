@@ -1,0 +1,214 @@
+"""Conversations in which the store fails, at each of its calls in turn (see `stage`).
+
+Afterwards no request is without an answer, nothing is held, every open stream hears a fresh
+event, no keyed call ran twice, who was displaced knows it, and no task died.
+"""
+
+import gc
+import os
+
+import pytest
+
+from mcp_sessions.stores.base import SessionStore
+from tests.support.faulty import HOWS, How
+from tests.support.patient import NOT_FOUND, HandshakeHttp, Patient
+from tests.support.replicas import two_shared_stores
+from tests.support.stage import Conversation, MakeStores, Stage, failures
+from tests.support.suspending import suspending_store
+from tests.support.virtual_time import VIRTUAL, Backend
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> Backend:
+    return VIRTUAL
+
+
+@pytest.fixture(autouse=True)
+def heap_is_frozen() -> None:
+    """Each layer that starts collects garbage once, and there are hundreds of them here: it
+    need not look through the whole test run's heap each time.
+    """
+    gc.freeze()
+
+
+# --- conversations ---------------------------------------------------------------------------
+
+
+async def talks(stage: Stage, client: Patient) -> None:
+    """A session; calls that need one answer, a stream of them, a question, an event."""
+    await client.start()
+    await client.result("resources/subscribe", {"uri": "note:1"})
+    await stage.work(client)
+    await stage.work(client, steps=2)
+    await client.call("ask", question="?")
+    await client.call("announce", uri="note:1")
+    await stage.hears_fresh(client)
+
+
+async def over_http(stage: Stage) -> None:
+    client = await stage.http("http")
+    await client.listen()
+    await talks(stage, client)
+
+
+async def over_websocket(stage: Stage) -> None:
+    await talks(stage, await stage.websocket("websocket"))
+
+
+async def over_stdio(stage: Stage) -> None:
+    await talks(stage, await stage.pipe("stdio"))
+
+
+async def in_the_modern_era(stage: Stage) -> None:
+    client = await stage.modern("modern")
+    await client.start()
+    await client.listen("note:1")
+    await stage.work(client)
+    await stage.work(client, steps=2)
+    await client.call("announce", uri="note:1")
+    await stage.hears_fresh(client)
+    again = await stage.modern("again")
+    await again.resume(client.session, client.last_event_id)
+    await again.listen("note:1")
+    stage.displaced.append(client)
+    await stage.hears_fresh(again)
+
+
+async def taken_over(stage: Stage, first: Patient, second: Patient) -> None:
+    """A session goes from one client to another and ends there."""
+    await first.start()
+    await stage.hears_fresh(first)
+    stage.displaced.append(first)
+    await second.resume(first.session, first.last_event_id)
+    await stage.work(second)
+    await stage.hears_fresh(second)
+
+
+async def from_http_to_websocket(stage: Stage) -> None:
+    first, second = await stage.http("first"), await stage.websocket("second")
+    await first.listen()
+    await taken_over(stage, first, second)
+
+
+async def from_websocket_to_http(stage: Stage) -> None:
+    first, second = await stage.websocket("first"), await stage.http("second")
+    await second.listen()
+    await taken_over(stage, first, second)
+
+
+async def from_stdio_to_websocket(stage: Stage) -> None:
+    await taken_over(stage, await stage.pipe("first"), await stage.websocket("second"))
+
+
+async def ended(stage: Stage) -> None:
+    """A session that ends, and the one after it on the same connection."""
+    client = await stage.http("http")
+    await client.listen()
+    await client.start()
+    first = client.session or ""
+    await stage.hears_fresh(client)
+    answer = await client.ask("session/end", {"sessionId": first})
+    assert "result" in answer or answer["error"]["code"] == NOT_FOUND, answer
+    stage.over.append(first)
+    await client.start()
+    await stage.hears_fresh(client)
+
+
+async def deleted(stage: Stage) -> None:
+    """The transport session ends; the session that was on it goes on, on another one."""
+    client = await stage.http("http")
+    await client.listen()
+    await client.start()
+    await stage.work(client, steps=2)
+    await stage.hears_fresh(client)
+    await client.delete()
+    again = await stage.http("again")
+    await again.listen()
+    await again.resume(client.session, client.last_event_id)
+    client.session = None
+    await stage.hears_fresh(again)
+
+
+async def fan_out(stage: Stage) -> None:
+    """What changes for everyone is heard by each who subscribed."""
+    listening: list[Patient] = []
+    for number, kind in enumerate((stage.http, stage.websocket, stage.pipe)):
+        client = await kind(f"listener-{number}")
+        if isinstance(client, HandshakeHttp):
+            await client.listen()
+        await client.start()
+        await client.result("resources/subscribe", {"uri": "note:1"})
+        await client.result("resources/subscribe", {"uri": "note:2"})
+        listening.append(client)
+    caller = await stage.websocket("caller")
+    for uri in ("note:1", "note:2"):
+        if await caller.call("announce", uri=uri) is None:
+            continue
+        # It is stored for each of them, or will be when the store is back.
+        for client in listening:
+            await client.hears(uri)
+
+
+async def on_two_replicas(stage: Stage) -> None:
+    """Calls on one, the stream on the other, and then the session goes there."""
+    client = await stage.http("http")
+    there = HandshakeHttp("there", stage.worlds[1].carrier)
+    await client.start()
+    there.raw.session_id, there.session = client.raw.session_id, client.session
+    stage.cast.insert(0, there)
+    await there.listen()
+    client.hears_by(there)
+    await stage.work(client, steps=2)
+    await client.call("ask", question="?")
+    await stage.hears_fresh(there, of=client)
+    stage.displaced.append(there)
+    other = await stage.websocket("other", at=1)
+    await other.resume(client.session, there.last_event_id)
+    await stage.work(other)
+    await stage.hears_fresh(other)
+    client.session = None
+
+
+ALONE: dict[str, Conversation] = {
+    "http": over_http,
+    "websocket": over_websocket,
+    "stdio": over_stdio,
+    "modern": in_the_modern_era,
+    "http-to-websocket": from_http_to_websocket,
+    "websocket-to-http": from_websocket_to_http,
+    "stdio-to-websocket": from_stdio_to_websocket,
+    "ended": ended,
+    "deleted": deleted,
+    "fan-out": fan_out,
+}
+TOGETHER: dict[str, Conversation] = {"two-replicas": on_two_replicas}
+
+
+def one_process() -> list[SessionStore]:
+    return [suspending_store(1)]
+
+
+def two_processes() -> list[SessionStore]:
+    return list(two_shared_stores())
+
+
+async def check(conversation: Conversation, make: MakeStores, how: How) -> None:
+    only = os.environ.get("MCP_SESSIONS_FAULT")
+    count, wrong = await failures(conversation, make, how, only=int(only) if only else None)
+    assert count
+    if wrong:
+        pytest.fail(f"{len(wrong)} of {count}:\n" + "\n".join(wrong), pytrace=False)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", ALONE)
+async def test_one_process_bears_it(name: str, how: How) -> None:
+    await check(ALONE[name], one_process, how)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", TOGETHER)
+async def test_replicas_bear_it(name: str, how: How) -> None:
+    await check(TOGETHER[name], two_processes, how)

@@ -1,0 +1,133 @@
+"""A store, of any kind, that fails at one call of a conversation: at each, one run after the other.
+
+A `Fault` says which call, counted from where `FaultyStore.arm` was called, and how:
+
+* ``before``: it raises, and had no effect;
+* ``after``: it had its effect, and its reply was lost;
+* ``away``: from this call on, for some seconds, every call raises and has no effect.
+
+The calls of the store's exchange count too.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.stores.base import ExchangeListener, SessionStore
+
+How = Literal["before", "after", "away"]
+HOWS: tuple[How, ...] = ("before", "after", "away")
+
+AWAY = 3.0
+"""Seconds of the event loop's clock."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong, once."""
+
+    call: int
+    how: How
+
+
+class Plan:
+    """Counts calls, and fails those that are to fail; shared by the stores of one run."""
+
+    def __init__(self, fault: Fault | None) -> None:
+        self.calls: list[str] = []
+        """The calls since the plan was armed, in order."""
+
+        self._fault = fault
+        self._armed = False
+        self._away_until: float | None = None
+
+    def arm(self) -> None:
+        """Count from now on."""
+        self._armed = True
+
+    def mend(self) -> None:
+        """Nothing fails any more, and nothing is counted."""
+        self._armed = False
+
+    async def call(self, name: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Do it, or fail as planned."""
+        if not self._armed:
+            return await work()
+        number = len(self.calls)
+        self.calls.append(name)
+        fault, now = self._fault, asyncio.get_running_loop().time()
+        if fault is not None and fault.call == number:
+            if fault.how == "before":
+                raise StoreUnavailable("away")
+            if fault.how == "after":
+                await work()
+                raise StoreUnavailable("the reply was lost")
+            self._away_until = now + AWAY
+        if self._away_until is not None and now < self._away_until:
+            raise StoreUnavailable("away")
+        return await work()
+
+
+class FaultyStore:
+    """A `SessionStore`: any method of the one behind it, but for its opening and closing."""
+
+    def __init__(self, store: SessionStore, plan: Plan) -> None:
+        self._store = store
+        self._plan = plan
+        exchange = store.exchange
+        self.exchange = FaultyExchange(exchange, plan) if exchange is not None else None
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name.startswith("_") or name in ("open", "close"):
+            return found
+        if not inspect.iscoroutinefunction(found):
+            return found
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await self._plan.call(name, lambda: found(*args, **kwargs))
+
+        return call
+
+    async def open(self, policy: SessionPolicy) -> None:
+        """See `SessionStore`."""
+        await self._store.open(policy)
+
+    async def close(self) -> None:
+        """See `SessionStore`."""
+        await self._store.close()
+
+
+class FaultyExchange:
+    """An `Exchange` in the same way. To join and to leave is not part of a conversation."""
+
+    def __init__(self, exchange: Any, plan: Plan) -> None:
+        self._exchange = exchange
+        self._plan = plan
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._exchange, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await self._plan.call(f"exchange.{name}", lambda: found(*args, **kwargs))
+
+        return call
+
+    async def join(self, process: str, listener: ExchangeListener) -> None:
+        """See `Exchange`."""
+        await self._exchange.join(process, listener)
+
+    async def leave(self) -> None:
+        """See `Exchange`."""
+        await self._exchange.leave()
+
+
+def faulty(store: SessionStore, plan: Plan) -> SessionStore:
+    """``store`` that fails as planned."""
+    return cast("SessionStore", FaultyStore(store, plan))
