@@ -53,7 +53,21 @@ class SessionPolicy:
     refused."""
 
     max_subscriptions: int = 10_000
-    """Resources that one session can be subscribed to."""
+    """Resources that one session can be subscribed to; without one, a connection."""
+
+    max_uri_bytes: int = 8_192
+    """Of the URI of one subscription."""
+
+    max_subscription_bytes: int = 1_048_576
+    """Of the URIs that one session is subscribed to, in sum; without one, a connection."""
+
+    max_data_bytes: int = 1_048_576
+    """Of one session's ``session.data``, as JSON. What is larger is not stored, and the handler
+    that edits it gets a ``LimitReached``."""
+
+    max_state_bytes: int = 65_536
+    """Of one session's ``session.state`` in the store: its keys, and its values as JSON. What the
+    client is asked to keep of it has a bound of its own (``SessionSecurity.max_token``)."""
 
     max_events: int = 1_000
     """Events that one session's replay window keeps."""

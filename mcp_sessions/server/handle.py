@@ -48,6 +48,7 @@ class SessionData:
         Raises:
             SessionNotFound: The session ended or expired meanwhile; nothing was stored.
             DataConflict: Another process changed it during the edit; nothing was stored.
+            LimitReached: It is more than ``max_data_bytes``; nothing was stored.
         """
         async with self._lock:
             data = await self._store.load_data(self._session_id)
@@ -193,6 +194,8 @@ class SessionHandle:
 
         Raises:
             StateTooLarge: The token would be too large; nothing was stored.
+            LimitReached: With what others changed it is more than ``max_state_bytes``; nothing
+                was stored.
             TypeError: A value was changed in place to what cannot be JSON.
         """
         if self._state is None:

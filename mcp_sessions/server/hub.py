@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -154,6 +154,10 @@ class Hub:
             del self._bare[uri]
         if not uris:
             del self._bare_of[connection]
+
+    def bare_subscriptions(self, connection: TransportConnection) -> Collection[str]:
+        """What a connection subscribed to so."""
+        return self._bare_of.get(connection, {}).keys()
 
     def bare_subscribers(self, uri: str) -> list[TransportConnection]:
         """Who subscribed so to ``uri``."""

@@ -51,7 +51,8 @@ from mcp_sessions.server.session_methods import SESSION_METHODS, SessionMethods
 from mcp_sessions.server.telling import Publish, Telling
 from mcp_sessions.server.upstream import Upstream, UpstreamError
 from mcp_sessions.server.upstream_peers import UpstreamPeers
-from mcp_sessions.stores.base import Peer, SessionRecord, SessionStore, check_peer
+from mcp_sessions.stores.base import Peer, SessionRecord, SessionStore
+from mcp_sessions.stores.limits import check_peer
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class Router:
         self._clock = clock
         self._associations = Associations(store, hub, host, methods, clock)
         self._keyed = KeyedRequests(host, self._associations, methods, begin_anew=self._begin_anew)
-        self._peers = UpstreamPeers(upstream, store, hub, publisher, host, advertise)
+        self._peers = UpstreamPeers(upstream, store, hub, publisher, host, policy, advertise)
         host.standalone = self._peers.standalone
         self._locks = Locks()
         self._arriving: set[tuple[ConnectionId, RequestId]] = set()

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from mcp_sessions.core.messages import Request
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import Inbound, TransportConnection
 from mcp_sessions.server.host import Host
 from mcp_sessions.server.hub import Hub
@@ -24,6 +25,7 @@ from mcp_sessions.server.served_here import (
 )
 from mcp_sessions.server.upstream import NewPeer, Outbound, Upstream, UpstreamPeer
 from mcp_sessions.stores.base import SessionRecord, SessionStore
+from mcp_sessions.stores.limits import check_subscriptions
 
 
 class UpstreamPeers:
@@ -36,6 +38,7 @@ class UpstreamPeers:
         hub: Hub,
         publisher: Publisher,
         host: Host,
+        policy: SessionPolicy,
         advertise: Callable[[dict[str, Any]], None],
     ) -> None:
         """Take what it works with.
@@ -48,6 +51,7 @@ class UpstreamPeers:
         self._hub = hub
         self._publisher = publisher
         self._host = host
+        self._policy = policy
         self._advertise = advertise
 
     def adopt(self, peer: NewPeer, outbound: LateOutbound, connection: TransportConnection) -> None:
@@ -128,6 +132,9 @@ class UpstreamPeers:
                 return await change(session_id, uri)
             if connection is None:
                 return False
+            if on:
+                own = self._hub.bare_subscriptions(connection)
+                check_subscriptions({*own, uri}, self._policy)
             self._hub.subscribe_bare(connection, uri, on=on)
             return True
 

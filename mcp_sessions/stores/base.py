@@ -19,11 +19,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
-from mcp_sessions.core.client_description import size_of
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import EventTemplate
 from mcp_sessions.core.request_keys import Begun
-from mcp_sessions.errors import LimitReached, Refusal
+from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
@@ -72,16 +71,6 @@ class Peer:
 
     modern: bool = False
     """It speaks the modern era, where a server asks its client nothing."""
-
-
-def check_peer(peer: Peer | None, policy: SessionPolicy) -> None:
-    """Whether a session may keep what its client said of itself.
-
-    Raises:
-        LimitReached: It is more than ``max_client_bytes``.
-    """
-    if peer is not None and size_of(peer.initialize_params) > policy.max_client_bytes:
-        raise LimitReached("max_client_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +389,7 @@ class SessionStore(Protocol):
 
         Raises:
             LimitReached: ``max_sessions`` or ``max_sessions_per_principal`` are open
-                already, or ``peer`` has more than ``max_client_bytes`` (:func:`check_peer`).
+                already, or ``peer`` has more than ``max_client_bytes`` (``stores/limits.py``).
                 Nothing was made.
         """
         ...
@@ -652,7 +641,8 @@ class SessionStore(Protocol):
         """Add a resource subscription; False if the session is not there.
 
         Raises:
-            LimitReached: It has ``max_subscriptions`` others already.
+            LimitReached: It has ``max_subscriptions`` others already, the URI has more than
+                ``max_uri_bytes``, or all together ``max_subscription_bytes``. Nothing was added.
         """
         ...
 
@@ -675,7 +665,7 @@ class SessionStore(Protocol):
         session is not there.
 
         Raises:
-            LimitReached: They are more than ``max_subscriptions``.
+            LimitReached: As :meth:`subscribe`; nothing was replaced.
         """
         ...
 
@@ -688,6 +678,9 @@ class SessionStore(Protocol):
     ) -> SessionRecord | None:
         """Apply one request's changes to the newest state, key by key, and raise its
         version; the session as it is then, or None if it is not there.
+
+        Raises:
+            LimitReached: It would have more than ``max_state_bytes``. Nothing was changed.
         """
         ...
 
@@ -704,5 +697,9 @@ class SessionStore(Protocol):
     async def replace_data(
         self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
     ) -> bool:
-        """Replace the session's data if its version still is ``expected_version``."""
+        """Replace the session's data if its version still is ``expected_version``.
+
+        Raises:
+            LimitReached: It is more than ``max_data_bytes``. Nothing was replaced.
+        """
         ...

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, LoggedEvent, Window
+from mcp_sessions.core.messages import encode
 from mcp_sessions.core.request_keys import Begun, KeyState, RequestKeys
 from mcp_sessions.core.states import BEGINS, Change, State, after
 from mcp_sessions.errors import LimitReached, Refusal
@@ -47,7 +48,14 @@ from mcp_sessions.stores.base import (
     ServerChange,
     SessionRecord,
     Told,
+)
+from mcp_sessions.stores.limits import (
+    check_data,
     check_peer,
+    check_sizes,
+    check_state,
+    check_subscriptions,
+    text_size,
 )
 
 
@@ -62,6 +70,9 @@ class _Session:
     keys: RequestKeys | None = None
     data: dict[str, Any] | None = None
     data_version: int = 0
+    uri_bytes: int = 0
+    """Of its subscriptions, in sum."""
+
     relayed: dict[SessionId, Position] | None = None
     """The last event of each carried session that its GET stream has."""
 
@@ -439,8 +450,10 @@ class MemoryStore:
         if session is None:
             return False
         subscriptions = session.record.subscriptions
-        if uri not in subscriptions and len(subscriptions) >= self._policy.max_subscriptions:
-            raise LimitReached("max_subscriptions")
+        if uri not in subscriptions:
+            size = text_size(uri)
+            check_sizes(len(subscriptions) + 1, size, session.uri_bytes + size, self._policy)
+            session.uri_bytes += size
         session.record.subscriptions |= {uri}
         self._by_uri.setdefault(uri, {})[session_id] = None
         return True
@@ -450,6 +463,8 @@ class MemoryStore:
         session = self._sessions.get(session_id)
         if session is None:
             return False
+        if uri in session.record.subscriptions:
+            session.uri_bytes -= text_size(uri)
         session.record.subscriptions -= {uri}
         self._forget_subscription(session_id, uri)
         return True
@@ -472,8 +487,8 @@ class MemoryStore:
         session = self._sessions.get(session_id)
         if session is None:
             return False
-        if len(uris) > self._policy.max_subscriptions:
-            raise LimitReached("max_subscriptions")
+        check_subscriptions(uris, self._policy)
+        session.uri_bytes = sum(map(text_size, uris))
         record = session.record
         for uri in record.subscriptions - uris:
             self._forget_subscription(session_id, uri)
@@ -498,6 +513,8 @@ class MemoryStore:
         record = session.record
         newest = {key: value for key, value in record.state.items() if key not in removed}
         newest.update(copy.deepcopy(dict(changed)))
+        sizes = (text_size(key) + _json_size(value) for key, value in newest.items())
+        check_state(sum(sizes), self._policy)
         record.state = newest
         record.state_version += 1
         return record
@@ -525,6 +542,7 @@ class MemoryStore:
         session = self._sessions.get(session_id)
         if session is None or session.data_version != expected_version:
             return False
+        check_data(_json_size(dict(value)), self._policy)
         session.data = copy.deepcopy(dict(value))
         session.data_version += 1
         return True
@@ -595,6 +613,14 @@ def _is_entitled(record: SessionRecord, change: ServerChange) -> bool:
     if record.mode is Mode.TRANSPORT:
         return not record.carried
     return record.lists is None or change.listed in record.lists
+
+
+def _json_size(value: Any) -> int:
+    try:
+        return len(encode(value))
+    except TypeError:
+        # This store keeps what is no JSON, too.
+        return len(repr(value))
 
 
 def _window(policy: SessionPolicy) -> Window:

@@ -72,8 +72,8 @@ from mcp_sessions.stores.base import (
     ServerChange,
     SessionRecord,
     Told,
-    check_peer,
 )
+from mcp_sessions.stores.limits import check_data, check_peer, check_subscriptions, text_size
 from mcp_sessions.stores.redis_clock import SharedClock
 from mcp_sessions.stores.redis_cluster import ClusterLink
 from mcp_sessions.stores.redis_exchange import RedisExchange
@@ -461,7 +461,8 @@ class RedisStore:
         """
         key, tag = self._subscribers_key(uri), tag_of(session_id)
         token = await self._command("HGET", key, tag)
-        if token is not None and int(token.partition(b".")[0], 16) < time.time() - IN_FLIGHT:
+        there = await self._clock.now()
+        if token is not None and int(token.partition(b".")[0], 16) < there - IN_FLIGHT:
             await self._run(scripts.DROP_SUBSCRIBER, [key], tag, token)
 
     async def read(
@@ -611,20 +612,26 @@ class RedisStore:
 
     async def subscribe(self, session_id: SessionId, uri: str) -> bool:
         """See :meth:`SessionStore.subscribe`."""
+        if text_size(uri) > self._policy.max_uri_bytes:
+            if await self._command("EXISTS", self._key(session_id)):
+                raise LimitReached("max_uri_bytes")
+            return False
         # The list of subscribers first: a process that dies in between leaves one there who is
         # none, and whom the next reader finds out. The other way round a subscription that
         # the session has would never be served.
         tag, token = tag_of(session_id), await self._token(session_id)
         key = self._subscribers_key(uri)
         await self._run(scripts.NOTE_SUBSCRIBER, [key], tag, token, self._list_lifetime)
-        most = self._policy.max_subscriptions
-        outcome = await self._on(session_id, scripts.SUBSCRIBE, encoded(uri), token, most)
+        most, most_bytes = self._policy.max_subscriptions, self._policy.max_subscription_bytes
+        outcome = await self._on(
+            session_id, scripts.SUBSCRIBE, encoded(uri), token, most, most_bytes
+        )
         if outcome == b"for ever":
             await self._run(scripts.NOTE_SUBSCRIBER, [key], tag, token, 0)
         elif outcome != b"subscribed":
             await self._run(scripts.DROP_SUBSCRIBER, [key], tag, token)
-        if outcome == b"full":
-            raise LimitReached("max_subscriptions")
+        if outcome in (b"max_subscriptions", b"max_subscription_bytes"):
+            raise LimitReached(outcome.decode())
         return outcome != b"gone"
 
     async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
@@ -674,9 +681,11 @@ class RedisStore:
         self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]
     ) -> bool:
         """See :meth:`SessionStore.set_filter`."""
-        if len(uris) > self._policy.max_subscriptions:
+        try:
+            check_subscriptions(uris, self._policy)
+        except LimitReached:
             if await self._command("EXISTS", self._key(session_id)):
-                raise LimitReached("max_subscriptions")
+                raise
             return False
         tag, token = tag_of(session_id), await self._token(session_id)
         wanted = {encoded(uri): token.encode() for uri in uris}
@@ -706,8 +715,16 @@ class RedisStore:
         gone = [encoded(key) for key in removed]
         known = self._known(session_id)
         found = await self._on(
-            session_id, scripts.CHANGE_STATE, *_told(known), len(gone), *gone, *flat
+            session_id,
+            scripts.CHANGE_STATE,
+            *_told(known),
+            self._policy.max_state_bytes,
+            len(gone),
+            *gone,
+            *flat,
         )
+        if found == b"max_state_bytes":
+            raise LimitReached("max_state_bytes")
         return self._record(found, known) if found is not None else None
 
     async def finish_request(
@@ -742,10 +759,15 @@ class RedisStore:
     ) -> bool:
         """See :meth:`SessionStore.replace_data`."""
         # Random, not counted: after a loss no version names another value than before.
-        version = secrets.randbits(53) | 1
-        answer = await self._on(
-            session_id, scripts.REPLACE_DATA, expected_version, version, packed(dict(value))
-        )
+        version, text = secrets.randbits(53) | 1, packed(dict(value))
+        try:
+            check_data(len(text), self._policy)
+        except LimitReached:
+            known = await self.load_data(session_id)
+            if known is not None and known.version == expected_version:
+                raise
+            return False
+        answer = await self._on(session_id, scripts.REPLACE_DATA, expected_version, version, text)
         return bool(answer)
 
     # --- one session ---------------------------------------------------------------------

@@ -55,7 +55,6 @@ from mcp_sessions.core.log import Draft, LoggedEvent, Window
 from mcp_sessions.core.messages import encode
 from mcp_sessions.errors import (
     ConfigurationError,
-    LimitReached,
     Refusal,
     StoreInUse,
     StoreUnavailable,
@@ -93,9 +92,15 @@ from mcp_sessions.stores.base import (
     ServerChange,
     SessionRecord,
     Told,
-    check_peer,
 )
 from mcp_sessions.stores.file_lock import FileLock, Locked
+from mcp_sessions.stores.limits import (
+    check_data,
+    check_peer,
+    check_state,
+    check_subscriptions,
+    text_size,
+)
 from mcp_sessions.stores.sqlite_hot import HotRecords
 from mcp_sessions.stores.sqlite_keys import keys_of
 from mcp_sessions.stores.sqlite_schema import Durability, check_no_directory, open_file
@@ -601,8 +606,7 @@ class SQLiteStore:
             session = sessions.brief(tx, session_id)
             if session is None:
                 return False
-            if len(uris) > self._policy.max_subscriptions:
-                raise LimitReached("max_subscriptions")
+            check_subscriptions(uris, self._policy)
             sessions.replace_subscriptions(tx, session.sid, uris)
             tx.execute(
                 "UPDATE sessions SET lists = ? WHERE sid = ?", (encode(sorted(lists)), session.sid)
@@ -639,6 +643,8 @@ class SQLiteStore:
             before = sessions.load_json(row[0])
             newest = {name: value for name, value in before.items() if name not in gone}
             newest.update(sessions.load_json(values))
+            sizes = (text_size(name) + len(encode(value)) for name, value in newest.items())
+            check_state(sum(sizes), self._policy)
             tx.execute(
                 "UPDATE sessions SET state = ?, state_version = state_version + 1"
                 " WHERE session_id = ?",
@@ -702,6 +708,7 @@ class SQLiteStore:
             ).fetchone()
             if row is None or row[1] != expected_version:
                 return False
+            check_data(len(encoded), self._policy)
             tx.execute(
                 "INSERT OR REPLACE INTO data (sid, value, version) VALUES (?, ?, ?)",
                 (row[0], encoded, expected_version + 1),

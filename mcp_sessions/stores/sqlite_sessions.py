@@ -23,6 +23,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores import sqlite_logs as logs
 from mcp_sessions.stores.base import Attachment, CurrentSession, Mode, Peer, SessionRecord
+from mcp_sessions.stores.limits import check_sizes
 from mcp_sessions.stores.sqlite_logs import text_bytes
 from mcp_sessions.stores.sqlite_transaction import Transaction
 
@@ -238,15 +239,16 @@ def subscribe(tx: Transaction, sid: int, uri: str, policy: SessionPolicy) -> Non
     """Add a resource subscription.
 
     Raises:
-        LimitReached: It has ``max_subscriptions`` others. Nothing was added.
+        LimitReached: See ``SessionStore.subscribe``. Nothing was added.
     """
     name = text_bytes(uri)
     known = tx.execute("SELECT 1 FROM subscriptions WHERE sid = ? AND uri = ?", (sid, name))
     if known.fetchone() is not None:
         return
-    (count,) = tx.execute("SELECT count(*) FROM subscriptions WHERE sid = ?", (sid,)).fetchone()
-    if count >= policy.max_subscriptions:
-        raise LimitReached("max_subscriptions")
+    count, total = tx.execute(
+        "SELECT count(*), ifnull(sum(length(uri)), 0) FROM subscriptions WHERE sid = ?", (sid,)
+    ).fetchone()
+    check_sizes(count + 1, len(name), total + len(name), policy)
     tx.execute("INSERT INTO subscriptions (sid, uri) VALUES (?, ?)", (sid, name))
 
 

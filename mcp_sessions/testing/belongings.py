@@ -72,6 +72,86 @@ async def a_listen_filter_replaces_the_subscriptions(make: MakeStore) -> None:
         assert not await store.subscribers("note://4")
 
 
+async def subscriptions_are_bounded_in_bytes(make: MakeStore) -> None:
+    """Each of them, and all together; what is refused leaves what is there as it was."""
+    async with opened(make, max_uri_bytes=20, max_subscription_bytes=50) as store:
+        session = await new_session(store)
+
+        async def check(*uris: str) -> None:
+            assert (await session.record()).subscriptions == set(uris)
+            assert [list(await store.subscribers(uri)) for uri in uris] == [[session.id]] * len(
+                uris
+            )
+
+        # In bytes: an umlaut has two.
+        long, first, second, third = "n" * 21, "ä" * 10, "b" * 20, "c" * 11
+        assert await limit_of(lambda: store.subscribe(session.id, long)) == "max_uri_bytes"
+        assert not await store.subscribers(long)
+        for _ in range(2):
+            assert await store.subscribe(session.id, first)
+            assert await store.subscribe(session.id, second)
+        full = await limit_of(lambda: store.subscribe(session.id, third))
+        assert full == "max_subscription_bytes" and not await store.subscribers(third)
+        await check(first, second)
+        for _ in range(2):
+            assert await store.unsubscribe(session.id, second)
+        assert await store.subscribe(session.id, third)
+        await check(first, third)
+        for uris, limit in (
+            ({long}, "max_uri_bytes"),
+            ({first, second, third}, "max_subscription_bytes"),
+        ):
+            wanted = frozenset(uris)
+            reached = await limit_of(
+                lambda to=wanted: store.set_filter(session.id, to, frozenset())
+            )
+            assert reached == limit
+            await check(first, third)
+        assert await store.set_filter(session.id, frozenset({second, third}), frozenset())
+        assert await limit_of(lambda: store.subscribe(session.id, first)) == full
+        assert await store.subscribe(session.id, "d" * 19)
+        await check(second, third, "d" * 19)
+
+
+async def data_is_bounded_in_bytes(make: MakeStore) -> None:
+    """As JSON. What is too large is not stored, and what is there stays."""
+    async with opened(make, max_data_bytes=100) as store:
+        session = await new_session(store)
+        value = {"n": "x" * 92}
+        assert await store.replace_data(session.id, value, expected_version=0)
+        there = await store.load_data(session.id)
+        assert there is not None
+
+        async def replace(version: int) -> None:
+            larger = {"n": "x" * 93}
+            assert not await store.replace_data(session.id, larger, expected_version=version)
+
+        assert await limit_of(lambda: replace(there.version)) == "max_data_bytes"
+        await replace(there.version + 1)
+        again = await store.load_data(session.id)
+        assert again is not None and (again, again.value) == (there, value)
+
+
+async def state_is_bounded_in_bytes_whoever_changes_it(make: MakeStore) -> None:
+    """Requests that each see little of it may come to much together."""
+    async with opened(make, max_state_bytes=100) as store:
+        session = await new_session(store)
+        for key in "ab":
+            assert await store.change_state(session.id, {key: "x" * 46}, ())
+        before = await session.record()
+
+        async def change(changed: dict[str, Any], *removed: str) -> None:
+            await store.change_state(session.id, changed, removed)
+
+        assert await limit_of(lambda: change({"c": "x" * 46})) == "max_state_bytes"
+        assert await limit_of(lambda: change({"a": "x" * 50})) == "max_state_bytes"
+        record = await session.record()
+        assert (record.state, record.state_version) == (before.state, before.state_version)
+        await change({"c": "x" * 46}, "a")
+        await change({"c": "y"})
+        assert (await session.record()).state == {"b": "x" * 46, "c": "y"}
+
+
 async def where_the_next_listen_stream_starts_is_remembered(make: MakeStore) -> None:
     """protocol.md: a replay waits for the next listen."""
     async with opened(make) as store:
@@ -173,6 +253,9 @@ async def sessions_can_be_listed_by_their_owner(make: MakeStore) -> None:
 CHECKS: Sequence[Check] = (
     subscriptions_belong_to_the_session,
     a_listen_filter_replaces_the_subscriptions,
+    subscriptions_are_bounded_in_bytes,
+    data_is_bounded_in_bytes,
+    state_is_bounded_in_bytes_whoever_changes_it,
     where_the_next_listen_stream_starts_is_remembered,
     state_is_changed_key_by_key,
     data_is_replaced_only_by_who_saw_its_newest_version,

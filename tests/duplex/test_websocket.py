@@ -204,6 +204,24 @@ async def test_what_is_wrong_with_a_message_is_answered_with_id_null(kind: str) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_what_a_connection_subscribes_to_outside_of_a_session_is_bounded(kind: str) -> None:
+    """ERR6: as what a session does; it is kept as long as the connection is open."""
+    async with duplex_world(
+        max_subscriptions=2, max_uri_bytes=20, max_subscription_bytes=30
+    ) as world:
+        peer = await (world.websocket() if kind == "websocket" else world.pipe())
+        await peer.initialize()
+        await peer.result("resources/subscribe", {"uri": "a" * 20})
+        for uri, limit in (("b" * 21, "max_uri_bytes"), ("c" * 11, "max_subscription_bytes")):
+            error = await peer.error("resources/subscribe", {"uri": uri})
+            assert (error["code"], error["data"]) == (-31011, {"limit": limit})
+        for _ in range(2):
+            await peer.result("resources/subscribe", {"uri": "d"})
+        error = await peer.error("resources/subscribe", {"uri": "e"})
+        assert (error["code"], error["data"]) == (-31011, {"limit": "max_subscriptions"})
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_client_that_says_too_much_of_itself_is_refused_and_may_say_less(kind: str) -> None:
     """ERR6: what it says is kept as long as its connection is open."""
     async with duplex_world(max_client_bytes=1_000) as world:

@@ -7,8 +7,8 @@ import pytest
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 
-from mcp_sessions import SessionLayer, SessionPolicy
-from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions import SessionLayer, SessionPolicy, current_session
+from mcp_sessions.errors import ConfigurationError, LimitReached, StoreUnavailable
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.stores.memory import MemoryStore
 from tests.support.raw import Json, RawClient, call_params, in_session, keyed, text_of, uris
@@ -392,6 +392,27 @@ async def test_a_session_keeps_no_copy_of_what_its_connections_client_said() -> 
             "capabilities": {"roots": {}},
             "clientInfo": {"name": "raw", "version": "1"},
         }
+
+
+async def test_a_handler_whose_data_is_too_large_is_told_which_limit() -> None:
+    """It is not stored, and the session goes on with what there was."""
+    async with world(max_data_bytes=1_000) as w:
+
+        async def remember(ctx: Ctx, arguments: Json) -> str:
+            try:
+                async with current_session().data.edit() as data:
+                    data["value"] = "x" * arguments["size"]
+            except LimitReached as reached:
+                return reached.limit
+            return "stored"
+
+        w.box.tools["remember"] = remember
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        assert await client.text("remember", size=900) == "stored"
+        assert await client.text("remember", size=1_000) == "max_data_bytes"
+        kept = await w.layer.store.load_data(SessionId(session))
+        assert kept is not None and kept.value == {"value": "x" * 900}
 
 
 async def test_subscriptions_are_bounded() -> None:

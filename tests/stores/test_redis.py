@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from mcp_sessions.core.log import Draft, LoggedEvent
-from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.errors import ConfigurationError, LimitReached, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
@@ -612,6 +612,29 @@ def test_what_is_known_of_clients_is_bounded() -> None:
     assert peers.known(SessionId("none")) == (None,)
     peers.forget(SessionId("none"))
     assert peers.known(SessionId("none")) is None
+
+
+@pytest.mark.parametrize("counted", [None, "0", "99"], ids=["not", "too little", "too much"])
+async def test_subscriptions_that_an_older_version_made_count_too(counted: str | None) -> None:
+    """It kept no count of their bytes, and one beside us may change them without it."""
+    async with opened(max_subscription_bytes=100) as store:
+        of = (await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)).session_id
+        for uri in ("a" * 40, "b" * 40):
+            await store.subscribe(of, uri)
+        key = store_key(store, of)
+        if counted is None:
+            await asked(store, "HDEL", key, "ub")
+        else:
+            await asked(store, "HSET", key, "ub", counted)
+
+        assert await store.subscribe(of, "c" * 20)
+        if counted != "0":
+            with pytest.raises(LimitReached):
+                await store.subscribe(of, "d")
+        assert await store.set_filter(of, frozenset({"a" * 99}), frozenset())
+        assert await store.subscribe(of, "d")
+        with pytest.raises(LimitReached):
+            await store.subscribe(of, "e")
 
 
 async def admitted(store: RedisStore, session_id: SessionId) -> frozenset[str]:

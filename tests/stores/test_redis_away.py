@@ -32,7 +32,7 @@ from tests.support.redis_server import RedisServer, asked, link_of, redis_server
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
 NOW = 1_800_000_000.0
-POLICY = SessionPolicy(idle_timeout=100, max_lifetime=1_000)
+POLICY = SessionPolicy(idle_timeout=100, max_lifetime=1_000, max_data_bytes=2**25)
 HERE, THERE = ConnectionId("here"), ConnectionId("there")
 TIMEOUT = 1.5
 """Seconds, where an answer does not come."""

@@ -11,5 +11,6 @@ for i = 3, #ARGV do
     redis.call('HSET', uris, ARGV[i], ARGV[2])
 end
 share_lifetime(uris)
+redis.call('HDEL', base, 'ub')
 redis.call('HSET', base, 'lists', ARGV[1], 'uris', ARGV[2])
 return { ends == 'inf' and 'for ever' or 'subscribed', before }

@@ -4,6 +4,8 @@ if redis.call('EXISTS', base) == 0 then
     return { 0 }
 end
 local token = redis.call('HGET', base .. ':u', ARGV[1])
-redis.call('HDEL', base .. ':u', ARGV[1])
+if redis.call('HDEL', base .. ':u', ARGV[1]) == 1 and redis.call('HEXISTS', base, 'ub') == 1 then
+    redis.call('HINCRBY', base, 'ub', -#ARGV[1])
+end
 redis.call('HSET', base, 'uris', ARGV[2])
 return { 1, token }

@@ -1,0 +1,73 @@
+"""What a session may hold of what its client and its handlers give it, in bytes.
+
+Every store asks here before it stores, or does the same in the step that stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from mcp_sessions.core.client_description import size_of
+from mcp_sessions.errors import LimitReached
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.stores.base import Peer
+
+
+def check_peer(peer: Peer | None, policy: SessionPolicy) -> None:
+    """Whether a session may keep what its client said of itself.
+
+    Raises:
+        LimitReached: It is more than ``max_client_bytes``.
+    """
+    if peer is not None and size_of(peer.initialize_params) > policy.max_client_bytes:
+        raise LimitReached("max_client_bytes")
+
+
+def text_size(text: str) -> int:
+    """Bytes of a text, as it is stored: JSON may hold a lone surrogate."""
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def check_subscriptions(uris: Collection[str], policy: SessionPolicy) -> None:
+    """Whether a session, or a connection, may be subscribed to these resources.
+
+    Raises:
+        LimitReached: They are more than ``max_subscriptions``, one has more than
+            ``max_uri_bytes``, or all together have more than ``max_subscription_bytes``.
+    """
+    sizes = [text_size(uri) for uri in uris]
+    check_sizes(len(sizes), max(sizes, default=0), sum(sizes), policy)
+
+
+def check_sizes(count: int, largest: int, total: int, policy: SessionPolicy) -> None:
+    """As :func:`check_subscriptions`, where the sizes are known.
+
+    Raises:
+        LimitReached: See there.
+    """
+    if largest > policy.max_uri_bytes:
+        raise LimitReached("max_uri_bytes")
+    if count > policy.max_subscriptions:
+        raise LimitReached("max_subscriptions")
+    if total > policy.max_subscription_bytes:
+        raise LimitReached("max_subscription_bytes")
+
+
+def check_data(size: int, policy: SessionPolicy) -> None:
+    """Whether a session's data may have that many bytes, as JSON.
+
+    Raises:
+        LimitReached: They are more than ``max_data_bytes``.
+    """
+    if size > policy.max_data_bytes:
+        raise LimitReached("max_data_bytes")
+
+
+def check_state(size: int, policy: SessionPolicy) -> None:
+    """Whether a session's state may have that many bytes: its keys, and its values as JSON.
+
+    Raises:
+        LimitReached: They are more than ``max_state_bytes``.
+    """
+    if size > policy.max_state_bytes:
+        raise LimitReached("max_state_bytes")
