@@ -33,7 +33,10 @@ _NEEDS_CAPABILITY = {
 class PendingCall:
     """A request of ours to a client, open until the first answer."""
 
-    __slots__ = ("future", "id", "message", "method", "on_progress", "principal", "session_id")
+    __slots__ = (
+        "future", "id", "is_withdrawn", "message", "method", "on_progress", "principal",
+        "session_id",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -54,6 +57,23 @@ class PendingCall:
             params = {**(params or {}), "_meta": meta}
         self.message = request_message(self.id, method, params)
         self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.is_withdrawn = False
+
+    @property
+    def log_key(self) -> str:
+        """Under which it is in a stream's log: who comes back for the stream is asked nothing
+        that was withdrawn since.
+        """
+        return f"asked {self.id}"
+
+    def withdraw(self, reason: str) -> bytes | None:
+        """Nobody waits for the answer any more: what tells its client so (ASK6), once."""
+        if self.is_withdrawn:
+            return None
+        self.is_withdrawn = True
+        return notification_message(
+            "notifications/cancelled", {"requestId": self.id, "reason": reason}
+        )
 
 
 class PendingCalls:
@@ -97,8 +117,16 @@ class PendingCalls:
         send: Callable[[bytes], Awaitable[None]],
         *,
         timeout: float | None,
+        tell: Callable[[bytes], object],
     ) -> dict[str, Any]:
         """Send a request and wait for its answer.
+
+        Args:
+            call: The request.
+            send: Sends it.
+            timeout: Seconds that its client has; None: any time.
+            tell: Begins to send what its client is told if it is given up. It may not wait:
+                whoever gives a request up may be cancelled.
 
         Raises:
             PeerError: See :meth:`Outbound.send_request`.
@@ -109,11 +137,11 @@ class PendingCalls:
             async with asyncio.timeout(timeout):
                 answer = await call.future
         except TimeoutError:
-            message = notification_message(
-                "notifications/cancelled", {"requestId": call.id, "reason": "timed out"}
-            )
-            await send(message)
+            _withdraw(call, tell, "timed out")
             raise PeerError(REQUEST_TIMEOUT, "Request timed out") from None
+        except asyncio.CancelledError:
+            _withdraw(call, tell, "cancelled")
+            raise
         finally:
             self._open.pop(call.id, None)
         if answer.error is not None:
@@ -152,6 +180,15 @@ class PendingCalls:
         """Nobody will answer ``call``."""
         if not call.future.done():
             call.future.set_result(Answer(call.id, None, error_body(code, message)))
+
+
+def _withdraw(call: PendingCall, tell: Callable[[bytes], object], reason: str) -> None:
+    if call.future.done() and not call.future.cancelled():
+        # It was answered in that moment.
+        return
+    message = call.withdraw(reason)
+    if message is not None:
+        tell(message)
 
 
 def may_ask(peer: Peer | None, method: str) -> bool:

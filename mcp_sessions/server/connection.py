@@ -49,9 +49,13 @@ class RequestChannel(Protocol):
     """Closes the response stream so that the client comes back with ``Last-Event-ID``;
     None where it could not come back."""
 
-    async def emit(self, message: bytes) -> None:
+    async def emit(self, message: bytes, key: str | None = None) -> None:
         """Send a notification or a request of ours, or keep it for a client that may come
         back for it. Waits for room, for ``SessionPolicy.slow_timeout`` at the most.
+
+        Args:
+            message: Encoded.
+            key: What is kept of this key is replaced by it; None: nothing.
         """
         ...
 

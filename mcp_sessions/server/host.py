@@ -207,7 +207,7 @@ class Host:
         """
         for call in self.calls.of_session(session_id):
             if may_ask(connection.peer, call.method):
-                await connection.send(Draft(call.message, None, None, session_id))
+                await connection.send(Draft(call.message, None, call.log_key, session_id))
 
     async def ask_elsewhere(self, session_id: SessionId) -> None:
         """A session has a new connection in another process: what is open here goes there."""
@@ -371,6 +371,7 @@ class Host:
         finally:
             # Until here the same request, sent again, could join: the store did not know better.
             self._forget_carriers(running)
+        await running.told(self._policy.slow_timeout)
         for carrier in running.carriers:
             message, code = self._written(running, carrier, result, error)
             try:

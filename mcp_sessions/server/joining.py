@@ -52,7 +52,7 @@ class FarChannel:
         self._replicas = replicas
         self._join = join
 
-    async def emit(self, message: bytes) -> None:
+    async def emit(self, message: bytes, key: str | None = None) -> None:
         """See :class:`RequestChannel`. There is no room to wait for: how fast that client
         takes is not known here.
         """

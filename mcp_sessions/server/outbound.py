@@ -67,10 +67,14 @@ class SessionOutbound:
         call = self._host.calls.new(record.principal, session_id, method, params, on_progress)
 
         async def send(message: bytes) -> None:
-            asked = call if message is call.message else None
-            await self._publisher.push(session_id, message, asked)
+            await self._publisher.push(session_id, message, call)
 
-        return await self._host.calls.ask(call, send, timeout=timeout)
+        return await self._host.calls.ask(
+            call,
+            send,
+            timeout=timeout,
+            tell=lambda message: self._host.spawn(send(message)),
+        )
 
 
 class ConnectionOutbound:
@@ -97,10 +101,16 @@ class ConnectionOutbound:
         connection = self._connection
         check_may_ask(connection.peer, method)
         call = self._host.calls.new(connection.principal, None, method, params, on_progress)
-        return await self._host.calls.ask(call, self._send, timeout=timeout)
 
-    async def _send(self, message: bytes) -> None:
-        await self._connection.send(Draft(message))
+        async def send(message: bytes) -> None:
+            await connection.send(Draft(message, None, call.log_key))
+
+        return await self._host.calls.ask(
+            call,
+            send,
+            timeout=timeout,
+            tell=lambda message: self._host.spawn(send(message)),
+        )
 
 
 class LateOutbound:

@@ -156,14 +156,14 @@ class Publisher:
         if wait:
             await connection.room()
 
-    async def push(self, session_id: SessionId, message: bytes, call: PendingCall | None) -> None:
-        """Send a message that is no session event to a session's client, wherever it is
-        attached; nowhere, and it waits until it is asked for again.
+    async def push(self, session_id: SessionId, message: bytes, call: PendingCall) -> None:
+        """Send a request of ours, or that it is withdrawn, to a session's client, wherever that
+        is attached; nowhere, and it waits until it is asked again.
 
         Args:
             session_id: The session.
             message: Encoded.
-            call: The request of ours that it is; None: it is none.
+            call: The request of ours that it is of.
         """
         # Its handler is at work, so it lives, whatever its idle deadline says.
         record = await self._store.load(session_id, now=0)
@@ -172,8 +172,8 @@ class Publisher:
             return
         connection = await self._hub.find(attachment.connection_id)
         if connection is not None:
-            if call is None or may_ask(connection.peer, call.method):
-                await connection.send(Draft(message, None, None, session_id))
+            if may_ask(connection.peer, call.method):
+                await connection.send(Draft(message, None, call.log_key, session_id))
             return
         home = process_of(attachment.connection_id)
         if home is not None and self._hub.replicas is not None:
@@ -184,6 +184,7 @@ class Publisher:
                 connection=attachment.connection_id,
                 epoch=attachment.fencing_epoch,
                 text=message.decode(),
-                call=call.id if call is not None else None,
-                method=call.method if call is not None else None,
+                call=call.id,
+                method=call.method,
+                key=call.log_key,
             )

@@ -47,6 +47,7 @@ class RunningRequest:
         self.context: Any = carrier.inbound.context
         self._host = host
         self._asked: list[PendingCall] = []
+        self._telling: set[asyncio.Task[None]] = set()
 
     @property
     def session_id(self) -> SessionId | None:
@@ -117,7 +118,12 @@ class RunningRequest:
         call = self._host.calls.new(inbound.principal, None, method, params, on_progress)
         self._asked.append(call)
         try:
-            return await self._host.calls.ask(call, self._emit, timeout=timeout)
+            return await self._host.calls.ask(
+                call,
+                lambda message: self._emit(message, call.log_key),
+                timeout=timeout,
+                tell=lambda message: self._tell(message, call.log_key),
+            )
         finally:
             self._asked.remove(call)
 
@@ -130,12 +136,27 @@ class RunningRequest:
         for call in list(self._asked):
             # Each may be answered, or a new one be asked, while the one before it is sent.
             if not call.future.done() and may_ask(carrier.inbound.asked, call.method):
-                await self._emit(call.message)
+                await self._emit(call.message, call.log_key)
 
     def fail_open_calls(self, code: int, message: str) -> None:
-        """Nobody will answer what the handler asked."""
+        """Nobody waits for what the handler asked any more, and its client is told so."""
         for call in self._asked:
+            withdrawal = None if call.future.done() else call.withdraw(message)
             self._host.calls.fail(call, code, message)
+            if withdrawal is not None:
+                self._tell(withdrawal, call.log_key)
 
-    async def _emit(self, message: bytes) -> None:
-        await self.carriers[-1].inbound.channel.emit(message)
+    async def told(self, timeout: float) -> None:
+        """Wait until what was withdrawn is on its way, ``timeout`` seconds at the most: nothing
+        follows the answer.
+        """
+        if self._telling:
+            await asyncio.wait(self._telling, timeout=timeout)
+
+    def _tell(self, message: bytes, log_key: str) -> None:
+        task = self._host.spawn(self._emit(message, log_key))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _emit(self, message: bytes, log_key: str) -> None:
+        await self.carriers[-1].inbound.channel.emit(message, log_key)

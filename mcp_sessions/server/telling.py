@@ -196,7 +196,8 @@ class Telling:
         if message["method"] is not None and not may_ask(connection.peer, message["method"]):
             await self._replicas.tell("unasked", to=message["from"], call=message["call"])
             return
-        await connection.send(Draft(message["text"].encode(), None, None, session_id))
+        draft = Draft(message["text"].encode(), None, message.get("key"), session_id)
+        await connection.send(draft)
 
     async def _unasked(self, message: Members) -> None:
         call = self._host.calls.get(message["call"])

@@ -5,6 +5,7 @@ whatever they wait for, the connection is read.
 import asyncio
 from typing import Any
 
+import anyio
 import mcp_types as types
 import pytest
 
@@ -160,3 +161,31 @@ async def test_a_handler_that_waits_for_a_client_that_left_is_ended(kind: str) -
         await peer.question()
         await peer.leave()
         await at_most(10, ended.wait())
+
+
+@KINDS
+@pytest.mark.parametrize("in_session", [False, True], ids=["no session", "in a session"])
+@pytest.mark.parametrize("related", [False, True], ids=["standalone", "of the request"])
+async def test_a_question_that_is_given_up_is_taken_back(
+    kind: str, in_session: bool, related: bool
+) -> None:
+    """ASK6, before the answer of the call that asked."""
+    async with duplex_world() as w:
+
+        async def impatient(ctx: Any, arguments: Json) -> str:
+            request_id = ctx.request_id if related else None
+            schema: Json = {"type": "object", "properties": {}}
+            with anyio.move_on_after(0.1):
+                await ctx.session.elicit_form("?", schema, related_request_id=request_id)
+            return "gave up"
+
+        w.inner.box.tools["impatient"] = impatient
+        peer = await w.connected(kind, capabilities={"elicitation": {}})
+        if in_session:
+            await peer.start()
+        assert await peer.text("impatient") == "gave up"
+        question = await peer.question()
+        cancelled = await peer.told("notifications/cancelled")
+        assert cancelled["params"]["requestId"] == question["id"]
+        if related:
+            assert peer.messages.index(cancelled) == len(peer.messages) - 2

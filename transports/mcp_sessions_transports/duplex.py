@@ -88,7 +88,7 @@ class DuplexChannel:
         """See :class:`RequestChannel`."""
         return not self._connection.outbox.closed
 
-    async def emit(self, message: bytes) -> None:
+    async def emit(self, message: bytes, key: str | None = None) -> None:
         """See :class:`RequestChannel`."""
         self._connection.outbox.push(message)
         await self._connection.outbox.room()

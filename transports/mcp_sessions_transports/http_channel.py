@@ -97,10 +97,10 @@ class PostChannel:
         """See :class:`RequestChannel`."""
         return self._is_read or bool(self.readers)
 
-    async def emit(self, message: bytes) -> None:
+    async def emit(self, message: bytes, key: str | None = None) -> None:
         """See :class:`RequestChannel`."""
         await self._commit()
-        await self._store_and_push(message, final=False)
+        await self._store_and_push(message, final=False, key=key)
         if self._stream is not None:
             await self._stream.room()
 
@@ -142,7 +142,7 @@ class PostChannel:
         if self._name is not None:
             await self._connection.stream_finished(self._name)
 
-    async def _store_and_push(self, message: bytes, *, final: bool) -> None:
+    async def _store_and_push(self, message: bytes, *, final: bool, key: str | None = None) -> None:
         if self._name is None or self._connection is None:
             if self._stream is not None:
                 self._stream.push(sse_event(message))
@@ -152,7 +152,7 @@ class PostChannel:
         try:
             appended = await self._store.append(
                 self._connection.session_id,
-                plain_draft(message),
+                plain_draft(message, key),
                 now=self._clock(),
                 stream=self._name,
             )

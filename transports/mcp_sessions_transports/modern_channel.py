@@ -63,7 +63,7 @@ class ModernChannel:
         self._turn: asyncio.Future[None] = loop.create_future()
         self._callbacks: list[Callable[[], None]] = []
 
-    async def emit(self, message: bytes) -> None:
+    async def emit(self, message: bytes, key: str | None = None) -> None:
         """See :class:`RequestChannel`."""
         stream = self._commit()
         stream.push(modern_event(message))
