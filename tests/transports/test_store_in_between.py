@@ -8,7 +8,7 @@ import pytest
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, parse_position
 from tests.support.interposed import Interposed
-from tests.support.raw import RawClient, Reply, Sent, in_session, text_of, uris
+from tests.support.raw import RawClient, Reply, Sent, call_params, in_session, text_of, uris
 from tests.support.world import Ctx, World, world
 
 pytestmark = pytest.mark.anyio
@@ -272,6 +272,31 @@ async def test_no_store_is_asked_for_what_is_no_id(last_event_id: str) -> None:
         assert uris(await stream.has(1))[0] == "note://1"
         assert stream.status == 200
         assert all(parse_position(position) for position in asked)
+
+
+@pytest.mark.parametrize("text", ["x", "\U0001f600", "\x00", '"'])
+async def test_a_request_id_is_in_the_ids_of_events_if_it_is_short(text: str) -> None:
+    """SEC8: with a longer one a response is a stream all the same, but not one to come back to."""
+    async with world() as w:
+        client = await w.connected()
+        for length, is_named in ((512, True), (513, False)):
+            request_id = text * length
+            params = call_params("progress", {"steps": 2}, {"progressToken": 1})
+            sent = client.send("tools/call", params, request_id=request_id)
+            await sent.result()
+            await sent.reply.done()
+            assert all(("id" in event.fields) is is_named for event in sent.reply.events)
+            if is_named:
+                again = await client.get(sent.reply.events[0].id).done()
+                assert again.answer_to(request_id) is not None
+            gate = f"{length}"
+            closed = call_params("close_stream", {"gate": gate})
+            w.box.gate(gate).go.set()
+            sent = client.send("tools/call", closed, request_id=request_id)
+            if not is_named:
+                assert text_of(await sent.result()) == "cannot be closed"
+            else:
+                assert (await sent.reply.done()).answer_to(request_id) is None
 
 
 @pytest.mark.parametrize("position", ["nonsense", "1" * 1_000_000])

@@ -21,7 +21,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.base import SessionStore
 from mcp_sessions_transports.credentials import Watch
 from mcp_sessions_transports.http_io import send_json
-from mcp_sessions_transports.post_streams import post_event_id, post_stream_name
+from mcp_sessions_transports.post_streams import can_be_named, post_event_id, post_stream_name
 from mcp_sessions_transports.sse import SSE_HEADERS, LogFeed, SseStream, priming_event, sse_event
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ class PostChannel:
         self.on_closed: Callable[[], None] | None = None
         self.on_reopened: Callable[[], None] | None = None
         self.close_stream: Callable[[], Awaitable[None]] | None = None
-        if connection is not None and primes:
+        self._is_kept = connection is not None and can_be_named(request_id)
+        if self._is_kept and primes:
             self.close_stream = self._close_stream
         self._request_id = request_id
         self._connection = connection
@@ -294,7 +295,7 @@ class PostChannel:
 
     async def _open(self) -> None:
         connection = self._connection
-        if connection is None:
+        if connection is None or not self._is_kept:
             self._stream = self._new_stream()
             return
         if self._wanted is None:
