@@ -417,9 +417,10 @@ class SessionLayer:
 
         Raises:
             StoreUnavailable: The store failed before it was. The change is kept, and told to
-                the rest when the store is back: it need not be announced again. Only if the
-                process ends before that, or more than 10,000 others wait, it is lost, which
-                is a line in the log.
+                the rest when the store is back: it need not be announced again. If the
+                process ends before that it is lost, which is a line in the log; if 10,000
+                others wait (or 4 MiB of them) it is lost as well, and every session is made
+                to read again what it follows.
             ConfigurationError: The layer does not run.
         """
         await self._change("notifications/resources/updated", {"uri": str(uri)})

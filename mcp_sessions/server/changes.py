@@ -8,6 +8,8 @@
 3. Sessions are told a few at a time, and at least half of the time is for others.
 4. While the store is away a change is kept, and told to the rest when it is back: nobody is
    told twice, nobody is left out. What is kept is bounded (``KEPT``, ``KEPT_BYTES``).
+5. A change beyond that bound is lost. Then the events of every session are made anew: whoever
+   comes back with a position is refused, and reads again what it follows.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from mcp_sessions.background import watched
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.coalescing import coalescing_key
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
-from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.announced import Outcome, note
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.publisher import Publisher
-from mcp_sessions.stores.base import TOLD_AT_ONCE, ServerChange, SessionStore, Told
+from mcp_sessions.stores.base import TOLD_AT_ONCE, Mode, ServerChange, SessionStore, Told
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +142,12 @@ class Changes:
 
         self._bytes = 0
         self._lost: Counter[str] = Counter()
+        self._renews = False
+        """Changes were lost, and there are sessions that do not know yet."""
+
+        self._renewed: set[SessionId] = set()
+        """Those that do."""
+
         self._away: Outcome = None
         self._fan_out: asyncio.Task[None] | None = None
         self._name = secrets.token_urlsafe(12)
@@ -211,19 +219,12 @@ class Changes:
             if same is not None:
                 return same
         number = next(self._numbers)
-        is_update = method == RESOURCE_UPDATED
-        change = ServerChange(
-            f"{self._name}.{number}",
-            self._clock(),
-            str((params or {}).get("uri", "")) if is_update else None,
-            None if is_update else method.split("/")[1],
-            EventTemplate(method, params, key),
-            plain_draft(notification_message(method, params), key),
-        )
+        change = self._change(number, method, params, key)
         told = asyncio.get_running_loop().create_future()
         waiting = _Waiting(number, method, params, change, told)
         if len(self._waiting) >= KEPT or self._bytes + change.size > KEPT_BYTES:
             self._lost[method] += 1
+            self._renews = True
             waiting.settle(StoreUnavailable("too many changes wait to be stored"))
             return waiting
         self._waiting.append(waiting)
@@ -231,6 +232,19 @@ class Changes:
         if key is not None:
             self._by_key[key] = waiting
         return waiting
+
+    def _change(
+        self, number: int, method: str, params: Mapping[str, Any] | None, key: str | None
+    ) -> ServerChange:
+        is_update = method == RESOURCE_UPDATED
+        return ServerChange(
+            f"{self._name}.{number}",
+            self._clock(),
+            str((params or {}).get("uri", "")) if is_update else None,
+            None if is_update else method.split("/")[1],
+            EventTemplate(method, params, key),
+            plain_draft(notification_message(method, params), key),
+        )
 
     def _begin(self, waiting: _Waiting) -> None:
         """From now on nothing is told together with it."""
@@ -270,7 +284,14 @@ class Changes:
 
     async def _tell_everyone(self) -> None:
         backoff = Backoff(base=0.2, cap=5.0)
-        while self._waiting:
+        while self._waiting or self._renews:
+            if not self._waiting:
+                try:
+                    await self._renew_everyone()
+                    backoff.progressed()
+                except StoreUnavailable:
+                    await asyncio.sleep(backoff.failed(random.random()))
+                continue
             waiting = self._waiting[0]
             self._begin(waiting)
             try:
@@ -286,7 +307,6 @@ class Changes:
             backoff.progressed()
             self._away = None
             self._over(waiting)
-            self._say_what_is_lost("too many waited")
             # However many were announced at once, others run in between.
             await asyncio.sleep(0)
 
@@ -435,6 +455,44 @@ class Changes:
                 waiting.undelivered += await self._publisher.hand_over([each])
         if waiting.undelivered:
             raise StoreUnavailable("the store did not answer while an event was handed over")
+
+    async def _renew_everyone(self) -> None:
+        """Changes were lost, nobody knows whose: every session's events are made anew, and who
+        is attached has to resume.
+
+        Raises:
+            StoreUnavailable: There are some left.
+        """
+        self._say_what_is_lost("too many waited; every session has to resume")
+        self._renews = False
+        loop = asyncio.get_running_loop()
+        everyone = self._change(0, "notifications/tools/list_changed", None, None)
+        place = None
+        try:
+            while True:
+                page = await self._store.audience(everyone, place)
+                for session_id in page.session_ids:
+                    begun = loop.time()
+                    if session_id not in self._renewed:
+                        await self._renew(session_id)
+                        self._renewed.add(session_id)
+                        await asyncio.sleep(loop.time() - begun)
+                place = page.following
+                if place is None:
+                    break
+        except StoreUnavailable:
+            self._renews = True
+            raise
+        self._renewed.clear()
+
+    async def _renew(self, session_id: SessionId) -> None:
+        async with self._hub.turn(session_id):
+            record = await self._store.load(session_id, now=0)
+            if record is None or record.mode is not Mode.PROTOCOL:
+                return
+            await self._store.renew(session_id)
+            if record.attachment is not None:
+                await self._hub.displace_in_turn(session_id, Detached.EVICTED)
 
     async def tell_bare(self, method: str, params: Mapping[str, Any] | None) -> None:
         """Tell the pipes and WebSockets of this process that hear a change for themselves."""

@@ -469,6 +469,13 @@ class SessionStore(Protocol):
         """
         ...
 
+    async def renew(self, session_id: SessionId) -> None:
+        """Make a protocol-mode session's events anew, under another epoch: what it had is gone,
+        and every position from before is refused. For a log that an event is missing in.
+        Nothing happens to a session of another mode.
+        """
+        ...
+
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
         """Sessions that a change may be for, in pages of some hundred: :meth:`tell` decides.
 

@@ -245,6 +245,12 @@ class MemoryStore:
         replaced = log.would_replace(draft)
         return Appended(log.append(draft, now=now), session.record.attachment, replaced)
 
+    async def renew(self, session_id: SessionId) -> None:
+        """See :meth:`SessionStore.renew`."""
+        session = self._sessions.get(session_id)
+        if session is not None and session.record.mode is Mode.PROTOCOL:
+            session.events = EventLog(mint_log_epoch(), self._window)
+
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
         """See :meth:`SessionStore.audience`. It is one page: a hundred thousand ids take a
         millisecond.

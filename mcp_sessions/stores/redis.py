@@ -400,6 +400,10 @@ class RedisStore:
         )
         return Appended(event, attachment_of(connection, fence), bool(replaced))
 
+    async def renew(self, session_id: SessionId) -> None:
+        """See :meth:`SessionStore.renew`."""
+        await self._on(session_id, scripts.RENEW, mint_log_epoch())
+
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
         """See :meth:`SessionStore.audience`. A scan finds who is there all the time; its place
         means something to the server only that gave it.

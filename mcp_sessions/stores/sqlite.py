@@ -349,6 +349,17 @@ class SQLiteStore:
 
         return await self._writer.call(work, short=_is_small(draft.before))
 
+    async def renew(self, session_id: SessionId) -> None:
+        """See :meth:`SessionStore.renew`."""
+
+        def work(tx: Transaction) -> None:
+            session = sessions.brief(tx, session_id)
+            if session is not None and session.mode is Mode.PROTOCOL:
+                logs.drop(tx, session.sid, EVENTS)
+                logs.opened(tx, session.sid, EVENTS)
+
+        await self._writer.call(work)
+
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
         """See :meth:`SessionStore.audience`."""
         page = int(after) if after is not None else 0

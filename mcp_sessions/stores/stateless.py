@@ -120,6 +120,9 @@ class Stateless:
         """No events."""
         return None
 
+    async def renew(self, session_id: SessionId) -> None:
+        """No events."""
+
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
         """Nobody knows which sessions there are."""
         return Audience((), None)

@@ -138,6 +138,28 @@ async def a_large_audience_is_found_page_by_page(make: MakeStore) -> None:
             assert found >= {session.id for session in sessions}
 
 
+async def events_made_anew_refuse_every_position(make: MakeStore) -> None:
+    """RES: an event is missing, so whoever was there before must not be told that it has all."""
+    async with opened(make) as store:
+        session, stream = await new_session(store), await new_session(store, mode=Mode.TRANSPORT)
+        await session.append()
+        await stream.append(stream=GET_STREAM)
+        attached = await session.attach(HERE)
+        before, of_stream = await session.head(), await stream.head(GET_STREAM)
+        for each in (session, stream):
+            await store.renew(each.id)
+        numbers, refusal = await session.read(before)
+        assert (numbers, refusal is None) == ([], False)
+        assert await stream.read(of_stream, stream=GET_STREAM) == ([], None)
+        appended = await session.append()
+        assert appended.event.number == 1
+        assert appended.attachment == Attachment(HERE, attached.fencing_epoch)
+        assert await session.missed(0) == [1]
+        await store.end(session.id)
+        await store.renew(session.id)
+        assert await store.head(session.id) is None
+
+
 async def _position(store: SessionStore, session_id: SessionId) -> Position:
     head = await store.head(session_id)
     assert head is not None
@@ -148,4 +170,5 @@ CHECKS: Sequence[Check] = (
     who_is_entitled_to_a_change_is_told,
     a_change_is_stored_as_any_event_is,
     a_large_audience_is_found_page_by_page,
+    events_made_anew_refuse_every_position,
 )

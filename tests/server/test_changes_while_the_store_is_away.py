@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.core.messages import EXTENSION
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import EVENTS, GET_STREAM, Position, SessionId
 from mcp_sessions.server import changes
@@ -250,6 +251,9 @@ async def test_what_is_kept_is_bounded_and_said(
     monkeypatch.setattr(changes, "KEPT", 4)
     async with shared() as s:
         [started] = await s.subscribers(1)
+        client = await s.world.connected(capabilities={"extensions": {EXTENSION: {}}})
+        stream = await client.get().started()
+        await client.start()
         s.store.backplane.is_away = True
         for number in (1, 2, 2, 2, 3, 3, 4, 4):
             with pytest.raises(StoreUnavailable, match="kept"):
@@ -257,8 +261,14 @@ async def test_what_is_kept_is_bounded_and_said(
         with pytest.raises(StoreUnavailable, match="too many"):
             await s.world.layer.notify_resource_updated("a:5")
         s.store.backplane.is_away = False
-        await told(s, started)
+        await asyncio.sleep(60)
+
+        # What it missed is not there: it is not told that it has everything.
+        resumed = await client.resume(started["sessionId"], started["sessionEventId"])
+        assert resumed["catchup"] is False
+        assert (await stream.has(1))[0]["params"]["reason"] == "evicted"
         await s.world.layer.notify_tools_changed()
+        assert [event.number for event in await s.events_of(started["sessionId"])] == [1]
     assert "changes were lost" in caplog.text
 
 

@@ -322,6 +322,17 @@ class FindsAPageOnly(MemoryStore):
         return Audience(found.session_ids[:500], None)
 
 
+class KeepsItsPositions(MemoryStore):
+    """A log that an event is missing in is emptied, and goes on under its epoch."""
+
+    async def renew(self, session_id: SessionId) -> None:
+        before = await self.head(session_id)
+        await super().renew(session_id)
+        if before is not None:
+            self._sessions[session_id].events.log_epoch = before.log_epoch
+            await self.append(session_id, Draft(b"{}"), now=NOW)
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("store", "check"),
@@ -357,6 +368,7 @@ class FindsAPageOnly(MemoryStore):
         (LastWriteWins, belongings.data_is_replaced_only_by_who_saw_its_newest_version),
         (SharesItsData, belongings.data_is_replaced_only_by_who_saw_its_newest_version),
         (TellsWhoeverItIsGiven, telling.who_is_entitled_to_a_change_is_told),
+        (KeepsItsPositions, telling.events_made_anew_refuse_every_position),
         (FindsAPageOnly, telling.a_large_audience_is_found_page_by_page),
     ],
     ids=lambda value: value.__name__,
