@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from typing import NoReturn
 from urllib.parse import urlsplit
+
+from mcp_sessions.cli.logs import complain
 
 USAGE_ERROR = 2
 """The exit status for what the user can put right; argparse has the same."""
@@ -17,7 +18,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print ``message`` and where to read more, and exit."""
-        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        complain(self.prog, f"{message} (see {self.prog} --help)")
         raise SystemExit(USAGE_ERROR)
 
 

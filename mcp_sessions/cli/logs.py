@@ -13,8 +13,10 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import TextIO
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -37,6 +39,9 @@ def configure(
     """
     # FastMCP, when it is imported, makes handlers of its own, which write as they like.
     os.environ.setdefault("FASTMCP_LOG_ENABLED", "false")
+    if format == "json":
+        os.environ["FASTMCP_LOG_ENABLED"] = "false"
+        _log_what_python_prints()
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     root = logging.getLogger()
@@ -46,6 +51,76 @@ def configure(
     root.setLevel(logging.WARNING)
     logging.getLogger("mcp_sessions").setLevel(level.upper())
     logging.getLogger("mcp_sessions.access").setLevel(logging.INFO if access else logging.WARNING)
+
+
+def is_json() -> bool:
+    """Whether what is written to stderr is to be JSON."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.root.handlers)
+
+
+def say(message: str, **members: object) -> None:
+    """Write a line of this command's own to stderr as JSON, whatever the log's level."""
+    record = logging.LogRecord("mcp_sessions.cli", logging.INFO, "", 0, message, (), None)
+    vars(record).update(members)
+    print(JsonFormatter().format(record), file=sys.stderr, flush=True)
+
+
+def complain(program: str, message: str) -> None:
+    """Write to stderr, in one line, why this command ends."""
+    if is_json():
+        record = logging.LogRecord(
+            "mcp_sessions.cli", logging.ERROR, "", 0, f"{program}: {message}", (), None
+        )
+        print(JsonFormatter().format(record), file=sys.stderr, flush=True)
+    else:
+        print(f"{program}: {message}", file=sys.stderr)
+
+
+def take_over() -> None:
+    """Take the handlers that write to a terminal from the loggers that the target, or what it
+    imports, gave any: their records go the way of all others. Only if that is JSON: as text
+    they may look as they like.
+    """
+    if not is_json():
+        return
+    for name in list(logging.root.manager.loggerDict):
+        logger = logging.getLogger(name)
+        for handler in logger.handlers[:]:
+            if _writes_to_terminal(handler):
+                logger.removeHandler(handler)
+                logger.propagate = True
+    for handler in logging.root.handlers[:]:
+        if _writes_to_terminal(handler) and not isinstance(handler.formatter, JsonFormatter):
+            logging.root.removeHandler(handler)
+
+
+def _writes_to_terminal(handler: logging.Handler) -> bool:
+    stream: object = getattr(handler, "stream", None)
+    # Rich's handlers have a console instead.
+    return stream in (sys.stderr, sys.stdout) or hasattr(handler, "console")
+
+
+def _log_what_python_prints() -> None:
+    """Warnings, and exceptions that nobody catches, become records."""
+    logging.captureWarnings(True)
+    log = logging.getLogger("mcp_sessions.cli")
+
+    def uncaught(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        log.critical("uncaught: %s", kind.__name__, exc_info=(kind, error, trace))
+
+    def uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None:
+            uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+
+    def unraisable(args: sys.UnraisableHookArgs) -> None:
+        if args.exc_value is not None:
+            uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+
+    sys.excepthook = uncaught
+    threading.excepthook = uncaught_in_thread
+    sys.unraisablehook = unraisable
 
 
 class TextFormatter(logging.Formatter):

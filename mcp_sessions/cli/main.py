@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from mcp_sessions import __version__
 from mcp_sessions.cli.arguments import USAGE_ERROR, OneLineParser, one_line
+from mcp_sessions.cli.logs import complain
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 
 STORE_AWAY = 1
@@ -73,10 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case _:
                 raise AssertionError("argparse accepts names from COMMANDS only")
     except ConfigurationError as error:
-        print(f"mcp-sessions {chosen.command}: {one_line(error)}", file=sys.stderr)
+        complain(f"mcp-sessions {chosen.command}", one_line(error))
         return USAGE_ERROR
     except StoreUnavailable as error:
-        print(f"mcp-sessions {chosen.command}: {one_line(error)}", file=sys.stderr)
+        complain(f"mcp-sessions {chosen.command}", one_line(error))
         return STORE_AWAY
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import os
 import socket
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
@@ -49,12 +49,15 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: The store, the target, an option or the port is wrong.
     """
+    if _wants_json(arguments):
+        # What is wrong with the arguments is said so as well.
+        logs.configure(level="info", format="json")
     options = _parser().parse_args(arguments)
     _check(options)
     logs.configure(level=options.log_level, format=options.log_format, access=options.access_log)
     layer, store = _layer(options)
     if options.stdio and options.port is None:
-        print(_start_up(options, None, store), file=sys.stderr, flush=True)
+        _start_up(options, None, store)
         try:
             layer.run("stdio", grace=options.grace)
         except KeyboardInterrupt:
@@ -62,7 +65,6 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     port = DEFAULT_PORT if options.port is None else options.port
     with listening_socket(options.host, port) as sock:
-        start = _start_up(options, sock, store)
         try:
             layer.run(
                 "stdio" if options.stdio else "http",
@@ -75,11 +77,15 @@ def main(arguments: Sequence[str]) -> int:
                 drain_delay=options.drain_delay,
                 health=options.health,
                 access_log=options.access_log,
-                on_started=lambda: print(start, file=sys.stderr, flush=True),
+                on_started=lambda: _start_up(options, sock, store),
             )
         except KeyboardInterrupt:
             return INTERRUPTED
     return 0
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    return "--log-format=json" in arguments or ("--log-format", "json") in pairwise(arguments)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -156,6 +162,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
     store = open_store(options.store or DEFAULT_STORE)
 
     loaded = load_target(options.target, kinds=(_is_layer, _is_server))
+    logs.take_over()
 
     from mcp_sessions.layer import SessionLayer
 
@@ -199,8 +206,8 @@ def redacted(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{place}"))
 
 
-def _start_up(options: argparse.Namespace, sock: socket.socket | None, store: str) -> str:
-    """What is printed when the server is ready.
+def _start_up(options: argparse.Namespace, sock: socket.socket | None, store: str) -> None:
+    """Say what is served, where and how.
 
     Args:
         sock: Where it listens; None: standard input and output only.
@@ -212,27 +219,24 @@ def _start_up(options: argparse.Namespace, sock: socket.socket | None, store: st
         url = f"http://{host}:{sock.getsockname()[1]}{options.path}"
         transports = (*TRANSPORTS, *transports)
     if options.log_format == "json":
-        return json.dumps(
-            {
-                "message": "serving",
-                "version": __version__,
-                "target": options.target,
-                "url": url,
-                "eras": {"handshake": HANDSHAKE_ERA, "modern": MODERN_ERA},
-                "transports": transports,
-                "store": store,
-            }
+        logs.say(
+            "serving",
+            version=__version__,
+            target=options.target,
+            url=url,
+            eras={"handshake": HANDSHAKE_ERA, "modern": MODERN_ERA},
+            transports=transports,
+            store=store,
         )
-    return "\n".join(
-        [
-            f"mcp-sessions {__version__} serves {options.target}",
-            f"  at          {url}",
-            f"  eras        handshake ({', '.join(HANDSHAKE_ERA)}), "
-            f"modern ({', '.join(MODERN_ERA)})",
-            f"  transports  {', '.join(transports)}",
-            f"  store       {store}",
-        ]
-    )
+        return
+    lines = [
+        f"mcp-sessions {__version__} serves {options.target}",
+        f"  at          {url}",
+        f"  eras        handshake ({', '.join(HANDSHAKE_ERA)}), modern ({', '.join(MODERN_ERA)})",
+        f"  transports  {', '.join(transports)}",
+        f"  store       {store}",
+    ]
+    print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

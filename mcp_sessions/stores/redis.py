@@ -82,6 +82,7 @@ from mcp_sessions.stores.redis_link import (
     Link,
     MakeConnection,
     Value,
+    check_url,
     connections_to,
     unavailable,
     url_of_node,
@@ -157,6 +158,7 @@ class RedisStore:
         Raises:
             ConfigurationError: The URL, the namespace or the timeout cannot be used.
         """
+        check_url(url)
         parts = urlsplit(url)
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         named, seconds = options.pop("namespace", NAMESPACE), options.pop("timeout", TIMEOUT)

@@ -86,7 +86,7 @@ def connections_to(url: str) -> MakeConnection:
 
     Raises:
         ConfigurationError: It names none, or an option is unknown. The text holds nothing of
-            the URL but its scheme: there may be a password in it.
+            the URL but its scheme and the names of its options: there may be a password in it.
     """
     parts = urlsplit(url)
     scheme = parts.scheme.replace("valkey", "redis", 1)
@@ -104,8 +104,43 @@ def connections_to(url: str) -> MakeConnection:
         )
         pool.make_connection()
     except (ValueError, TypeError, RedisError) as failed:
-        raise ConfigurationError(f"not a usable {parts.scheme}:// URL for a store") from failed
+        # redis-py says which one in words of its own, between which there may be a value.
+        names = [name for name, _ in parse_qsl(parts.query) if f"'{name}'" in str(failed)]
+        reason = f": no such option, or not with such a value: {names[0]}" if names else ""
+        raise ConfigurationError(
+            f"not a usable {parts.scheme}:// URL for a store{reason}"
+        ) from failed
     return cast(MakeConnection, pool.make_connection)
+
+
+def check_url(url: str) -> None:
+    """Refuse what redis-py would take for something else, in silence.
+
+    Raises:
+        ConfigurationError: The URL names no server, or no database by its number.
+    """
+    parts = urlsplit(url)
+    scheme = parts.scheme
+    if scheme == "unix":
+        if len(parts.path) < 2:
+            raise ConfigurationError("a unix:// URL names a socket: unix:///run/redis.sock")
+        return
+    if not url.startswith(f"{scheme}://"):
+        raise ConfigurationError(
+            f"a {scheme}:// URL has two slashes and a host: {scheme}://localhost:6379/0"
+        )
+    try:
+        _ = parts.port
+    except ValueError as wrong:
+        raise ConfigurationError(
+            f"the port in a {scheme}:// URL is a number from 0 to 65535: "
+            f"{scheme}://localhost:6379/0"
+        ) from wrong
+    database = parts.path.removeprefix("/")
+    if database and not (database.isascii() and database.isdecimal()):
+        raise ConfigurationError(
+            f"the database in a {scheme}:// URL is a number: {scheme}://localhost:6379/0"
+        )
 
 
 def url_of_node(url: str, host: str, port: int) -> str:
@@ -133,22 +168,43 @@ async def connected(make: MakeConnection, timeout: float) -> Connection:
             await connection.connect()
     except (RedisError, OSError, TimeoutError) as failed:
         await connection.disconnect(nowait=True)
-        raise unavailable(failed) from failed
+        raise unavailable(failed, _place_of(connection)) from failed
     except BaseException:
         await connection.disconnect(nowait=True)
         raise
     return connection
 
 
-def unavailable(failed: BaseException) -> StoreUnavailable:
+def unavailable(failed: BaseException, place: str = "") -> StoreUnavailable:
     """``failed`` as the store's error. What a server says may quote what it was sent, and that
-    may be an id: only the kind of an error is repeated.
+    may be an id: only the kind of an error is repeated, and what the system says of one.
+
+    Args:
+        place: Where the server is.
     """
+    at = f" at {place}" if place else ""
     if isinstance(failed, ResponseError):
         code = str(failed).partition(" ")[0]
         kind = code if code.isupper() and code.isalpha() else type(failed).__name__
-        return StoreUnavailable(f"Redis refused: {kind}")
-    return StoreUnavailable(f"Redis is away: {type(failed).__name__}")
+        return StoreUnavailable(f"Redis{at} refused: {kind}")
+    kind = type(failed).__name__
+    cause: BaseException | None = failed
+    # redis-py makes an error of its own of what the system said.
+    while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, OSError) and cause.strerror:
+        # Of several addresses asyncio tells all, each with its error.
+        kind = f"{type(cause).__name__}: {cause.strerror}"
+    return StoreUnavailable(f"Redis{at} is away: {kind}")
+
+
+def _place_of(connection: Connection) -> str:
+    """Its address, which is no secret."""
+    path: object = getattr(connection, "path", None)
+    if isinstance(path, str):
+        return path
+    host: object = getattr(connection, "host", "")
+    return f"{host}:{getattr(connection, 'port', '')}"
 
 
 class Writes:

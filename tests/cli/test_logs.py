@@ -3,6 +3,8 @@
 import io
 import json
 import logging
+import sys
+import threading
 from collections.abc import Callable, Generator
 
 import pytest
@@ -13,8 +15,11 @@ Configure = Callable[..., io.StringIO]
 
 
 @pytest.fixture
-def configure() -> Generator[Configure]:
+def configure(monkeypatch: pytest.MonkeyPatch) -> Generator[Configure]:
     """``logs.configure`` into a string; afterwards logging is as it was."""
+    for place, hook in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
+        monkeypatch.setattr(place, hook, getattr(place, hook))
+    monkeypatch.setenv("FASTMCP_LOG_ENABLED", "true")
     root, ours = logging.getLogger(), logging.getLogger("mcp_sessions")
     before = root.handlers[:], root.level, ours.level
 
@@ -24,6 +29,7 @@ def configure() -> Generator[Configure]:
         return stream
 
     yield into_a_string
+    logging.captureWarnings(False)
     root.handlers[:], root.level, ours.level = before
     # Levels are cached per logger; setting one the official way empties the caches.
     root.setLevel(before[1])

@@ -1,0 +1,60 @@
+"""What is wrong with a Redis URL, or where nobody answers, is said: all but the password."""
+
+import socket
+
+import pytest
+
+from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.stores.urls import open_store
+
+SECRET = "s3cret"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        (f"redis:/:{SECRET}@localhost", "has two slashes and a host: redis://localhost:6379/0"),
+        (f"rediss:/:{SECRET}@localhost", "has two slashes and a host: rediss://localhost:6379/0"),
+        (f"redis://:{SECRET}@localhost:99999", "the port in a redis:// URL is a number from 0"),
+        (f"redis://:{SECRET}@localhost:port", "the port in a redis:// URL is a number from 0"),
+        (f"redis://:{SECRET}@localhost/notes", "the database in a redis:// URL is a number"),
+        (f"redis:///{SECRET}", "the database in a redis:// URL is a number"),
+        (f"redis://:{SECRET}@localhost?client_nam=a", "not with such a value: client_nam"),
+        (f"redis://:{SECRET}@localhost?db={SECRET}", "not with such a value: db"),
+        ("unix://", "a unix:// URL names a socket"),
+    ],
+)
+def test_what_is_wrong_with_a_url_is_named(url: str, said: str) -> None:
+    """Some of it redis-py takes for another server, or another database, in silence."""
+    with pytest.raises(ConfigurationError) as refused:
+        open_store(url)
+
+    assert said in str(refused.value)
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://", "redis:///0", "redis://[::1]:6379/2", "unix:///r.sock"]
+)
+def test_what_redis_py_has_a_default_for_may_be_left_out(url: str) -> None:
+    open_store(url)
+
+
+@pytest.mark.anyio
+async def test_where_nobody_answers_and_why_is_named() -> None:
+    """A wrong port and a wrong name are not the same, and neither is a password."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        for place, reason in (
+            (f"127.0.0.1:{port}", "ConnectionRefusedError: "),
+            ("redis.invalid:6379", "gaierror: "),
+        ):
+            store = open_store(f"redis://user:{SECRET}@{place}/0")
+            with pytest.raises(StoreUnavailable) as away:
+                await store.open(SessionPolicy())
+            await store.close()
+
+            assert f"Redis at {place} is away: {reason}" in str(away.value)
+            assert SECRET not in str(away.value)
