@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -312,8 +312,12 @@ async def test_the_outermost_application_is_found_with_the_scope_it_was_given(fo
     async def nobody(*_: Any) -> Any:
         raise AssertionError("nothing is received or sent")
 
+    async def server() -> None:
+        scope: Scope = {"type": "websocket", "path": "/a"}
+        await app(scope, nobody, nobody)
+
     # In a task of its own, as servers do.
-    await asyncio.create_task(cast(Any, app)({"type": "websocket", "path": "/a"}, nobody, nobody))
+    await asyncio.create_task(server())
 
     assert found[0] is not None
     assert found[0].app == (None if form == "nested" else app)

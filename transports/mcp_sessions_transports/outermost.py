@@ -60,16 +60,18 @@ def outermost() -> Outermost | None:
 
 
 def _serving() -> Iterator[tuple[FrameType, Scope]]:
-    """The calls that have this connection's scope, inside out. An ``await`` is a call as any."""
+    """The calls that were given this connection's scope, inside out. An ``await`` is a call as any.
+    Who makes the scope is a server, and is given none.
+    """
     frame = inspect.currentframe()
     while frame is not None:
-        for value in list(frame.f_locals.values()):
-            # Also as one of ``*args``.
-            among = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
-            scope = next(filter(None, map(_scope, among)), None)
-            if scope is not None:
-                yield frame, scope
-                break
+        given = inspect.getargvalues(frame)
+        values = [given.locals.get(name) for name in given.args]
+        if given.varargs is not None:
+            values.extend(given.locals.get(given.varargs, ()))
+        scope = next(filter(None, map(_scope, values)), None)
+        if scope is not None:
+            yield frame, scope
         frame = frame.f_back
 
 
