@@ -34,6 +34,7 @@ from mcp_sessions.core.resume import (
     Step,
     abilities,
     after_status,
+    is_sendable,
 )
 from mcp_sessions.errors import METHOD_NOT_FOUND, SESSION_NOT_FOUND
 from mcp_sessions.ids import digest
@@ -98,7 +99,7 @@ class SessionKeeper:
         """Read an ``initialize`` or ``server/discover`` result."""
         self.abilities = abilities(result.get("capabilities"))
         version = result.get("protocolVersion")
-        if isinstance(version, str):
+        if isinstance(version, str) and is_sendable(version):
             self.protocol_version = version
 
     def configure(self, link: Link) -> None:

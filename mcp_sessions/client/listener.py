@@ -91,7 +91,7 @@ class Listener:
         self._state = session.state
         message = wire.naming(listens.next_request(), keeper.attempts.instance)
         wire_id = cast(str, message["id"])
-        headers = {**listens.headers(), wire.SESSION_HEADER: session.session_id}
+        headers = {**listens.headers(), **wire.session_headers(session)}
         await link.send(wire.stamped(message, wire_id, session, None, modern=True), headers)
 
     async def stop(self) -> None:

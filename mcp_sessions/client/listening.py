@@ -42,7 +42,8 @@ def _filter_of(message: Json) -> Json:
 
 def _uris(wanted: Mapping[str, Any]) -> list[str]:
     uris = wanted.get("resourceSubscriptions")
-    return [u for u in cast("list[object]", uris) if isinstance(u, str)] if uris else []
+    found = cast("list[object]", uris) if isinstance(uris, list) else []
+    return [uri for uri in found if isinstance(uri, str)]
 
 
 @dataclass(slots=True)
@@ -120,7 +121,8 @@ class Listens:
 
     def acknowledged(self, params: Mapping[str, Any] | None) -> list[Json]:
         """The server acknowledged the stream on the wire: the acknowledgements to give."""
-        self._honored = cast("Json", (params or {}).get("notifications") or {})
+        honored = (params or {}).get("notifications")
+        self._honored = cast("Json", honored) if isinstance(honored, dict) else {}
         return self.not_yet_acknowledged()
 
     def not_yet_acknowledged(self) -> list[Json]:

@@ -21,7 +21,7 @@ from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.sending import Sender
 from mcp_sessions.client.situation import CONNECTION_CLOSED, Phase, Situation, Way
 from mcp_sessions.core.backoff import spread
-from mcp_sessions.core.resume import AWAY, Cause
+from mcp_sessions.core.resume import AWAY, Cause, seconds_of
 from mcp_sessions.errors import Detached
 
 logger = logging.getLogger(__name__)
@@ -179,9 +179,7 @@ class Recovery:
                     ResumeOutcome(False, reason="taken_over", connected_to=link.name, is_over=True)
                 )
             case Detached.DRAINING.value:
-                after = params.get("retryAfter")
-                seconds = float(after) if isinstance(after, (int, float)) else 0.0
-                seconds = min(seconds, at.policy.give_up_after)
+                seconds = seconds_of(params.get("retryAfter"), most=at.policy.give_up_after)
                 now = at.clock()
                 if at.addresses.has_other(now=now):
                     # It need not be waited for, and its clients need not arrive there at once.

@@ -82,8 +82,7 @@ class Sender:
             pending.generation = keeper.lives.generation
             message = wire.stamped(message, wire_id, session, pending.key, keeper.is_modern)
             if keeper.is_modern:
-                # Document 004 wants the id mirrored in the header.
-                headers[wire.SESSION_HEADER] = session.session_id
+                headers.update(wire.session_headers(session))
         try:
             await link.send(message, headers)
         except Failed as failed:

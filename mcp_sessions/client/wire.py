@@ -24,7 +24,7 @@ from mcp_sessions.core.messages import (
     meta_of,
 )
 from mcp_sessions.core.messages import without_session as without_session_members
-from mcp_sessions.core.resume import EventId, SessionView
+from mcp_sessions.core.resume import EventId, SessionView, is_event_id, is_sendable, is_session_id
 from mcp_sessions.errors import INVALID_PARAMS
 
 INITIALIZE = "initialize"
@@ -131,6 +131,11 @@ def without_session(message: Json) -> Json:
     return {**message, name: left}
 
 
+def session_headers(session: SessionView) -> dict[str, str]:
+    """What mirrors the session's id over HTTP in the modern era, as document 004 wants."""
+    return {SESSION_HEADER: session.session_id} if is_sendable(session.session_id) else {}
+
+
 def naming(message: Json, instance: str) -> Json:
     """A request that takes a session, and which client sends it (TKO12)."""
     return with_meta(message, {INSTANCE_META: instance})
@@ -196,7 +201,7 @@ def result_answer(request_id: RequestId, result: Json) -> Json:
 def session_of_start(result: Mapping[str, Any]) -> tuple[SessionView, EventId | None] | None:
     """The session in a ``session/start`` result, and its head; None: there is none in it."""
     session_id = result.get("sessionId")
-    if not isinstance(session_id, str):
+    if not is_session_id(session_id):
         return None
     expires_at = result.get("expiresAt")
     view = SessionView(session_id, expires_at=expires_at if isinstance(expires_at, str) else None)
@@ -210,7 +215,7 @@ def session_of_create(result: Mapping[str, Any]) -> tuple[SessionView, EventId |
         return None
     members = cast("Json", session)
     session_id = members.get("sessionId")
-    if not isinstance(session_id, str):
+    if not is_session_id(session_id):
         return None
     state, expires_at = members.get("state"), members.get("expiresAt")
     head = _event_id((meta_of(result) or {}).get(EVENT_ID_META))
@@ -243,6 +248,4 @@ def head_of(result: Mapping[str, Any]) -> EventId | None:
 
 
 def _event_id(value: object) -> EventId | None:
-    if isinstance(value, (str, int)) and not isinstance(value, bool):
-        return value
-    return None
+    return value if is_event_id(value) else None

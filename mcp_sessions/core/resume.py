@@ -16,11 +16,12 @@ Rules that must hold, and that ``tests/core/test_resume.py`` owns:
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from mcp_sessions.core.messages import EXTENSION, SESSION_META, meta_of
 
@@ -29,6 +30,43 @@ EventId = str | int
 
 REMEMBERED_EVENTS = 4_096
 """Ids of events by which a duplicate is known: more than any replay window's default."""
+
+
+MAX_ID = 1_024
+"""Characters of an id that a server gives: of a session, of an event."""
+
+MAX_SECONDS = 31_536_000.0
+"""No promise or request of a server is believed for longer: a year."""
+
+_SENDABLE = re.compile(r"[\x21-\x7e]+", re.ASCII)
+
+
+def is_sendable(text: str) -> bool:
+    """Whether an id can go into an HTTP header, and is not too long."""
+    return len(text) <= MAX_ID and _SENDABLE.fullmatch(text) is not None
+
+
+def is_event_id(value: object) -> TypeGuard[EventId]:
+    """Whether a server's value can be the id of an event."""
+    if isinstance(value, str):
+        return len(value) <= MAX_ID
+    return isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= MAX_ID
+
+
+def is_session_id(value: object) -> TypeGuard[str]:
+    """Whether a server's value can be the id of a session."""
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID:
+        return False
+    # JSON may hold what UTF-8 does not: a lone surrogate.
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def seconds_of(value: object, *, most: float = MAX_SECONDS) -> float:
+    """A server's number of seconds: from 0 to ``most``, and 0 if it is no number."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or value != value:
+        return 0.0
+    # Compared before it is converted: an integer may be too large to be a float.
+    return float(min(max(value, 0), most))
 
 
 class Cause(Enum):
@@ -248,16 +286,13 @@ def abilities(capabilities: object) -> Abilities:
     members = _object(capabilities)
     extension = _object(members.get("extensions")).get(EXTENSION)
     keys = _object(_object(extension).get("requestKeys"))
-    lifetime = keys.get("lifetime")
     features = _object(extension).get("features")
     names = cast("list[object]", features) if isinstance(features, list) else []
     return Abilities(
         has_sessions=isinstance(members.get("sessions"), dict),
         is_ours=isinstance(extension, dict),
         features=frozenset(name for name in names if isinstance(name, str)),
-        key_lifetime=float(lifetime)
-        if isinstance(lifetime, (int, float)) and not isinstance(lifetime, bool)
-        else 0.0,
+        key_lifetime=seconds_of(keys.get("lifetime")),
         lists=tuple(
             n for n in ("tools", "prompts", "resources") if isinstance(members.get(n), dict)
         ),
@@ -303,7 +338,7 @@ class SessionView:
 def event_id_of(params: Mapping[str, Any] | None, session_id: str) -> EventId | None:
     """The ``sessionEventId`` of a notification, if it is an event of that session."""
     value = (params or {}).get("sessionEventId")
-    if not isinstance(value, (str, int)) or isinstance(value, bool):
+    if not is_event_id(value):
         return None
     named = _object((meta_of(params) or {}).get(SESSION_META)).get("sessionId", session_id)
     return value if named == session_id else None

@@ -1,5 +1,6 @@
 """The resuming client against servers that do what no server should, on real sockets."""
 
+import zlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -553,6 +554,112 @@ async def test_a_connection_that_is_gone_when_its_session_is_taken_up_there_is_o
         assert (await heard.outcome()).recovered
         assert await call(client) == "s-1"
         assert (server.transports, server.sessions) == (2, 1)
+
+
+# --- lines that no server should send -----------------------------------------------------------
+
+
+def raw_event(exchange: Exchange, block: bytes) -> None:
+    """Send a server-sent event as it is, on a stream that has begun."""
+    exchange.writer.write(f"{len(block):x}\r\n".encode() + block + b"\r\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"retry: " + b"9" * 400, b"retry: " + b"9" * 5_000, "id: grün\ndata:".encode(), b"id: \x07"],
+    ids=["retry-400", "retry-5000", "id-beyond-ascii", "id-control"],
+)
+async def test_a_malformed_line_on_a_stream_costs_the_application_nothing(line: bytes) -> None:
+    async with ScriptedServer() as server, client_of(server) as (client, heard):
+        await server.has(lambda: server.stream, "the notification stream")
+        assert server.stream is not None
+        raw_event(server.stream, line + b"\n\n")
+        server.stream.end()
+        if line.startswith(b"id"):
+            await server.has(lambda: len(server.asked("GET")) == 2, "the next stream")
+            assert (await heard.outcome()).recovered, "it had no position to go on from"
+        assert await call(client) == "s-1"
+
+
+async def test_a_connection_whose_id_cannot_be_sent_is_refused_with_a_reason() -> None:
+    def initialize(exchange: Exchange) -> None:
+        agreed = {
+            "protocolVersion": exchange.params["protocolVersion"],
+            "capabilities": {},
+            "serverInfo": {"name": "scripted", "version": "1"},
+        }
+        exchange.result(agreed, {"Mcp-Session-Id": "grün"})
+
+    async with ScriptedServer({"initialize": initialize}) as server:
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(MCPError, match="an id that cannot be sent"), flatten_subgroups=True
+        ):
+            async with client_of(server):
+                raise AssertionError("it connected")
+
+
+@pytest.mark.parametrize("seconds", [10**400, 1e308, -5, True, "9", [9]], ids=repr)
+async def test_a_time_to_come_back_that_is_none_costs_the_application_nothing(
+    seconds: object,
+) -> None:
+    policy = ReconnectPolicy(backoff_base=0.01, give_up_after=0.3)
+    async with (
+        ScriptedServer() as server,
+        client_of(server, policy=policy) as (client, heard),
+    ):
+        await server.has(lambda: server.stream, "the notification stream")
+        server.push(
+            "notifications/sessions/detached",
+            sessionId="s-1",
+            reason="draining",
+            retryAfter=seconds,
+        )
+        assert (await heard.outcome()).recovered
+        assert await call(client) == "s-1"
+
+
+@pytest.mark.parametrize("method", ["tools/call", "session/resume", "initialize"])
+async def test_no_server_makes_anybody_wait_longer_than_it_waits_for_a_connection(
+    method: str,
+) -> None:
+    """``give_up_after``, whatever ``Retry-After`` says."""
+    is_away = False
+
+    def entry(exchange: Exchange) -> None:
+        if is_away and exchange.method == method:
+            exchange.respond(503, headers={"Retry-After": "1" + "0" * 400})
+        elif is_away and exchange.method == "tools/call":
+            exchange.respond(404)
+
+    policy = ReconnectPolicy(backoff_base=0.01, backoff_cap=0.05, give_up_after=0.5)
+    async with (
+        ScriptedServer({"*": entry}) as server,
+        client_of(server, policy=policy) as (client, _),
+    ):
+        await server.has(lambda: server.stream, "the notification stream")
+        is_away = True
+        with anyio.fail_after(10), pytest.raises(MCPError):
+            await client.call_tool("echo", {})
+
+
+async def test_a_response_that_unpacks_to_more_than_the_limit_is_left_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """100 KB on the wire, 100 MB unpacked."""
+    packer = zlib.compressobj(9, wbits=31)
+    bomb = b"".join(packer.compress(b" " * 1_000_000) for _ in range(100)) + packer.flush()
+    bombs = iter([True])
+
+    def entry(exchange: Exchange) -> None:
+        if exchange.method == "tools/call" and next(bombs, False):
+            fields = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+            exchange.respond(200, bomb, fields)
+
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, _):
+        with pytest.raises(MCPError, match="more than 4194304 bytes"):
+            await call(client)
+        assert "more than 4194304 bytes" in caplog.text
+        assert await call(client) == "s-1"
 
 
 # --- metadata ---------------------------------------------------------------------------------

@@ -42,8 +42,9 @@ from mcp_sessions.core.messages import (
     error_body,
     parse,
 )
-from mcp_sessions.core.resume import NEVER_RAN, Cause
+from mcp_sessions.core.resume import NEVER_RAN, Cause, is_sendable
 from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR
+from mcp_sessions_transports.bounded_body import ACCEPTED, BodyTooLarge, pieces, whole
 from mcp_sessions_transports.http_failures import (
     describe,
     failure_of,
@@ -95,6 +96,13 @@ class HttpDialer:
     def link(self) -> HttpLink:
         """See `Dialer`."""
         return HttpLink(self.url, self._client, self._headers, self._auth, self._policy, self._draw)
+
+
+def _position(event: ReadEvent, before: str | None) -> str | None:
+    """The ``Last-Event-ID`` after an event; None: it has an id that cannot be sent."""
+    if not event.id:
+        return before
+    return event.id if is_sendable(event.id) else None
 
 
 def _may_have_been_served(error: Exception) -> bool:
@@ -237,6 +245,9 @@ class HttpLink:
                 return await self._refused(response, request_id)
             if message.get("method") == "initialize":
                 given = response.headers.get(_SESSION_HEADER)
+                if given and not is_sendable(given):
+                    text = "the server gave a transport session an id that cannot be sent"
+                    return refusal(response.status_code, INVALID_REQUEST, text)
                 if given:
                     self.transport_session = given
             content_type = response.headers.get("content-type", "").lower()
@@ -250,7 +261,11 @@ class HttpLink:
             )
 
     async def _read_json(self, response: httpx2.Response, request_id: RequestId) -> Failure | None:
-        body = await response.aread()
+        limit = self._policy.max_message
+        try:
+            body = await whole(response, limit=limit)
+        except BodyTooLarge:
+            return self._too_large("response")
         try:
             message = decode(body)
             parse(message)
@@ -258,6 +273,18 @@ class HttpLink:
             return refusal(200, PARSE_ERROR, f"Failed to parse JSON response: {error}")
         await self._tell(Received(message))
         return None
+
+    def _too_large(self, what: str) -> Failure:
+        """A server's message that this side does not take: the request is answered so."""
+        limit = self._policy.max_message
+        logger.warning(
+            "%s: a %s of more than %d bytes was dropped (ReconnectPolicy.max_message)",
+            self.name,
+            what,
+            limit,
+        )
+        text = f"the {what} is too large: more than {limit} bytes (max_message)"
+        return refusal(200, CONNECTION_CLOSED, text)
 
     async def _read_answer(
         self, response: httpx2.Response, request_id: RequestId
@@ -275,13 +302,13 @@ class HttpLink:
             try:
                 async with aclosing(self._events(response)) as events:
                     async for event in events:
-                        last_id = event.id or last_id
+                        last_id = _position(event, last_id)
                         retry = event.retry if event.retry is not None else retry
                         if await self._is_answer(event, request_id):
                             return None
                 attempts = 0
             except EventTooLarge:
-                return refusal(200, CONNECTION_CLOSED, "SSE stream failed: an event is too large")
+                return self._too_large("SSE event")
             except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
                 logger.debug("a response stream ended: %r", error)
                 failure = describe(error, was_sent=True)
@@ -374,7 +401,7 @@ class HttpLink:
                     async with aclosing(self._events(response)) as events:
                         async for event in events:
                             backoff.progressed()
-                            last_id = event.id or last_id
+                            last_id = _position(event, last_id)
                             retry = event.retry if event.retry is not None else retry
                             message = self._message(event)
                             if message is not None:
@@ -382,6 +409,8 @@ class HttpLink:
                 failures = 0
             except (httpx2.HTTPError, httpx2.StreamError, OSError, EventTooLarge) as error:
                 logger.debug("the notification stream ended: %r", error)
+                if isinstance(error, EventTooLarge):
+                    self._too_large("SSE event")
                 failures += 1
                 may_be_open = may_be_open or _may_have_been_served(error)
             was_tried = was_tried or may_be_open
@@ -391,7 +420,8 @@ class HttpLink:
                 is_in_doubt = True
             if self.settings.has_sessions:
                 # As long as the server says, and then some: others were cut with us.
-                delay = (retry or 0) / 1000 + backoff.failed(self._draw())
+                asked = min((retry or 0) / 1000, self._policy.give_up_after)
+                delay = asked + backoff.failed(self._draw())
             elif failures >= _STOCK_ATTEMPTS:
                 return
             else:
@@ -400,7 +430,7 @@ class HttpLink:
 
     async def _events(self, response: httpx2.Response) -> AsyncGenerator[ReadEvent]:
         reader = SseReader(max_bytes=self._policy.max_message)
-        async with aclosing(response.aiter_bytes()) as chunks:
+        async with aclosing(pieces(response)) as chunks:
             async for chunk in chunks:
                 for event in reader.feed(chunk):
                     yield event
@@ -457,6 +487,7 @@ class HttpLink:
         fields = {
             **self._headers,
             "accept": "application/json, text/event-stream",
+            "accept-encoding": ACCEPTED,
             "content-type": "application/json",
         }
         if self.transport_session is not None:
@@ -485,9 +516,7 @@ class HttpLink:
             onward = onward_request(response)
             if onward is None or followed >= client.max_redirects:
                 return response
-            try:
-                await response.aread()
-            finally:
-                await response.aclose()
+            # Unread: nothing in it is for us, and nobody says how long it is.
+            await response.aclose()
             request = onward
             followed += 1

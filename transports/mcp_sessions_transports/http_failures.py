@@ -7,6 +7,7 @@ client has to know beside them is in the :class:`~mcp_sessions.client.dialer.Fai
 from __future__ import annotations
 
 import logging
+from contextlib import aclosing
 from typing import cast
 
 import httpx2
@@ -14,8 +15,9 @@ import httpx2
 from mcp_sessions.client.dialer import Failure, Json
 from mcp_sessions.client.situation import CONNECTION_CLOSED
 from mcp_sessions.core.messages import Malformed, RequestId, decode, error_body, parse
-from mcp_sessions.core.resume import Cause
+from mcp_sessions.core.resume import MAX_SECONDS, Cause
 from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND
+from mcp_sessions_transports.bounded_body import pieces
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +36,11 @@ async def failure_of(
     """
     status = response.status_code
     body = b""
-    async for chunk in response.aiter_bytes():
-        body += chunk
-        if len(body) > _BODY_LOOKED_AT:
-            break
+    async with aclosing(pieces(response)) as found:
+        async for piece in found:
+            body += piece
+            if len(body) > _BODY_LOOKED_AT:
+                break
     error: Json | None = None
     is_answer = False
     if response.headers.get("content-type", "").lower().startswith("application/json"):
@@ -129,5 +132,9 @@ def onward_request(response: httpx2.Response) -> httpx2.Request | None:
 
 
 def _retry_after(response: httpx2.Response) -> float | None:
+    """Seconds; None: it does not say, or in a way that is no number of digits."""
     value = response.headers.get("retry-after", "")
-    return float(value) if value.isascii() and value.isdigit() else None
+    if not (value.isascii() and value.isdigit()):
+        return None
+    # As many digits as are there: what is too large for a float is infinite.
+    return min(float(value), MAX_SECONDS)

@@ -12,6 +12,12 @@ from dataclasses import dataclass
 _BOM = b"\xef\xbb\xbf"
 
 
+MAX_RETRY = 3_600_000
+"""Milliseconds: no server is left alone for longer than an hour because it said so."""
+
+_RETRY_DIGITS = len(str(MAX_RETRY))
+
+
 class EventTooLarge(Exception):
     """One event has more bytes than the limit."""
 
@@ -30,7 +36,7 @@ class ReadEvent:
     """Its type; ``message`` if it names none."""
 
     retry: int | None
-    """Milliseconds."""
+    """Milliseconds, `MAX_RETRY` at the most."""
 
 
 class SseReader:
@@ -118,7 +124,10 @@ class SseReader:
                 self._event = value.decode("utf-8", "replace")
             case b"retry":
                 if value.isdigit():
-                    self._retry = int(value)
+                    # Python converts only so many digits, and a longer one is no other number.
+                    digits = value.lstrip(b"0") or b"0"
+                    is_long = len(digits) > _RETRY_DIGITS
+                    self._retry = MAX_RETRY if is_long else min(int(digits), MAX_RETRY)
             case _:
                 pass
         return None
