@@ -244,6 +244,8 @@ class Recovery:
                     outcome = await self._at.keeper.attach(link, is_new=False)
                 case Way.START_OVER:
                     outcome = await self._at.keeper.start_over(link, "session_lost")
+            if way is not Way.SETTLE and outcome is not None and outcome.is_new_session:
+                await self._at.forget_questions()
         except Hopeless:
             await self._no_session()
         except Failed as failed:
@@ -289,6 +291,8 @@ class Recovery:
                 link = await self._connect(dialer)
                 await at.keeper.shake_hands(link)
                 outcome = await at.keeper.take_up(link)
+                if outcome.is_new_session:
+                    await at.forget_questions()
             except Failed as failed:
                 at.spawn(_drop, link)
                 logger.info("%s", failed)
@@ -394,6 +398,8 @@ class Recovery:
             link = await self._connect(dialer)
             await at.keeper.shake_hands(link)
             outcome = await at.keeper.attach(link)
+            if outcome.is_new_session:
+                await at.forget_questions()
         except (Failed, Hopeless) as error:
             await _drop(link)
             await self._stay(before)

@@ -7,6 +7,8 @@ Rules that must hold, and that ``tests/client/test_requests.py`` owns:
    application sees its own id, always.
 2. A question of the server that comes again (it is sent again on a new connection) reaches
    the application once; an answer that was given is given again, from memory.
+3. What the server gave up is not answered; and no answer of one server is given to another
+   that counts its questions from 0 again.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from mcp_sessions.client.dialer import Json, Link
 from mcp_sessions.core.messages import RequestId
 
 _ANSWERS_KEPT = 256
+_WITHDRAWN_KEPT = 256
+"""Questions that were withdrawn while the application was at them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -146,6 +150,7 @@ class Questions:
         self._open: set[RequestId] = set()
         self._answers: OrderedDict[RequestId, Json] = OrderedDict()
         self._undelivered: dict[RequestId, Json] = {}
+        self._withdrawn: OrderedDict[RequestId, None] = OrderedDict()
 
     def asked(self, question_id: RequestId) -> tuple[bool, Json | None]:
         """The server asked.
@@ -159,15 +164,22 @@ class Questions:
         if question_id in self._open:
             return False, None
         self._open.add(question_id)
+        self._withdrawn.pop(question_id, None)
         return True, None
 
-    def answered(self, question_id: RequestId, answer: Json) -> None:
-        """The application answered; kept, should the server not get it."""
+    def answered(self, question_id: RequestId, answer: Json) -> bool:
+        """The application answered; kept, should the server not get it. False: nobody wants to
+        know any more.
+        """
         self._open.discard(question_id)
+        if question_id in self._withdrawn:
+            del self._withdrawn[question_id]
+            return False
         self._answers[question_id] = self._undelivered[question_id] = answer
         if len(self._answers) > _ANSWERS_KEPT:
             oldest, _ = self._answers.popitem(last=False)
             self._undelivered.pop(oldest, None)
+        return True
 
     def delivered(self, question_id: RequestId) -> None:
         """The answer went out."""
@@ -175,8 +187,28 @@ class Questions:
 
     def withdrawn(self, question_id: object) -> None:
         """The server does not want to know any more."""
-        if isinstance(question_id, (str, int)):
+        if not isinstance(question_id, (str, int)):
+            return
+        self._answers.pop(question_id, None)
+        self._undelivered.pop(question_id, None)
+        if question_id in self._open:
             self._open.discard(question_id)
+            self._withdrawn[question_id] = None
+            if len(self._withdrawn) > _WITHDRAWN_KEPT:
+                self._withdrawn.popitem(last=False)
+
+    def forget(self) -> list[RequestId]:
+        """Who asked is gone: nothing of it is answered any more, and its ids mean nothing.
+
+        Returns:
+            What the application is still at.
+        """
+        still_open = list(self._open)
+        self._answers.clear()
+        self._undelivered.clear()
+        for question_id in still_open:
+            self.withdrawn(question_id)
+        return still_open
 
     def undelivered(self) -> list[tuple[RequestId, Json]]:
         """The answers that could not be sent."""

@@ -186,8 +186,8 @@ class ResumingClient:
         """Take one message of the application."""
         if "method" not in message:
             question_id = cast(RequestId, message.get("id"))
-            self._at.questions.answered(question_id, message)
-            await self._sender.answer(question_id, message)
+            if self._at.questions.answered(question_id, message):
+                await self._sender.answer(question_id, message)
         elif "id" in message:
             await self._take_request(message, headers)
         elif message["method"] == wire.CANCELLED:

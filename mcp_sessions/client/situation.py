@@ -152,6 +152,12 @@ class Situation:
         for uri in list(self.keeper.subscribed):
             await self.deliver(wire.notification(wire.RESOURCE_UPDATED, {"uri": uri}))
 
+    async def forget_questions(self) -> None:
+        """Whoever asked them is gone, with its session: the application need not think on."""
+        for question_id in self.questions.forget():
+            params = {"requestId": question_id, "reason": "the session of the server is over"}
+            await self.deliver(wire.notification(wire.CANCELLED, params))
+
     async def tell_outcome(self, outcome: ResumeOutcome) -> None:
         """Call the application's ``on_resume``."""
         if self.on_resume is None:

@@ -82,3 +82,40 @@ def test_a_question_that_was_withdrawn_may_be_asked_anew() -> None:
 
     assert questions.asked("q") == (True, None)
     questions.withdrawn({"no": "id"})
+
+
+def test_an_answer_to_a_question_that_was_withdrawn_goes_nowhere() -> None:
+    questions = Questions()
+    for question_id in ("thought about", "not sent yet"):
+        questions.asked(question_id)
+    assert questions.answered("not sent yet", {})
+
+    questions.withdrawn("thought about")
+    questions.withdrawn("not sent yet")
+
+    assert not questions.answered("thought about", {}), "nobody wants to know any more"
+    assert questions.undelivered() == []
+    assert questions.asked("not sent yet") == (True, None), "no answer is left to give again"
+
+
+def test_the_memory_of_withdrawn_questions_is_bounded() -> None:
+    questions = Questions()
+    for number in range(1_000):
+        questions.asked(number)
+        questions.withdrawn(number)
+
+    assert questions.answered(0, {})
+    assert not questions.answered(999, {})
+
+
+def test_questions_of_a_server_that_is_gone_are_withdrawn_and_their_ids_are_free() -> None:
+    questions = Questions()
+    questions.asked(0)
+    questions.answered(0, {"to": "the old one"})
+    questions.asked(1)
+
+    assert questions.forget() == [1]
+
+    assert questions.asked(0) == (True, None)
+    assert not questions.answered(1, {"to": "the old one"})
+    assert questions.undelivered() == []
