@@ -483,6 +483,15 @@ class SessionLayer:
                 "sessions outlive this process, but the keys that seal their state do not: "
                 "set MCP_SESSIONS_KEYS"
             )
+        is_lasting = self.store.remembers and self.store.survives_process
+        if (self._replicas is not None or is_lasting) and self._upstream.keeps_state_in_memory:
+            logger.warning(
+                "FastMCP keeps what ctx.set_state stores in the memory of this process: other "
+                "replicas do not see it, and after a restart it is gone while its session lives. "
+                "Write FastMCP(..., session_state_store=STORE) with an AsyncKeyValue store that "
+                "all share, such as key_value.aio.stores.redis.RedisStore(url=...) of "
+                "py-key-value-aio[redis]; or keep it in current_session().data"
+            )
         try:
             async with self._upstream.lifespan():
                 stop = self._upstream.on_change(self._changes.announce)

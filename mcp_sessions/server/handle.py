@@ -150,7 +150,10 @@ class SessionHandle:
 
     @property
     def id(self) -> SessionId:
-        """The session's id. A credential where there is no other: do not log it."""
+        """The session's id, which `ctx.session_id` of the SDK and of FastMCP is as well in the
+        modern era. Without authentication it is the whole credential: whoever reads it in a
+        log, a trace or another service's records can resume the session. Log a digest of it.
+        """
         return self._record.session_id
 
     @property
@@ -256,6 +259,8 @@ def current_session() -> SessionHandle: ...
 def current_session(*, default: Default) -> SessionHandle | Default: ...
 def current_session(*, default: object = _Required) -> object:
     """The protocol-mode session that the request being handled belongs to.
+
+    Do not log its ``id``, nor ``ctx.session_id``: see :attr:`SessionHandle.id`.
 
     Args:
         default: What to return outside of a session.

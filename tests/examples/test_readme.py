@@ -80,6 +80,11 @@ def test_the_walk_through_with_curl_ends_with_one_update_not_three(notes_url: st
     assert done.returncode == 0, done.stderr
     assert '"catchup":true' in done.stdout
     assert done.stdout.count("notifications/resources/updated") == 1
+    # What the last comment of the script says, and that its server leaves nothing in the clone.
+    shown = [line for line in done.stdout.splitlines() if line.startswith("data: {")]
+    assert len(shown) == 2 and "two events" in script
+    assert shown[0].count("notifications/resources/list_changed") == 1
+    assert "`NOTES_DIR=$(mktemp -d) mcp-sessions serve" in page("docs/wire.md")
     assert done.stdout.count('"sessionEventId"') >= 2
 
 

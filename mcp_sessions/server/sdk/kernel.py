@@ -106,6 +106,15 @@ class SdkUpstream:
         self.adds_subscriptions = True
         """Whether the layer serves subscriptions and list changes in the handshake era."""
 
+    @property
+    def keeps_state_in_memory(self) -> bool:
+        """Whether what handlers keep with FastMCP's ``ctx.set_state`` is in this process only."""
+        if self.kind != "fastmcp":
+            return False
+        storage: object = getattr(self.server, "_state_storage", None)
+        # What FastMCP makes when it was given none, or what is the same.
+        return storage is None or type(storage).__module__.startswith("key_value.aio.stores.memory")
+
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None]:
         """The wrapped server's own lifespan."""
