@@ -629,9 +629,11 @@ class RedisStore:
         key = self._subscribers_key(uri)
         await self._run(scripts.NOTE_SUBSCRIBER, [key], tag, token, self._list_lifetime)
         most, most_bytes = self._policy.max_subscriptions, self._policy.max_subscription_bytes
-        outcome = await self._on(
+        outcome, *before = await self._on(
             session_id, scripts.SUBSCRIBE, encoded(uri), token, most, most_bytes
         )
+        if before:
+            self._subscriptions.changed(session_id, before[0], token.encode(), with_one=uri)
         if outcome == b"for ever":
             await self._run(scripts.NOTE_SUBSCRIBER, [key], tag, token, 0)
         elif outcome != b"subscribed":
@@ -642,9 +644,10 @@ class RedisStore:
 
     async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
         """See :meth:`SessionStore.unsubscribe`."""
-        answer = await self._on(
-            session_id, scripts.UNSUBSCRIBE, encoded(uri), await self._token(session_id)
-        )
+        change = await self._token(session_id)
+        answer = await self._on(session_id, scripts.UNSUBSCRIBE, encoded(uri), change)
+        if answer[0]:
+            self._subscriptions.changed(session_id, answer[2], change.encode(), without=uri)
         if answer[0] and answer[1] is not None:
             await self._drop_subscribers(tag_of(session_id), {encoded(uri): answer[1]})
         return bool(answer[0])

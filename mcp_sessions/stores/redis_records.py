@@ -164,8 +164,34 @@ class Subscriptions:
 
     def learn(self, session_id: SessionId, change: bytes, uris: Sequence[bytes]) -> frozenset[str]:
         """A session's, as they are now."""
+        return self._keep(session_id, change, frozenset(decoded(uri) for uri in uris))
+
+    def changed(
+        self,
+        session_id: SessionId,
+        before: bytes | None,
+        change: bytes,
+        *,
+        with_one: str | None = None,
+        without: str | None = None,
+    ) -> None:
+        """This process changed a session's: it need not be told all of them for that.
+
+        Args:
+            before: What had changed them before that; None: nothing had.
+            change: Names the change.
+            with_one: The URI that is there now.
+            without: The URI that is there no more.
+        """
+        # Nothing is known of a session that never had any, and of one whose own were lost.
+        known, uris = self.known(session_id) if before is not None else (None, frozenset[str]())
+        if known == before:
+            added = {with_one} if with_one is not None else set[str]()
+            removed = {without} if without is not None else set[str]()
+            self._keep(session_id, change, (uris | added) - removed)
+
+    def _keep(self, session_id: SessionId, change: bytes, found: frozenset[str]) -> frozenset[str]:
         self.forget(session_id)
-        found = frozenset(decoded(uri) for uri in uris)
         if found:
             self._of[session_id] = (change, found)
             self._kept += len(found)

@@ -29,6 +29,9 @@ SUBSCRIPTIONS = 1_500
 ATTACHED = 100
 """The same, on one GET stream, which it reads."""
 
+URIS = 2_000
+"""Resources that one session is subscribed to."""
+
 BIG = 262_144
 """Bytes of a result."""
 
@@ -146,6 +149,12 @@ def noise_of(kind: str, client: Client) -> Callable[[], None]:
             for _ in range(ATTACHED):
                 client.start(attached=True)
             return lambda: client.call("touch", uri=URI)
+        case "subscribes":
+            client.ask("session/start", {})
+            for number in range(URIS):
+                client.ask("resources/subscribe", {"uri": f"{URI}/{number}"})
+            turns = itertools.cycle(("resources/subscribe", "resources/unsubscribe"))
+            return lambda: client.ask(next(turns), {"uri": URI})
         case "calls":
             return lambda: client.call("echo", text="x")
         case "results":
@@ -161,6 +170,7 @@ def noise_of(kind: str, client: Client) -> Callable[[], None]:
 KINDS = {
     "updates": f"each is told to {SUBSCRIPTIONS} sessions of its own",
     "attached": f"each is told to {ATTACHED} sessions on its GET stream",
+    "subscribes": f"and unsubscribes, with {URIS} resources that it is subscribed to",
     "calls": "of a trivial tool",
     "results": f"of {BIG} bytes",
     "gets": "opened and dropped",

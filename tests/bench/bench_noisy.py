@@ -153,7 +153,7 @@ def main() -> None:
                 failed = failed or is_over
                 alone, beside = statistics.median(found.alone), statistics.median(found.beside)
                 print(
-                    f"  {store:<7} {kind:<9}   p50 {alone:6.2f} {beside:6.2f}"
+                    f"  {store:<7} {kind:<10}   p50 {alone:6.2f} {beside:6.2f}"
                     f"   p99 {p99(found.alone):6.2f} {p99(found.beside):6.2f}"
                     f"   {found.ratio:5.2f} x   {found.noise:6} of it, {found.errors} errors"
                     f"{'   TOO MUCH' if is_over else ''}",

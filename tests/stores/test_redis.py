@@ -568,6 +568,31 @@ async def test_a_request_is_not_told_all_subscriptions_again() -> None:
         assert await admitted(store, session_id) == await admitted(other, session_id) == frozenset()
 
 
+async def test_who_changes_its_subscriptions_is_not_told_all_of_them_for_that() -> None:
+    """It may do so all the time, and others wait while thousands of them are read."""
+    own = namespace()
+    async with opened(own) as store, opened(own) as other:
+        session_id = (await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)).session_id
+        uris = frozenset(f"note://{number}" for number in range(2_000))
+        await store.set_filter(session_id, uris, frozenset())
+        assert await admitted(store, session_id) == uris
+
+        answers = answers_of(store)
+        assert await store.subscribe(session_id, "note://x")
+        assert await admitted(store, session_id) == uris | {"note://x"}
+        assert await store.unsubscribe(session_id, "note://1")
+        assert await admitted(store, session_id) == (uris | {"note://x"}) - {"note://1"}
+        assert len(str(answers)) < 4_000
+
+        # Unless another process changed them in between.
+        await other.subscribe(session_id, "note://y")
+        await store.subscribe(session_id, "note://z")
+        assert await admitted(store, session_id) >= {"note://x", "note://y", "note://z"}
+        fresh = (await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)).session_id
+        await store.subscribe(fresh, "note://x")
+        assert await admitted(store, fresh) == await admitted(other, fresh) == {"note://x"}
+
+
 @pytest.mark.parametrize("kept", [None, 4_000_000], ids=["of this version", "of an older one"])
 async def test_a_request_is_not_told_again_what_its_client_said_of_itself(kept: int | None) -> None:
     """It never changes, and a small request would move all of it. An older version kept whatever
