@@ -82,7 +82,8 @@ async def test_a_refreshed_token_keeps_the_session() -> None:
             assert resumed["catchup"] is True
             heard = await client.listening(session, A)
             await server.layer.notify_resource_updated(A)
-            assert uris(await heard.has_events(1)) == [A]
+            # The one of the round before is replayed, or the newer one has replaced it.
+            assert set(uris(await heard.has_events(1))) == {A}
             again = client.call("wait", {"gate": "g"}, session=session, key="k")
             await cycles()
             server.tools.gate("g").go.set()
