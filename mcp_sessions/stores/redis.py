@@ -600,7 +600,7 @@ class RedisStore:
             events_of(log_epoch, entries),
             Refusal(reason.decode()) if reason is not None else None,
             frozenset(unpacked(maker)[0]),
-            SessionEventId(waits.decode()) if waits is not None else None,
+            SessionEventId(decoded(waits)) if waits is not None else None,
         )
 
     async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
@@ -697,7 +697,7 @@ class RedisStore:
                 raise
             return False
         tag, token = tag_of(session_id), await self._token(session_id)
-        wanted = {encoded(uri): token.encode() for uri in uris}
+        wanted = {encoded(uri): encoded(token) for uri in uris}
         await self._note_subscribers(tag, token, uris, self._list_lifetime)
         answer = await self._on(
             session_id, scripts.SET_FILTER, packed(sorted(lists)), token, *wanted
@@ -714,7 +714,7 @@ class RedisStore:
 
     async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
         """See :meth:`SessionStore.set_waits_from`."""
-        await self._set(session_id, "waits", event_id.encode() if event_id is not None else None)
+        await self._set(session_id, "waits", encoded(event_id) if event_id is not None else None)
 
     async def change_state(
         self, session_id: SessionId, changed: Mapping[str, Any], removed: Collection[str]
@@ -940,6 +940,8 @@ class RedisStore:
         return [answer for (answer,) in each]
 
     async def _run(self, script: Script, keys: Sequence[str], *args: Value) -> Answer:
+        # A peer's text may be none in UTF-8; then it is unknown here as any other.
+        args = tuple(encoded(arg) if isinstance(arg, str) else arg for arg in args)
         try:
             try:
                 return await self._link.call("EVALSHA", script.sha, len(keys), *keys, *args)

@@ -30,7 +30,7 @@ from mcp_sessions.stores.redis_link import (
     connected,
     unavailable,
 )
-from mcp_sessions.stores.redis_records import Answer, published_event
+from mcp_sessions.stores.redis_records import Answer, encoded, published_event
 
 logger = logging.getLogger(__name__)
 
@@ -326,7 +326,7 @@ class RedisExchange:
         return f"{self._namespace}:alive:{process}"
 
     def _channel(self, session_id: SessionId, stream: StreamName) -> bytes:
-        return f"{self._key_of(session_id)}:w:{stream}".encode()
+        return encoded(f"{self._key_of(session_id)}:w:{stream}")
 
     async def _send_to(self, connection: Connection, *args: Value) -> None:
         try:

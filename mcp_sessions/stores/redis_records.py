@@ -242,12 +242,12 @@ def record_of(
     if lists is not None:
         record.lists = frozenset(unpacked(lists))
     if waits is not None:
-        record.waits_from = SessionEventId(waits.decode())
+        record.waits_from = SessionEventId(decoded(waits))
     if state:
         record.state = {decoded(key): unpacked(value) for key, value in _pairs(state)}
     if carried:
         record.carried = {
-            SessionId(origin.decode()): FencingEpoch(int(text.split()[0]))
+            SessionId(decoded(origin)): FencingEpoch(int(text.split()[0]))
             for origin, text in _pairs(carried)
         }
     return record
@@ -264,7 +264,7 @@ def attachment_of(connection: bytes | None, fence: bytes) -> Attachment | None:
     """Who hears a session; the newest attachment is the only one, so its epoch is the session's."""
     if connection is None:
         return None
-    return Attachment(ConnectionId(connection.decode()), FencingEpoch(int(fence)))
+    return Attachment(ConnectionId(decoded(connection)), FencingEpoch(int(fence)))
 
 
 def event_of(
@@ -290,7 +290,7 @@ def events_of(log_epoch: LogEpoch, entries: Iterable[Sequence[Any]]) -> tuple[Lo
                 named[b"p"],
                 float(named[b"t"]),
                 decoded(key) if key is not None else None,
-                origin.decode() if origin is not None else None,
+                decoded(origin) if origin is not None else None,
             )
         )
     return tuple(events)
@@ -311,7 +311,7 @@ def published_event(message: bytes) -> tuple[LoggedEvent, Attachment | None]:
         rest,
         float(at),
         decoded(key) if key is not None else None,
-        origin.decode() if origin is not None else None,
+        decoded(origin) if origin is not None else None,
     )
     return event, attachment_of(connection, fence)
 

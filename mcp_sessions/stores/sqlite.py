@@ -105,7 +105,7 @@ from mcp_sessions.stores.sqlite_hot import HotRecords
 from mcp_sessions.stores.sqlite_keys import keys_of
 from mcp_sessions.stores.sqlite_schema import Durability, check_no_directory, open_file
 from mcp_sessions.stores.sqlite_start import shut_down, start_up
-from mcp_sessions.stores.sqlite_transaction import Changes, Transaction
+from mcp_sessions.stores.sqlite_transaction import Changes, Transaction, text_bytes
 from mcp_sessions.stores.sqlite_writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -581,7 +581,7 @@ class SQLiteStore:
         def work(tx: Transaction) -> list[SessionId]:
             rows = tx.execute(
                 "SELECT session_id FROM subscriptions JOIN sessions USING (sid) WHERE uri = ?",
-                (logs.text_bytes(uri),),
+                (text_bytes(uri),),
             )
             return [SessionId(session_id) for (session_id,) in rows]
 

@@ -10,13 +10,14 @@ from mcp_sessions.ids import (
     FencingEpoch,
     LogEpoch,
     Position,
+    SessionEventId,
     SessionId,
     StreamName,
 )
 from mcp_sessions.stores import sqlite_logs as logs
 from mcp_sessions.stores import sqlite_sessions as sessions
 from mcp_sessions.stores.base import Attached, Attachment, Relayed, SessionRecord
-from mcp_sessions.stores.sqlite_transaction import Transaction
+from mcp_sessions.stores.sqlite_transaction import Transaction, text_of
 
 
 def attach(
@@ -45,6 +46,7 @@ def attach(
     scopes, waits_from = tx.execute(
         "SELECT scopes, waits_from FROM sessions WHERE sid = ?", (session.sid,)
     ).fetchone()
+    waits_from = SessionEventId(text_of(waits_from)) if waits_from is not None else None
     if connection_id is None:
         kept, waits_from = waits_from, None
     else:

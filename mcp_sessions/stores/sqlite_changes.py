@@ -9,7 +9,7 @@ from mcp_sessions.ids import EVENTS, GET_STREAM, SessionId
 from mcp_sessions.stores import sqlite_logs as logs
 from mcp_sessions.stores import sqlite_sessions as sessions
 from mcp_sessions.stores.base import Audience, Mode, ServerChange, Told
-from mcp_sessions.stores.sqlite_transaction import Transaction
+from mcp_sessions.stores.sqlite_transaction import Transaction, text_bytes
 
 
 def audience(tx: Transaction, change: ServerChange, *, after: int, limit: int) -> Audience:
@@ -18,7 +18,7 @@ def audience(tx: Transaction, change: ServerChange, *, after: int, limit: int) -
         rows = tx.execute(
             "SELECT sid, session_id FROM subscriptions JOIN sessions USING (sid)"
             " WHERE uri = ? AND sid > ? ORDER BY sid LIMIT ?",
-            (logs.text_bytes(change.uri), after, limit),
+            (text_bytes(change.uri), after, limit),
         ).fetchall()
     else:
         rows = tx.execute(
@@ -38,7 +38,7 @@ def tell(
     now: float,
 ) -> list[Told]:
     """See :meth:`SessionStore.tell`."""
-    uri = logs.text_bytes(change.uri) if change.uri is not None else None
+    uri = text_bytes(change.uri) if change.uri is not None else None
     places = ",".join("?" * len(session_ids))
     rows = tx.execute(
         "SELECT session_id, sid, mode, connection_id, fencing_epoch, lists,"

@@ -5,13 +5,13 @@ The tests hold the two next to each other (``tests/stores/test_sqlite_logs.py``)
 
 from __future__ import annotations
 
-from mcp_sessions.core.messages import decode, encode
+from mcp_sessions.core.messages import encode
 from mcp_sessions.core.request_keys import KEY_COST, Begun, key_cost
 from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.base import KeyUse
-from mcp_sessions.stores.sqlite_logs import text_bytes
-from mcp_sessions.stores.sqlite_transaction import KeyCounts, Transaction
+from mcp_sessions.stores.sqlite_sessions import load_json
+from mcp_sessions.stores.sqlite_transaction import KeyCounts, Transaction, text_bytes
 
 
 def keys_of(tx: Transaction, session_id: SessionId, policy: SessionPolicy) -> Keys | None:
@@ -62,7 +62,7 @@ class Keys:
         digest, runner, scopes, finished, outcome = known
         if digest != use.digest:
             return Begun.OTHER_CONTENT, None, None, None
-        if not frozenset(decode(scopes)) <= use.scopes:
+        if not frozenset(load_json(scopes)) <= use.scopes:
             return Begun.FEWER_SCOPES, None, None, None
         run, _, runner = runner.rpartition("@")
         if finished is None:

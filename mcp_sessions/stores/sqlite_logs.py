@@ -23,14 +23,9 @@ from mcp_sessions.ids import (
     parse_position,
 )
 from mcp_sessions.security import mint_log_epoch
-from mcp_sessions.stores.sqlite_transaction import Transaction
+from mcp_sessions.stores.sqlite_transaction import Transaction, text_bytes, text_of
 
 _LAST_NUMBER = 10**NUMBER_WIDTH - 1
-
-
-def text_bytes(text: str) -> bytes:
-    """A text as it is stored: JSON may hold what SQLite's TEXT cannot, a lone surrogate."""
-    return text.encode("utf-8", "surrogatepass")
 
 
 @dataclass(slots=True)
@@ -239,9 +234,10 @@ def _event(
     number: int,
     at: float,
     key: bytes | None,
-    origin: SessionId | None,
+    stored_origin: str | bytes | None,
     payload: bytes,
 ) -> LoggedEvent:
+    origin = SessionId(text_of(stored_origin)) if stored_origin is not None else None
     event_id = SessionEventId(f"{epoch}-{number:0{NUMBER_WIDTH}d}")
     identity = None if key is None else (origin, key.decode("utf-8", "surrogatepass"))
     return LoggedEvent(event_id, number, payload, at, identity, origin)

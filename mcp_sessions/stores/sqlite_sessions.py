@@ -24,8 +24,7 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.stores import sqlite_logs as logs
 from mcp_sessions.stores.base import Attachment, CurrentSession, Mode, Peer, SessionRecord
 from mcp_sessions.stores.limits import check_sizes
-from mcp_sessions.stores.sqlite_logs import text_bytes
-from mcp_sessions.stores.sqlite_transaction import Transaction
+from mcp_sessions.stores.sqlite_transaction import Transaction, text_bytes, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -278,11 +277,11 @@ def _subscriptions(tx: Transaction, sid: int) -> set[str]:
     return {uri.decode("utf-8", "surrogatepass") for (uri,) in rows}
 
 
-def attachment_of(connection_id: str | None, fencing_epoch: int) -> Attachment | None:
+def attachment_of(connection_id: str | bytes | None, fencing_epoch: int) -> Attachment | None:
     # Whoever is attached has the newest epoch: each attach raises it, and replaces who was.
     if connection_id is None:
         return None
-    return Attachment(ConnectionId(connection_id), FencingEpoch(fencing_epoch))
+    return Attachment(ConnectionId(text_of(connection_id)), FencingEpoch(fencing_epoch))
 
 
 def _record(tx: Transaction, row: Sequence[Any]) -> SessionRecord:
@@ -311,7 +310,7 @@ def _record(tx: Transaction, row: Sequence[Any]) -> SessionRecord:
     client_id, issuer, subject = load_json(owner)
     current = None
     if current_id is not None:
-        current = CurrentSession(SessionId(current_id), FencingEpoch(current_epoch))
+        current = CurrentSession(SessionId(text_of(current_id)), FencingEpoch(current_epoch))
     return SessionRecord(
         SessionId(session_id),
         Mode(mode),
@@ -324,10 +323,10 @@ def _record(tx: Transaction, row: Sequence[Any]) -> SessionRecord:
         attachment=attachment_of(connection_id, fencing_epoch),
         current=current,
         stream_opened=bool(stream_opened),
-        carried={SessionId(origin): FencingEpoch(epoch) for origin, epoch in carried},
+        carried={SessionId(text_of(origin)): FencingEpoch(epoch) for origin, epoch in carried},
         subscriptions=frozenset(_subscriptions(tx, sid)),
         lists=frozenset(load_json(lists)) if lists is not None else None,
-        waits_from=SessionEventId(waits_from) if waits_from is not None else None,
+        waits_from=SessionEventId(text_of(waits_from)) if waits_from is not None else None,
         state=load_json(state),
         state_version=state_version,
     )

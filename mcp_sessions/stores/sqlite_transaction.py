@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.stores.base import SessionRecord
@@ -54,6 +55,26 @@ class KeyCounts:
         )
 
 
+def text_bytes(text: str) -> bytes:
+    """A text as it is stored: JSON may hold what SQLite's TEXT cannot, a lone surrogate."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def text_of(stored: str | bytes) -> str:
+    """What :meth:`Transaction.execute` stored."""
+    return stored if isinstance(stored, str) else stored.decode("utf-8", "surrogatepass")
+
+
+def _storable(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return text_bytes(value)
+    return value
+
+
 class TakesLong(Exception):
     """A transaction has more to do than there is time for. It is undone."""
 
@@ -61,7 +82,7 @@ class TakesLong(Exception):
 class Transaction:
     """One transaction of the file."""
 
-    __slots__ = ("_known", "_rows", "changes", "execute", "learned")
+    __slots__ = ("_known", "_rows", "_execute", "changes", "learned")
 
     def __init__(
         self,
@@ -76,7 +97,7 @@ class Transaction:
             rows: How many rows it may take out by the way; None: any number.
         """
         self._rows = rows
-        self.execute = connection.execute
+        self._execute = connection.execute
         self.changes: list[tuple[SessionId, Change]] = []
         """What the event loop is to know of sessions when this is committed."""
 
@@ -84,6 +105,17 @@ class Transaction:
         """What the next transaction is to know when this is committed; None: nothing."""
 
         self._known: Mapping[SessionId, KeyCounts] = {} if known is None else known
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        """Run one statement.
+
+        A peer's text may be none in UTF-8 (half a surrogate pair). Then it goes as bytes: it
+        equals no text that is stored, and what is stored so is read by :func:`text_of`.
+        """
+        try:
+            return self._execute(statement, values)
+        except UnicodeEncodeError:
+            return self._execute(statement, [_storable(each) for each in values])
 
     def recall(self, session_id: SessionId) -> KeyCounts | None:
         """What is known, to be changed and given to :meth:`learn`; None: it has to be read."""

@@ -5,22 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mcp_sessions.core.log import Draft
+from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     ConnectionId,
     FencingEpoch,
+    LogEpoch,
+    Position,
+    RequestKey,
     SessionEventId,
+    SessionId,
+    StreamName,
 )
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.base import (
+    Attachment,
     CurrentSession,
+    KeyUse,
     Mode,
+    Peer,
 )
 from mcp_sessions.testing.parts import (
     ALICE,
     BOB,
     MCP_MODES,
+    NOW,
+    RESULT,
     Check,
     MakeStore,
+    SessionOf,
     at_once,
     ids_of,
     limit_of,
@@ -237,6 +251,72 @@ async def a_connections_own_state_is_kept_with_its_session(make: MakeStore) -> N
             assert (await session.record()).stream_opened
 
 
+ODD = ("\ud800", "a\udfffb", "\x00", "a\x00b", "ä \n'\"")
+"""Texts that JSON can say: a peer may send them wherever it sends one."""
+
+
+async def every_text_is_a_text(make: MakeStore) -> None:
+    """Half a surrogate pair and a NUL, too: they are found, or not there, as any other."""
+    async with opened(make) as store:
+        for odd in ODD:
+            await SessionOf(store, SessionId(odd)).check_gone()
+            scopes = frozenset({odd})
+            principal, peer = Principal(odd, odd, odd, scopes), Peer(odd, {odd: [odd]})
+            made = await store.create(Mode.TRANSPORT, principal, peer=peer, now=NOW)
+            session = SessionOf(store, made.session_id)
+            assert await session.admit(mode=Mode.TRANSPORT) is None
+            use = KeyUse(RequestKey(odd), b"digest", "process-1", scopes)
+            for begun in (Begun.FIRST, Begun.ANSWERED):
+                admitted = await session.admit(use, principal=principal, mode=Mode.TRANSPORT)
+                assert admitted is not None and admitted.key is begun
+                assert (admitted.record.principal, admitted.record.peer) == (principal, peer)
+                assert admitted.record.principal.scopes == scopes
+                await store.finish_request(session.id, use.key, RESULT, now=NOW)
+            assert await store.subscribe(session.id, odd)
+            assert list(await store.subscribers(odd)) == [session.id]
+            assert await store.unsubscribe(session.id, odd)
+            assert await store.set_filter(session.id, scopes, scopes)
+            assert await store.change_state(session.id, {odd: {odd: odd}, "gone": 1}, ())
+            assert await store.change_state(session.id, {}, ["gone", odd + odd])
+            assert await store.replace_data(session.id, {odd: [odd]}, expected_version=0)
+            data = await store.load_data(session.id)
+            assert data is not None and data.value == {odd: [odd]}
+            await store.set_current(session.id, CurrentSession(SessionId(odd), FencingEpoch(1)))
+            await store.set_waits_from(session.id, SessionEventId(odd))
+            for is_new in (True, False):
+                appended = await session.append(
+                    Draft(b"{}", key=odd, origin=SessionId(odd)), stream=StreamName(odd)
+                )
+                assert appended.replaced is not is_new
+                assert appended.event.key == (odd, odd)
+            events, _ = await store.read(
+                session.id,
+                await session.position(0, StreamName(odd)),
+                now=NOW,
+                stream=StreamName(odd),
+            )
+            assert [(event.key, event.origin) for event in events] == [((odd, odd), odd)]
+            await store.drop_stream(session.id, StreamName(odd))
+            assert await store.head(session.id, stream=StreamName(odd)) is None
+            start = Position(LogEpoch("1".zfill(19)), 0)
+            assert await store.carry(session.id, SessionId(odd), FencingEpoch(1), start)
+            assert await session.read(odd) == ([], Refusal.UNKNOWN_POSITION)
+            record = await session.record()
+            assert (record.subscriptions, record.lists) == (scopes, scopes)
+            assert record.state == {odd: {odd: odd}}
+            assert record.current == CurrentSession(SessionId(odd), FencingEpoch(1))
+            assert record.waits_from == odd and record.carried == {odd: 1}
+            attached = await session.attach(ConnectionId(odd), odd)
+            assert (attached.refusal, attached.waits_from) == (Refusal.UNKNOWN_POSITION, odd)
+            assert (await session.attach(None)).previous == Attachment(
+                ConnectionId(odd), attached.fencing_epoch
+            )
+            assert await ids_of(store, principal) == {session.id}
+            ended = await store.end(session.id)
+            assert ended is not None and ended.principal == principal
+            await session.check_gone()
+
+
 async def sessions_can_be_listed_by_their_owner(make: MakeStore) -> None:
     """Every live one, or every one of a principal."""
     async with opened(make) as store:
@@ -260,5 +340,6 @@ CHECKS: Sequence[Check] = (
     state_is_changed_key_by_key,
     data_is_replaced_only_by_who_saw_its_newest_version,
     a_connections_own_state_is_kept_with_its_session,
+    every_text_is_a_text,
     sessions_can_be_listed_by_their_owner,
 )
