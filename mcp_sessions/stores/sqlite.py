@@ -35,6 +35,9 @@ After a start:
   transport-mode sessions: such a connection is in the file, and its client comes back to it.
 * What had a request key and was running has no outcome that anybody could know. Its key is
   kept, and answers so.
+* A file that is not the one that was served from here last gives event ids out again: a copy
+  was restored. ``-seen`` beside it tells (``sqlite_seen``), and every log is made anew, as below.
+  So move the file with its ``-seen``; and whoever restores a whole directory leaves it out.
 * After a power loss in ``normal`` mode events may be missing that clients have seen, and
   their ids would be given out again. So every log is made anew: its positions are refused
   (``log_replaced``), and clients read again what they follow. (Where the operating system
@@ -104,6 +107,7 @@ from mcp_sessions.stores.limits import (
 from mcp_sessions.stores.sqlite_hot import HotRecords
 from mcp_sessions.stores.sqlite_keys import keys_of
 from mcp_sessions.stores.sqlite_schema import Durability, check_no_directory, open_file
+from mcp_sessions.stores.sqlite_seen import Seen
 from mcp_sessions.stores.sqlite_start import shut_down, start_up
 from mcp_sessions.stores.sqlite_transaction import Changes, Transaction, text_bytes
 from mcp_sessions.stores.sqlite_writer import Writer
@@ -132,7 +136,7 @@ class SQLiteStore:
 
         Args:
             path: The file, on a local disk; made when the store opens, if it is not there.
-                Beside it are ``-wal``, ``-shm`` (SQLite's) and ``-lock``.
+                Beside it are ``-wal``, ``-shm`` (SQLite's), ``-lock`` and ``-seen``.
             durability: ``normal`` survives a killed process, ``full`` a power loss too.
 
         Raises:
@@ -147,11 +151,13 @@ class SQLiteStore:
         self._policy = SessionPolicy()
         self._window = _window(self._policy)
         self._lock = FileLock(self._place.with_name(self._place.name + "-lock"))
+        self._seen = Seen(self._place)
         self._writer = Writer(
             self.path,
             self._place.with_name(self._place.name + "-wal"),
             self._open_file,
-            closing=shut_down,
+            closing=lambda connection: shut_down(connection, self._seen),
+            resting=self._seen.count,
             on_commit=self._on_commit,
             chore=sessions.end_requested,
             on_chore=self._on_ended_beside,
@@ -208,7 +214,7 @@ class SQLiteStore:
     def _open_file(self) -> sqlite3.Connection:
         connection = open_file(self._place, self.durability)
         try:
-            start_up(connection, self.path, self.durability)
+            start_up(connection, self.path, self.durability, self._seen)
         except BaseException:
             connection.close()
             raise

@@ -6,9 +6,11 @@ import logging
 import sqlite3
 from pathlib import Path
 
+from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import LogEpoch
 from mcp_sessions.security import mint_log_epoch
 from mcp_sessions.stores.sqlite_schema import Durability, boot_id, committing, opening_failed
+from mcp_sessions.stores.sqlite_seen import Seen
 
 logger = logging.getLogger(__name__)
 
@@ -29,31 +31,50 @@ _DROP_RUNNING = """
 """
 
 
-def start_up(connection: sqlite3.Connection, path: Path, durability: Durability) -> None:
+def start_up(
+    connection: sqlite3.Connection, path: Path, durability: Durability, seen: Seen
+) -> None:
     """Make the file this process's, whole or not at all.
 
     Raises:
-        ConfigurationError, StoreUnavailable: It cannot be written.
+        ConfigurationError, StoreUnavailable: It cannot be written, or what is beside it not be
+            read or written.
     """
     try:
         boot = boot_id()
         with committing(connection):
             connection.execute(_DETACH)
             connection.execute(_DROP_RUNNING)
+            is_copy = seen.begin(connection)
             if _lost_power(connection, boot):
                 logger.warning("%s: after a power loss every event log is made anew", path)
                 _replace_logs(connection)
+            elif is_copy and connection.execute("SELECT 1 FROM logs LIMIT 1").fetchone():
+                logger.warning(
+                    "%s is a copy, or stands without %s: every event log is made anew",
+                    path,
+                    seen.path.name,
+                )
+                _replace_logs(connection)
             _remember(connection, boot, durability)
+        seen.tell(connection)
     except sqlite3.Error as failed:
         raise opening_failed(path, failed) from failed
+    except OSError as failed:
+        reason = failed.strerror or str(failed)
+        raise ConfigurationError(f"{seen.path} cannot be used: {reason}") from failed
 
 
-def shut_down(connection: sqlite3.Connection) -> None:
-    """Say that everything is on the medium, after it is.
+def shut_down(connection: sqlite3.Connection, seen: Seen) -> None:
+    """Say that everything is on the medium, after it is, and how far the file came.
 
     Raises:
         sqlite3.Error: It is not.
     """
+    try:
+        seen.count(connection)
+    except OSError as failed:
+        logger.warning("%s: %s", seen.path, failed.strerror)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     connection.execute("DELETE FROM meta WHERE name = 'boot'")
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

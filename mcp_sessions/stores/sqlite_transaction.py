@@ -82,7 +82,7 @@ class TakesLong(Exception):
 class Transaction:
     """One transaction of the file."""
 
-    __slots__ = ("_known", "_rows", "_execute", "changes", "learned")
+    __slots__ = ("_known", "_rows", "_execute", "changes", "connection", "learned")
 
     def __init__(
         self,
@@ -97,6 +97,7 @@ class Transaction:
             rows: How many rows it may take out by the way; None: any number.
         """
         self._rows = rows
+        self.connection = connection
         self._execute = connection.execute
         self.changes: list[tuple[SessionId, Change]] = []
         """What the event loop is to know of sessions when this is committed."""

@@ -95,6 +95,7 @@ class Writer:
         log_file: Path,
         opened: Callable[[], sqlite3.Connection],
         closing: Callable[[sqlite3.Connection], None],
+        resting: Callable[[sqlite3.Connection], None],
         on_commit: Callable[[Changes], None],
         chore: Work[T],
         on_chore: Callable[[T], None],
@@ -107,6 +108,7 @@ class Writer:
             path: The file, as its user names it.
             log_file: Its write-ahead log.
             opened: Opens the file; called in the thread.
+            resting: Called in the thread between two commits, twice a second.
             closing: Has the last word, in the thread, when it is closed in order.
             on_commit: Takes what changed; called in the event loop.
             chore: Done when somebody else has written to the file.
@@ -117,6 +119,7 @@ class Writer:
         self._log_file = log_file
         self._opened = opened
         self._closing = closing
+        self._resting = resting
         self._on_commit = on_commit
         self._chore: Work[Any] = chore
         self._on_chore: Callable[[Any], None] = on_chore
@@ -335,6 +338,7 @@ class Writer:
                 self._version = version
                 self._tell(self._do_chore)
             give_back_space(connection)
+            self._resting(connection)
         except Exception as failed:
             # The boundary between what is done by the way and what callers wait for: whatever
             # is wrong with the former, the latter goes on, and the next round tries again.

@@ -236,7 +236,7 @@ async def spoken_of(store: SQLiteStore) -> AsyncGenerator[list[tuple[str, int]]]
     """What SQLite is told, and by which thread."""
     spoken: list[tuple[str, int]] = []
     writer = store._writer  # pyright: ignore[reportPrivateUsage]
-    connection = (await writer.call(lambda tx: tx.execute)).__self__
+    connection = await writer.call(lambda tx: tx.connection)
     connection.set_trace_callback(lambda said: spoken.append((said, threading.get_ident())))
     try:
         yield spoken
@@ -443,7 +443,7 @@ async def test_the_durability_is_what_sqlite_is_asked_for(
 # --- a power loss --------------------------------------------------------------------------
 
 
-def killed(_: sqlite3.Connection) -> None:
+def killed(_: sqlite3.Connection, seen: object) -> None:
     """Instead of ``shut_down``: nothing was said at the end."""
 
 
@@ -500,7 +500,11 @@ async def test_what_expired_leaves_the_file(path: Path, monkeypatch: pytest.Monk
             while (await sql(store, "PRAGMA page_count"))[0] > 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     assert path.stat().st_size < 1_000_000
-    assert {each.name for each in path.parent.iterdir()} == {path.name, f"{path.name}-lock"}
+    assert {each.name for each in path.parent.iterdir()} == {
+        path.name,
+        f"{path.name}-lock",
+        f"{path.name}-seen",
+    }
 
 
 async def test_what_ended_cannot_be_read_out_of_the_file(path: Path) -> None:
@@ -634,6 +638,118 @@ async def test_a_session_that_cannot_be_read_stops_no_round_for_the_others(
         assert {each.session_id for each in over} == {first, last}
         assert await sql(store, "SELECT count(*) FROM sessions") == (0,)
         assert "could not be read" in caplog.text and bad not in caplog.text
+
+
+def copied(path: Path) -> bytes:
+    """The file as a backup has it that is made beside who serves."""
+    source, target = sqlite3.connect(path), sqlite3.connect(":memory:")
+    try:
+        source.backup(target)
+        return target.serialize()
+    finally:
+        source.close()
+        target.close()
+
+
+def restore(path: Path, copy: bytes) -> None:
+    """Put a copy in the file's place, as an operator does: SQLite's own files go."""
+    for own in ("-wal", "-shm"):
+        path.with_name(path.name + own).unlink(missing_ok=True)
+    path.write_bytes(copy)
+
+
+async def counted(store: SQLiteStore) -> None:
+    """Until what is beside the file says all that was written; that is looked after twice a
+    second.
+    """
+    seen = store._seen  # pyright: ignore[reportPrivateUsage]
+    async with asyncio.timeout(10):
+        before = seen.path.read_bytes()
+        # Nothing says when: this is a bounded wait on the condition itself.
+        while seen.path.read_bytes() == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+async def test_a_file_restored_from_a_copy_gives_no_event_id_out_again(
+    path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that saw more than the copy has is refused, and reads again what it follows."""
+    async with opened(path) as store:
+        of = await new(store)
+        await store.append(of, Draft(b"1"), now=NOW)
+        copy = copied(path)
+        seen = await store.append(of, Draft(b"2"), now=NOW)
+        assert seen is not None
+        await counted(store)
+        killed = {each: each.read_bytes() for each in path.parent.iterdir()}
+    if how == "killed":
+        for each, content in killed.items():
+            each.write_bytes(content)
+    restore(path, copy)
+    async with opened(path) as store:
+        assert "is a copy" in caplog.text
+        await store.append(of, Draft(b"another"), now=NOW)
+        for position in (seen.event.event_id, f"{seen.event.event_id[:-1]}1"):
+            assert await store.read(of, position, now=NOW) == ((), Refusal.LOG_REPLACED)
+        head = await store.head(of)
+        caplog.clear()
+    # Once: from here on it is the file that was seen.
+    async with opened(path) as store:
+        assert await store.head(of) == head
+        assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("what", "is_kept"),
+    [
+        ("closed and opened", True),
+        ("killed", True),
+        ("killed before it was said", True),
+        ("moved with what is beside it", True),
+        ("of an older version", True),
+        ("moved alone", False),
+        ("what is beside it is not ours", False),
+        ("a copy of an older version", False),
+    ],
+)
+async def test_positions_are_refused_where_a_file_may_be_a_copy_and_nowhere_else(
+    path: Path, tmp_path: Path, what: str, is_kept: bool
+) -> None:
+    """What was written is there, and what a client saw has no other meaning now."""
+    beside = path.with_name(path.name + "-seen")
+    async with opened(path) as store:
+        of = await new(store)
+        appended = await store.append(of, Draft(b"1"), now=NOW)
+        assert appended is not None
+        before = beside.read_bytes()
+        await counted(store)
+        killed = {each: each.read_bytes() for each in path.parent.iterdir()}
+    if what.startswith("killed"):
+        for each, content in killed.items():
+            each.write_bytes(content)
+    if what == "killed before it was said":
+        beside.write_bytes(before)
+    elif what.startswith("moved"):
+        place = tmp_path / "elsewhere" / "other.db"
+        place.parent.mkdir()
+        path.rename(place)
+        if what != "moved alone":
+            beside.rename(place.with_name("other.db-seen"))
+        path = place
+    elif what == "what is beside it is not ours":
+        beside.write_text("something")
+    elif "older version" in what:
+        other = sqlite3.connect(path)
+        other.execute("DELETE FROM meta WHERE name IN ('file', 'count')")
+        other.commit()
+        other.close()
+        if what == "of an older version":
+            beside.unlink()
+    async with opened(path) as store:
+        _, refusal = await store.read(of, appended.event.event_id, now=NOW)
+        assert refusal is (None if is_kept else Refusal.LOG_REPLACED)
+        assert (await store.load(of, now=NOW)) is not None
 
 
 async def test_response_streams_of_the_process_before_give_back_their_room(path: Path) -> None:

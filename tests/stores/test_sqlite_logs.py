@@ -160,7 +160,7 @@ def test_no_call_reads_through_what_a_session_has() -> None:
     with a_session(policy) as (tx, sid):
         # Once in a process the keys of a session are added up.
         keys_of_session(tx, policy)
-        connection = tx.execute.__self__
+        connection = tx.connection
         connection.set_trace_callback(spoken.append)
         log = logs.opened(tx, sid, EVENTS)
         window = Window(2, 60, 20.0)
@@ -195,7 +195,7 @@ def test_a_session_that_is_full_is_as_quick_as_one_that_is_not() -> None:
     answer = b"x" * 2_000
     policy = SessionPolicy(request_key_bytes=300_000)
     with a_session(policy) as (tx, _):
-        connection, steps = tx.execute.__self__, [0]
+        connection, steps = tx.connection, [0]
 
         def count() -> int:
             steps[0] += 1
