@@ -44,23 +44,9 @@ class MemorySocket(DuplexPeer):
         await self._accepted.wait()
 
     async def _serve(self) -> None:
-        scope: dict[str, Any] = {
-            "type": "websocket",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
-            "http_version": "1.1",
-            "scheme": "ws",
-            "path": "/mcp",
-            "raw_path": b"/mcp",
-            "query_string": b"",
-            "root_path": "",
-            "headers": [(b"host", b"127.0.0.1:8000"), (b"sec-websocket-protocol", b"mcp")],
-            "subprotocols": ["mcp"],
-            "client": ("127.0.0.1", 50_000),
-            "server": ("127.0.0.1", 8_000),
-            "extensions": {"websocket.http.response": {}},
-        }
         try:
-            await self._app(scope, self._incoming.get, self._send)
+            # A server keeps the scope to itself: whoever has one is taken for an application.
+            await self._app(_scope(), self._incoming.get, self._send)
         except Exception as error:
             # What a server would log is the test's to see.
             self.raised = error
@@ -99,6 +85,24 @@ class MemorySocket(DuplexPeer):
         self._incoming.put_nowait({"type": "websocket.disconnect", "code": 1006})
         if self._serving is not None:
             await self._serving
+
+
+def _scope() -> dict[str, Any]:
+    return {
+        "type": "websocket",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "scheme": "ws",
+        "path": "/mcp",
+        "raw_path": b"/mcp",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", b"127.0.0.1:8000"), (b"sec-websocket-protocol", b"mcp")],
+        "subprotocols": ["mcp"],
+        "client": ("127.0.0.1", 50_000),
+        "server": ("127.0.0.1", 8_000),
+        "extensions": {"websocket.http.response": {}},
+    }
 
 
 class _Lines(StdioBinding):
