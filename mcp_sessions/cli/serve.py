@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import errno
+import logging
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
@@ -55,7 +56,11 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     _check(options)
     logs.configure(level=options.log_level, format=options.log_format, access=options.access_log)
+    if options.workers is not None and options.worker is None:
+        return _keep_workers(options, arguments)
     layer, store = _layer(options)
+    if options.worker is not None:
+        return _work(options, layer, store)
     if options.stdio and options.port is None:
         _start_up(options, None, store)
         try:
@@ -65,23 +70,83 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     port = DEFAULT_PORT if options.port is None else options.port
     with listening_socket(options.host, port) as sock:
-        try:
-            layer.run(
-                "stdio" if options.stdio else "http",
-                host=options.host,
-                port=sock.getsockname()[1],
-                path=options.path,
-                security=_security(options),
-                sock=sock,
-                grace=options.grace,
-                drain_delay=options.drain_delay,
-                health=options.health,
-                access_log=options.access_log,
-                on_started=lambda: _start_up(options, sock, store),
-            )
-        except KeyboardInterrupt:
-            return INTERRUPTED
+        return _serve(options, layer, sock, lambda: _start_up(options, sock, store))
+
+
+def _serve(
+    options: argparse.Namespace,
+    layer: SessionLayer,
+    sock: socket.socket,
+    on_started: Callable[[], None],
+) -> int:
+    try:
+        layer.run(
+            "stdio" if options.stdio else "http",
+            host=options.host,
+            port=sock.getsockname()[1],
+            path=options.path,
+            security=_security(options),
+            sock=sock,
+            grace=options.grace,
+            drain_delay=options.drain_delay,
+            health=options.health,
+            access_log=options.access_log,
+            on_started=on_started,
+        )
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
+
+
+def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Serve with several processes until stopped, and return the exit status.
+
+    Raises:
+        ConfigurationError: The port is wrong, or this system cannot.
+    """
+    if os.name != "posix":
+        raise ConfigurationError("--workers: this system cannot share a socket between processes")
+    import asyncio
+
+    from mcp_sessions.cli.workers import Workers
+
+    keys = os.environ.get("MCP_SESSIONS_KEYS")
+    store = redacted(options.store) if options.store else "as set in the SessionLayer"
+
+    def started() -> None:
+        _start_up(options, sock, f"{store}, {options.workers} workers")
+        if not keys:
+            logging.getLogger(__name__).warning(
+                "sessions outlive these processes, but the keys that seal their state do not: "
+                "set MCP_SESSIONS_KEYS"
+            )
+
+    async def run() -> int:
+        return await Workers(arguments, options.workers, sock, keys).run(started)
+
+    port = DEFAULT_PORT if options.port is None else options.port
+    with listening_socket(options.host, port) as sock:
+        return asyncio.run(run())
+
+
+def _work(options: argparse.Namespace, layer: SessionLayer, store: str) -> int:
+    """Serve as one of several processes.
+
+    Raises:
+        ConfigurationError: Their sessions would not be the same.
+    """
+    if layer.store.remembers and layer.store.exchange is None:
+        raise ConfigurationError(
+            "--workers needs a store that processes share, such as redis://localhost: of the "
+            f"sessions in {store} other workers know nothing, and any of them may get a "
+            "client's next request"
+        )
+    from mcp_sessions.cli.workers import Worker
+
+    worker = Worker(options.worker)
+    worker.begin()
+    with worker.listener as sock:
+        return _serve(options, layer, sock, worker.is_ready)
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
@@ -99,6 +164,8 @@ def _check(options: argparse.Namespace) -> None:
             f"--allowed-origin on --host {options.host} also needs --allowed-host NAME: "
             "what checks the one header checks the other"
         )
+    if options.stdio and options.workers is not None:
+        raise ConfigurationError("--workers: standard input and output belong to one process")
     if options.stdio and options.port is None:
         given = {
             "--allowed-host": options.allowed_host,
@@ -294,6 +361,15 @@ def _parser() -> argparse.ArgumentParser:
         default=DEFAULT_GRACE,
         help="seconds that running calls get when the server is stopped; default: %(default)s",
     )
+    parser.add_argument(
+        "--workers",
+        metavar="N",
+        type=types.count,
+        help="serve with N processes on the one port, each started again if it ends; needs a "
+        "store that processes share (redis://...)",
+    )
+    # What a worker is given by the process that keeps it.
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument(
         "--drain-delay",
         metavar="S",

@@ -1,0 +1,121 @@
+"""``serve --workers N``: one port, several processes, kept and drained."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mcp_sessions.cli.main import main
+from tests.support.redis_server import namespace, shared_redis
+from tests.support.serving import read_lines, serving
+
+APP = """
+import os
+from mcp.server import MCPServer
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+
+mcp = MCPServer("workers")
+
+@mcp.custom_route("/who", methods=["GET"])
+async def who(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(str(os.getpid()))
+"""
+WITHIN = 40.0
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a server."""
+    (tmp_path / "app.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@contextmanager
+def served(here: Path) -> Generator[tuple["subprocess.Popen[str]", str]]:
+    """Two workers on one Redis, and their URL."""
+    store = f"{shared_redis().url}?namespace={namespace()}"
+    with serving(
+        here, "app.py", "--workers", "2", "--store", store, "--drain-delay", "0"
+    ) as keeper:
+        found = re.search(r"(http://127\.0\.0\.1:\d+)/mcp", read_lines(keeper, 5))
+        assert found is not None
+        yield keeper, found[1]
+
+
+def who(url: str) -> int:
+    """The process that serves a request on a connection of its own."""
+    return int(httpx.get(f"{url}/who", timeout=WITHIN, trust_env=False).text)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that nobody tells of."""
+    end = time.monotonic() + WITHIN
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def is_gone(process: int) -> bool:
+    """Whether there is no such process."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.redis
+def test_workers_share_a_port_and_one_that_dies_is_replaced(here: Path) -> None:
+    with served(here) as (keeper, url):
+        seen: set[int] = set()
+        until(lambda: seen.add(who(url)) or len(seen) >= 2)
+        assert len(seen) == 2 and keeper.pid not in seen
+        killed = min(seen)
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: seen.add(who(url)) or len(seen) >= 3)
+
+        keeper.terminate()
+        assert keeper.wait(WITHIN) == 0
+        for process in seen:
+            until(lambda: is_gone(process))  # noqa: B023
+        with pytest.raises(httpx.ConnectError):
+            who(url)
+        assert keeper.stderr is not None
+        assert len(re.findall(r"worker \d ended with status -9", keeper.stderr.read())) == 1
+
+
+@pytest.mark.redis
+def test_workers_do_not_outlive_their_keeper(here: Path) -> None:
+    """Killed, it can pass nothing on."""
+    with served(here) as (keeper, url):
+        seen: set[int] = set()
+        until(lambda: seen.add(who(url)) or len(seen) >= 2)
+        keeper.kill()
+        keeper.wait(WITHIN)
+        for process in seen:
+            until(lambda: is_gone(process))  # noqa: B023
+
+
+@pytest.mark.parametrize("store", ["memory://", "sqlite:///sessions.db"])
+def test_a_store_of_one_process_is_refused(here: Path, store: str) -> None:
+    """Each worker would have sessions of its own."""
+    with serving(here, "app.py", "--workers", "2", "--store", store) as keeper:
+        assert keeper.wait(WITHIN) == 2
+        assert keeper.stderr is not None
+        said = keeper.stderr.read()
+
+    assert said.count("\n") == 1 and "--workers needs a store that processes share" in said
+
+
+def test_one_pipe_is_not_for_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "app.py", "--workers", "2", "--stdio"]) == 2
+    assert "--workers: standard input and output belong to one process" in capsys.readouterr().err
