@@ -81,6 +81,16 @@ class StreamReopened:
     continued: bool
     """With ``Last-Event-ID``: the server goes on where it was cut."""
 
+    was_lost: bool = True
+    """It broke, or could not be opened; False: the server ended it in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFailed:
+    """The notification stream could not be opened (HTTP); the link tries again."""
+
+    failure: Failure
+
 
 @dataclass(frozen=True, slots=True)
 class StreamRefused:
@@ -96,7 +106,7 @@ class Down:
     failure: Failure
 
 
-Event = Received | Unanswered | Accepted | StreamReopened | StreamRefused | Down
+Event = Received | Unanswered | Accepted | StreamReopened | StreamFailed | StreamRefused | Down
 
 
 @dataclass(slots=True)

@@ -209,6 +209,19 @@ class SessionKeeper:
         except Refused:
             self.abilities = Abilities()
 
+    async def _look_for_server(self, link: Link) -> None:
+        """Modern era: see that somebody is there, where nothing else is asked of a new link.
+
+        Raises:
+            Failed: Nobody is.
+        """
+        if not self.is_modern:
+            return
+        try:
+            await self._exchanges.ask(link, wire.DISCOVER, {}, self._envelope)
+        except Refused as refused:
+            logger.debug("%s: %s", wire.DISCOVER, refused)
+
     async def take_up(self, link: Link) -> ResumeOutcome:
         """Go on on a new link: with the session, or, at a server without, as well as can be.
 
@@ -220,6 +233,7 @@ class SessionKeeper:
         if self.session is not None or has_sessions:
             return await self.attach(link)
         # A transport session only, and it was lost.
+        await self._look_for_server(link)
         if not self.lives.start_over(now=self._clock(), rest=self._rest):
             raise Hopeless
         return ResumeOutcome(
@@ -242,6 +256,7 @@ class SessionKeeper:
             await self.start(link)
             return ResumeOutcome(False, is_new_session=True, connected_to=link.name)
         if not session.resumable:
+            await self._look_for_server(link)
             return ResumeOutcome(True, connected_to=link.name)
         params: Json = {
             "sessionId": session.session_id,

@@ -16,10 +16,17 @@ from mcp_sessions.client.exchange import Refused
 from mcp_sessions.client.keeper import Hopeless
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.situation import Phase, Situation, Way
-from mcp_sessions.core.resume import Cause
+from mcp_sessions.core.resume import AWAY, Cause
 from mcp_sessions.errors import SESSION_NOT_FOUND
 
 logger = logging.getLogger(__name__)
+
+
+def _is_unreachable(error: Failed | Refused) -> bool:
+    """Whether a failure is the address's, and not the server's word."""
+    if isinstance(error, Refused):
+        return wire.says_not_begun(error.error)
+    return error.failure.cause is not Cause.STATUS or error.failure.status in AWAY
 
 
 class Listener:
@@ -64,6 +71,8 @@ class Listener:
                     logger.info("listening failed: %s", error)
                     at.listens.wire_id = None
                     if at.keeper.session is None:
+                        return
+                    if _is_unreachable(error) and at.try_another_address():
                         return
                     await at.sleep(at.backoff.failed(at.draw()))
         finally:

@@ -27,6 +27,7 @@ from mcp_sessions.client.dialer import (
     Json,
     Link,
     Received,
+    StreamFailed,
     StreamRefused,
     StreamReopened,
     Unanswered,
@@ -247,9 +248,14 @@ class ResumingClient:
                 if pending is not None and self._recovery.failed_opening(link, pending, failure):
                     return
                 await self._sender.unanswered(link, request_id, failure)
-            case StreamReopened(continued):
+            case StreamReopened(continued, was_lost):
                 if not continued:
                     self._recovery.stream_reopened(link)
+                elif was_lost and link is at.link and at.phase is Phase.READY:
+                    await at.tell_outcome(ResumeOutcome(True, connected_to=link.name))
+            case StreamFailed():
+                if link is at.link:
+                    at.try_another_address()
             case StreamRefused(failure):
                 if link is at.link and at.phase is Phase.READY:
                     logger.info("the notification stream is refused: %s", failure.explanation)

@@ -127,6 +127,15 @@ class Situation:
         self.addresses.progressed()
         self.trouble_since = None
 
+    def try_another_address(self) -> bool:
+        """This one cannot be reached: take the session up at another, if there is one to ask."""
+        has_other = self.addresses.has_other(now=self.clock())
+        if self.phase is not Phase.READY or self.keeper.session is None or not has_other:
+            return False
+        self.addresses.move_on()
+        self.begin(Way.RECOVER)
+        return True
+
     async def answer(self, pending: Pending, code: int, text: str, data: Any = None) -> None:
         """Answer a request from here, unless it was answered."""
         if self.requests.done(pending):

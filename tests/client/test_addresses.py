@@ -1,17 +1,23 @@
 """Which address is asked next, and when: decided by numbers alone, and seen on sockets."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import pytest
+from anyio.abc import TaskStatus
 from mcp import Client
 
 from mcp_sessions.client.addresses import Addresses
-from mcp_sessions.client.dialer import Dialer, Link
+from mcp_sessions.client.dialer import Dialer, Failed, Failure, Json, Link, LinkSettings
+from mcp_sessions.client.exchange import Exchanges
+from mcp_sessions.client.keeper import SessionKeeper
 from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.wire import Envelope
 from mcp_sessions.client_transport import resumable
+from mcp_sessions.core.backoff import Backoff
+from mcp_sessions.core.resume import Attempts, Cause, SessionView
 from tests.support.resuming import Heard, text_of
 from tests.support.scripted import Exchange, ScriptedServer, tool_result
 
@@ -203,3 +209,44 @@ async def test_whoever_waits_for_its_turn_goes_at_once_when_something_is_asked()
         with anyio.fail_after(SOON):
             await client.call_tool("echo", {})
             assert (await heard.outcome()).recovered
+
+
+class Nowhere:
+    """A link over which nothing can be sent: HTTP, where nothing listens."""
+
+    kind = "http"
+    name = "http://nowhere/mcp"
+
+    def __init__(self) -> None:
+        self.settings = LinkSettings()
+
+    async def run(self, sink: Any, *, task_status: TaskStatus[None]) -> None:
+        """See `Link`."""
+
+    async def send(self, message: Json, headers: Mapping[str, str]) -> None:
+        """See `Link`."""
+        raise Failed(Failure(Cause.UNREACHABLE, "nobody listens"))
+
+    def listen(self) -> None:
+        """See `Link`."""
+
+    def abandon(self, request_id: object) -> None:
+        """See `Link`."""
+
+    async def close(self, *, leave: bool) -> None:
+        """See `Link`."""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("session", [SessionView("s-1", resumable=False), None])
+async def test_a_session_is_not_taken_up_where_nobody_listens(session: SessionView | None) -> None:
+    """Over HTTP a link is open before anything was sent; modern era, where nothing is resumed."""
+    policy = ReconnectPolicy()
+    backoff = Backoff(base=1, cap=1)
+    keeper = SessionKeeper(
+        Exchanges(timeout=5), policy, backoff, lambda: 0.5, anyio.sleep, lambda: 0, Attempts("me")
+    )
+    keeper.envelope = Envelope({}, "2026-07-28")
+    keeper.session = session
+    with pytest.raises(Failed, match="nobody listens"):
+        await keeper.take_up(Nowhere())

@@ -153,8 +153,11 @@ class FirstGetIsLost:
         async def swallow(message: Message) -> None:
             began.set()
 
+        async def run() -> None:
+            await self.app(scope, receive, swallow)
+
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.app, scope, receive, swallow)
+            tasks.start_soon(run)
             await began.wait()
             tasks.cancel_scope.cancel()
         await send({"type": "http.response.start", "status": 502, "headers": []})
@@ -173,6 +176,47 @@ async def test_events_are_heard_although_the_first_stream_died_before_its_first_
             await server.call(layer.notify_resource_updated, "note://1")
             await heard.has(lambda: heard.updates == ["note://1"], "the event")
     assert app
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_client_that_only_listens_goes_to_its_other_address(mode: str) -> None:
+    heard = Heard()
+    async with AsyncExitStack() as stack:
+        app, layer, server = stack.enter_context(serving())
+        stack.enter_context(anyio.fail_after(20))
+        first = await stack.enter_async_context(TcpProxy(server.host, server.port))
+        second = await stack.enter_async_context(TcpProxy(server.host, server.port))
+        transport = resumable(first.url(), second.url(), on_resume=heard.on_resume, policy=QUICK)
+        client = await stack.enter_async_context(
+            Client(transport, mode=mode, message_handler=heard.on_message)
+        )
+        changes = None
+        if mode == "legacy":
+            await subscribe(client, "note://1")
+        else:
+            listening = client.listen(resource_subscriptions=["note://1"])
+            changes = await stack.enter_async_context(listening)
+        stack.enter_context(first.offline())
+
+        outcome = await heard.outcome()
+        assert (outcome.recovered, outcome.connected_to) == (True, second.url())
+        await server.call(layer.notify_resource_updated, "note://1")
+        if changes is None:
+            await heard.has(lambda: heard.updates == ["note://1"], "the event")
+        else:
+            assert getattr(await anext(changes), "uri", None) == "note://1"
+        assert app
+
+
+async def test_the_application_hears_that_a_lost_stream_goes_on() -> None:
+    """``on_resume``: after each loss, also where no ``session/resume`` was needed."""
+    async with connected("legacy") as it:
+        await subscribe(it.client, "note://1")
+        await it.change_elsewhere("note://1")
+        await it.heard.has(lambda: it.heard.updates == ["note://1"], "the first event")
+        it.proxy.cut_all()
+
+        assert (await it.heard.outcome()).recovered
 
 
 async def test_events_of_a_cut_listen_stream_come_once_and_in_order() -> None:

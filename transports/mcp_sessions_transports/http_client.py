@@ -27,6 +27,7 @@ from mcp_sessions.client.dialer import (
     Link,
     LinkSettings,
     Received,
+    StreamFailed,
     StreamRefused,
     StreamReopened,
     Unanswered,
@@ -374,7 +375,7 @@ class HttpLink:
         backoff = Backoff(base=self._policy.backoff_base, cap=self._policy.backoff_cap)
         last_id: str | None = None
         retry: int | None = None
-        was_tried = is_in_doubt = False
+        was_tried = is_in_doubt = was_lost = False
         failures = 0
         while True:
             headers = {"accept": "text/event-stream", "cache-control": "no-store"}
@@ -397,7 +398,8 @@ class HttpLink:
                     may_be_open = True
                     if was_tried:
                         continued = last_id is not None and not is_in_doubt
-                        await self._tell(StreamReopened(continued=continued))
+                        await self._tell(StreamReopened(continued, was_lost))
+                    was_lost = False
                     async with aclosing(self._events(response)) as events:
                         async for event in events:
                             backoff.progressed()
@@ -412,6 +414,9 @@ class HttpLink:
                 if isinstance(error, EventTooLarge):
                     self._too_large("SSE event")
                 failures += 1
+                was_lost = True
+                if not may_be_open:
+                    await self._tell(StreamFailed(describe(error)))
                 may_be_open = may_be_open or _may_have_been_served(error)
             was_tried = was_tried or may_be_open
             if may_be_open and last_id is None:
