@@ -85,6 +85,11 @@ class SessionPolicy:
     """Keys and kept answers of one session. Answers go first, oldest first; then new keys
     are refused."""
 
+    max_running_requests: int = 1_000
+    """Requests of one connection that are at work, or wait for one that is; over HTTP of one
+    transport-mode session, of one session that a lone POST names, or of one principal (without
+    authentication: no limit there). One more is refused, before it has any effect."""
+
     max_detached_requests: int = 1_000
     """Requests per process that run on with nobody listening. One more, and of the principal that
     has most of them, in the session that has most, the oldest is cancelled."""
@@ -99,6 +104,11 @@ class SessionPolicy:
     max_finished_streams: int = 16
     """Response streams of one connection whose end can still be fetched with
     ``Last-Event-ID``."""
+
+    max_unread_bytes: int = 67_108_864
+    """Of answers that wait for one WebSocket or stdio client beyond its ``send_buffer``. While
+    that is full nothing more of the client is read; answers to what it asked before come all
+    the same, and one that brings them above this cuts it (1013)."""
 
     send_buffer: int = 1_048_576
     """Bytes that wait in memory for one connection's peer to take them."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping
 from functools import partial
 from typing import Any
 
 from mcp_sessions.background import watched
+from mcp_sessions.core.load import Load
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.messages import (
     error_body,
@@ -32,9 +33,10 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import RequestKey, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.server.announced import enter_request
 from mcp_sessions.server.calls import PendingCalls, may_ask
-from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.server.connection import Inbound, TransportConnection
 from mcp_sessions.server.handle import SessionHandle, enter_session
 from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.owed import Owed
@@ -89,6 +91,9 @@ class Host:
         shared = store.exchange is not None
         self.calls = PendingCalls(process if shared else None)
         self.runs = Runs()
+        self.load = Load(policy.max_running_requests)
+        """What is being let in, runs, or waits for one that runs; by :func:`load_of`."""
+
         self.draining = False
         """No request is begun any more, but on a connection that is served until it is quiet."""
 
@@ -158,6 +163,7 @@ class Host:
         connection = carrier.inbound.connection
         if connection is not None:
             connection.requests[carrier.request.id] = running
+        self.load.add(load_of(carrier.inbound, running.session_id))
         self._listen(running, carrier)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
@@ -176,6 +182,7 @@ class Host:
         connection = carrier.inbound.connection
         if connection is not None:
             connection.requests[carrier.request.id] = running
+        self.load.add(load_of(carrier.inbound, running.session_id))
         self._listen(running, carrier)
         await running.join(carrier)
 
@@ -449,6 +456,7 @@ class Host:
         if running.session_id is not None and running.key is not None:
             self._by_key.pop((running.session_id, running.key), None)
         for carrier in running.carriers:
+            self.load.remove(load_of(carrier.inbound, running.session_id))
             connection = carrier.inbound.connection
             if connection is not None and connection.requests.get(carrier.request.id) is running:
                 del connection.requests[carrier.request.id]
@@ -456,6 +464,21 @@ class Host:
     def log_state(self) -> dict[str, int]:
         """How much is at work, for logs and tests."""
         return {"running": len(self._running), "unheard": len(self._unheard)}
+
+
+def load_of(inbound: Inbound, session_id: SessionId | None) -> Hashable:
+    """Whose load a message is: its connection's; without one its session's; without that its
+    principal's. None: nobody's, without authentication: there it is everybody's.
+
+    Args:
+        inbound: Where it came from.
+        session_id: The session that it belongs to, or names.
+    """
+    if inbound.connection is not None:
+        return inbound.connection.id
+    if session_id is not None:
+        return session_id
+    return inbound.principal if inbound.principal != ANONYMOUS else None
 
 
 def _started(

@@ -19,7 +19,7 @@ from mcp_sessions.errors import OutcomeUnknown, SessionNotFound, StoreUnavailabl
 from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.connection import Inbound
-from mcp_sessions.server.host import Host
+from mcp_sessions.server.host import Host, load_of
 from mcp_sessions.server.replicas import Members, Replicas
 from mcp_sessions.server.running import Carrier
 from mcp_sessions.stores.base import Admitted, Peer
@@ -170,6 +170,8 @@ class Joining:
 
     async def _wait(self, join: _Join) -> None:
         carrier = join.carrier
+        whose = load_of(carrier.inbound, join.session_id)
+        self._host.load.add(whose)
         try:
             await self._until_over(join)
             if join.never_began:
@@ -182,6 +184,8 @@ class Joining:
             await self._fail(carrier, over, started=True)
         except WireError as refused:
             await self._fail(carrier, refused)
+        finally:
+            self._host.load.remove(whose)
 
     async def _begin_here(self, join: _Join) -> None:
         while True:

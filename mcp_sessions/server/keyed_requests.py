@@ -99,17 +99,20 @@ class KeyedRequests:
                 await self._answer_kept(carrier, admitted)
                 return
             case Begun.RUNNING if key is not None:
+                if carrier.named:
+                    # First: it asks the store, and meanwhile the request may end.
+                    await self._associations.attach_if_free(record, carrier.inbound)
                 running, runner = self._host.by_key(record.session_id, key), admitted.runner
-                elsewhere = runner is not None and runner != self._host.process
                 if running is not None:
-                    if carrier.named:
-                        await self._associations.attach_if_free(record, carrier.inbound)
                     await self._host.join(running, carrier)
                     return
-                if self.joining is not None and runner is not None and elsewhere:
-                    if carrier.named:
-                        await self._associations.attach_if_free(record, carrier.inbound)
+                if self.joining is not None and runner not in (None, self._host.process):
                     self.joining.begin(carrier, record.session_id, key, runner, admitted.run)
+                    return
+                # It does not run here; but it did when the store was asked, perhaps.
+                admitted = await self._admit_again(carrier, record.session_id, key)
+                if admitted.key is Begun.ANSWERED:
+                    await self._answer_kept(carrier, admitted)
                     return
             case _:
                 # Dropped, or begun with scopes that this credential lacks: for its sender

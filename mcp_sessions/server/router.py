@@ -30,6 +30,7 @@ from mcp_sessions.errors import (
     InvalidParams,
     InvalidReason,
     InvalidRequest,
+    LimitReached,
     OutcomeUnknown,
     WireError,
 )
@@ -40,7 +41,7 @@ from mcp_sessions.server.changes import Changes
 from mcp_sessions.server.connection import Inbound, TransportConnection
 from mcp_sessions.server.gates import Gates
 from mcp_sessions.server.handle import Locks, SessionHandle
-from mcp_sessions.server.host import REQUEST_CANCELLED, Host
+from mcp_sessions.server.host import REQUEST_CANCELLED, Host, load_of
 from mcp_sessions.server.hub import Hub
 from mcp_sessions.server.keyed_requests import KeyedRequests
 from mcp_sessions.server.outbound import LateOutbound
@@ -272,6 +273,20 @@ class Router:
 
     async def _serve(self, request: Request, inbound: Inbound) -> None:
         key = request_key(request.params)
+        self._check_id(request, inbound)
+        named = named_session(request.params)
+        # Before anything is recorded: refused here, it never ran.
+        whose = load_of(inbound, named if not isinstance(named, NotNamed) else None)
+        load = self._host.load
+        if load.is_full(whose):
+            raise LimitReached("max_running_requests")
+        load.add(whose)
+        try:
+            await self._let_in(request, inbound, key)
+        finally:
+            load.remove(whose)
+
+    async def _let_in(self, request: Request, inbound: Inbound, key: RequestKey | None) -> None:
         session_id = None
         if key is not None:
             session_id = await self._associations.session_of(request.params, inbound)

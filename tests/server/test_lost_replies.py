@@ -13,7 +13,7 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.base import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 from tests.stores.every_store import sqlite_store
-from tests.support.raw import Json, RawClient, at_most, keyed, text_of
+from tests.support.raw import Json, RawClient, at_most, in_session, keyed, text_of
 from tests.support.store_faults import fails, is_keyed
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, World, world
@@ -186,3 +186,72 @@ async def test_a_session_that_is_over_ends_what_is_at_work_for_it_though_a_write
 
         assert (await at_most(60, running.error()))["code"] == -32043
         assert failed
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["current session", "named"])
+async def test_who_asks_as_the_request_ends_is_answered(named: bool) -> None:
+    """KEY4 and KEY5: the store says that it runs, and when its reply is here it does no more."""
+    async with world() as w:
+        client, session = await session_of(w)
+        first = client.call("wait", gate="g", meta=keyed("k"))
+        await w.box.gate("g").started.wait()
+        late, again = w.box.gate("late"), w.client() if named else client
+        admit = w.layer.store.admit
+
+        async def slowly(*args: Any, **arguments: Any) -> Any:
+            admitted = await admit(*args, **arguments)
+            if is_keyed(arguments) and not late.arrivals:
+                await late.arrive()
+            return admitted
+
+        w.layer.store.admit = slowly
+        second = again.call("wait", gate="g", meta=keyed("k", session) if named else keyed("k"))
+        await late.started.wait()
+        w.box.gate("g").go.set()
+        await first.result()
+        late.go.set()
+
+        assert text_of(await at_most(10, second.result())) == "through g"
+        assert w.box.calls == ["wait"]
+
+
+async def test_what_runs_for_one_connection_or_session_is_bounded() -> None:
+    """ERR6: over HTTP, too; refused before it has any effect, its key is not even recorded."""
+    async with world(max_running_requests=3) as w:
+        client, session = await session_of(w)
+        lone = w.client()
+        for key, whose, meta in (("a", client, {}), ("b", lone, in_session(session))):
+            sent = [whose.call("wait", gate="g", meta=meta) for _ in range(3)]
+            await cycles(50)
+            error = await whose.call("echo", text="x", meta={**meta, **keyed(key)}).error()
+            assert (error["code"], error["data"]) == (-31011, {"limit": "max_running_requests"})
+            if whose is client:
+                # Another's load is another's; and what ends a session is never too much.
+                assert (
+                    text_of(await lone.call("echo", text="x", meta=in_session(session)).result())
+                    == "x"
+                )
+                assert await client.start()
+                await client.resume(session)
+            w.box.gate("g").go.set()
+            for one in sent:
+                await one.result()
+            w.box.gate("g").go.clear()
+            kept = await whose.call("echo", text="x", meta={**meta, **keyed(key)}).result()
+            assert text_of(kept) == "x"
+        assert not len(w.layer._host.load)  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_key_sent_again_and_again_counts_each_time() -> None:
+    """Each waits for the answer, and holds what it needs for that."""
+    async with world(max_running_requests=3) as w:
+        client, _ = await session_of(w)
+        sent = [client.call("wait", gate="g", meta=keyed("k")) for _ in range(3)]
+        await cycles(50)
+        error = await client.call("wait", gate="g", meta=keyed("k")).error()
+        assert error["code"] == -31011
+        w.box.gate("g").go.set()
+        for one in sent:
+            assert text_of(await one.result()) == "through g"
+        assert not len(w.layer._host.load)  # pyright: ignore[reportPrivateUsage]
+        assert w.box.calls == ["wait"]

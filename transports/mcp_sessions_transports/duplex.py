@@ -165,7 +165,11 @@ class DuplexConnection:
         self.close_stream: Callable[[], Awaitable[None]] | None = None
         self.channels: dict[DuplexChannel, None] = {}
         policy = served.policy
-        self.outbox = Outbox(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
+        self.outbox = Outbox(
+            limit=policy.send_buffer,
+            slow_timeout=policy.slow_timeout,
+            most=policy.send_buffer + policy.max_unread_bytes,
+        )
         self.outbox.refill = self._refill
         self.is_draining = False
         """Closed by this side, in order."""
@@ -339,8 +343,8 @@ class DuplexConnection:
             if isinstance(message, Request):
                 error = error_body(INTERNAL_ERROR, STORE_AWAY)
                 await channel.answer(error_message(message.id, error))
-        if self.outbox.full:
-            # Who takes no answers may not go on asking for more.
+        while self.outbox.full and not self.outbox.closed:
+            # Who takes no answers may not go on asking for more, however slowly it takes some.
             await self.outbox.room()
 
     async def quiet(self, timeout: float) -> None:

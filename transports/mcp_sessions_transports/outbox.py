@@ -6,18 +6,26 @@ Rules that must hold:
    fit waits in its log, not here.
 2. A peer that takes nothing for ``slow_timeout`` seconds while the buffer is full is cut,
    whether somebody waits for room or nobody does. Nothing else waits for it.
-3. Whoever waits for room waits for ``slow_timeout`` at the most.
+3. One that is owed answers, which wait nowhere else, has a bound of its own for all that waits,
+   and is cut when it is reached.
+4. Whoever waits for room waits for ``slow_timeout`` at the most.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
 from mcp_sessions import metrics
 from mcp_sessions.ids import SessionId
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 262_144
+"""Bytes that are handed to the network in one step, or one chunk if that is larger."""
 
 Write = Callable[[list[bytes]], Awaitable[None]]
 
@@ -25,14 +33,16 @@ Write = Callable[[list[bytes]], Awaitable[None]]
 class Outbox:
     """The way out to one peer."""
 
-    def __init__(self, *, limit: int, slow_timeout: float) -> None:
+    def __init__(self, *, limit: int, slow_timeout: float, most: int | None = None) -> None:
         """Take what it works with.
 
         Args:
             limit: Bytes that wait for the peer; see ``SessionPolicy.send_buffer``.
             slow_timeout: Seconds; see ``SessionPolicy.slow_timeout``.
+            most: Bytes above which the peer is cut at once; None: who pushes stops at ``limit``.
         """
         self._limit = limit
+        self._most = most
         self._slow_timeout = slow_timeout
         self._buffer: deque[tuple[bytes, SessionId | None]] = deque()
         self._size = 0
@@ -66,7 +76,13 @@ class Outbox:
         if self.closed or self._finished:
             return
         self._buffer.append((chunk, origin))
+        was_full = self.full
         self._size += len(chunk)
+        # One alone goes out however large it is.
+        if was_full and self._most is not None and self._size > self._most:
+            logger.warning("%d bytes wait for a client that does not take them", self._size)
+            self._too_slow()
+            return
         if self._slow is None and self.full:
             self._slow = self._loop.call_later(self._slow_timeout, self._too_slow)
         self._wake.set()
@@ -128,6 +144,16 @@ class Outbox:
                     self._taken.clear()
                     await self._taken.wait()
 
+    def _next_chunks(self) -> list[bytes]:
+        """Some of what waits: a peer that takes it in time takes it, however much follows."""
+        chunks: list[bytes] = []
+        size = 0
+        while self._buffer and size < _AT_ONCE:
+            chunk, _ = self._buffer.popleft()
+            chunks.append(chunk)
+            size += len(chunk)
+        return chunks
+
     def _made_room(self) -> None:
         """The buffer is smaller: the peer's time starts anew."""
         self._taken.set()
@@ -158,8 +184,7 @@ class Outbox:
                 return
             if not self._holds:
                 if self._buffer:
-                    chunks = [chunk for chunk, _ in self._buffer]
-                    self._buffer.clear()
+                    chunks = self._next_chunks()
                     await write(chunks)
                     self._size -= sum(map(len, chunks))
                     self._made_room()

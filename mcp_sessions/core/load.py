@@ -1,0 +1,40 @@
+"""How much is at work for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+
+class Load:
+    """Counts what each has at work; who has none costs nothing."""
+
+    def __init__(self, most: int) -> None:
+        """Count nothing yet.
+
+        Args:
+            most: Of one.
+        """
+        self._most = most
+        self._counts: dict[Hashable, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def is_full(self, whose: Hashable) -> bool:
+        """Whether that one may begin nothing more. None is nobody, and has no bound."""
+        return whose is not None and self._counts.get(whose, 0) >= self._most
+
+    def add(self, whose: Hashable) -> None:
+        """One more is at work for it."""
+        if whose is not None:
+            self._counts[whose] = self._counts.get(whose, 0) + 1
+
+    def remove(self, whose: Hashable) -> None:
+        """One of them is done."""
+        if whose is None:
+            return
+        left = self._counts[whose] - 1
+        if left:
+            self._counts[whose] = left
+        else:
+            del self._counts[whose]
