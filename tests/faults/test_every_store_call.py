@@ -10,6 +10,7 @@ import os
 import pytest
 
 from mcp_sessions.stores.base import SessionStore
+from tests.stores.every_store import sqlite_store
 from tests.support.faulty import HOWS, How
 from tests.support.patient import NOT_FOUND, HandshakeHttp, Patient
 from tests.support.replicas import two_shared_stores
@@ -194,7 +195,15 @@ def two_processes() -> list[SessionStore]:
     return list(two_shared_stores())
 
 
+def in_a_file() -> list[SessionStore]:
+    return [sqlite_store()]
+
+
 async def check(conversation: Conversation, make: MakeStores, how: How) -> None:
+    """Play it for each call that may fail, and tell what went wrong in which.
+
+    ``MCP_SESSIONS_FAULT=17`` plays one alone, with its traceback.
+    """
     only = os.environ.get("MCP_SESSIONS_FAULT")
     count, wrong = await failures(conversation, make, how, only=int(only) if only else None)
     assert count
@@ -212,3 +221,11 @@ async def test_one_process_bears_it(name: str, how: How) -> None:
 @pytest.mark.parametrize("name", TOGETHER)
 async def test_replicas_bear_it(name: str, how: How) -> None:
     await check(TOGETHER[name], two_processes, how)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", ALONE)
+async def test_one_process_bears_it_on_sqlite(name: str, how: How) -> None:
+    await check(ALONE[name], in_a_file, how)
