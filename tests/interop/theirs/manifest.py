@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +21,9 @@ class Manifest:
 
     differences: Mapping[str, Mapping[str, str]]
     """For each leg: test → why it comes out otherwise."""
+
+    files: Sequence[str] = ()
+    """Which of the tests run, where not all do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ def read(path: Path) -> Manifest:
                 if test in differences[leg]:
                     raise ValueError(f"{path.name} names {test} twice for {leg}")
                 differences[leg][test] = " ".join(entry["why"].split())
-    return Manifest(content["version"], ran, differences)
+    return Manifest(content["version"], ran, differences, content.get("files", ()))
 
 
 def findings(manifest: Manifest, leg: str, outcomes: Mapping[str, Outcome]) -> list[str]:

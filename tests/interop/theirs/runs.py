@@ -23,7 +23,9 @@ def run(
     plugin: str,
     leg: str,
     into: Path,
+    files: Sequence[str] = (),
     arguments: Sequence[str] = (),
+    only_connected: bool = False,
 ) -> Mapping[str, Outcome]:
     """What became of each test.
 
@@ -32,7 +34,9 @@ def run(
         plugin: The pytest plugin that puts us between.
         leg: How it connects.
         into: A folder for what the run leaves behind.
+        files: Which of them, from the sources on; none: all.
         arguments: More of pytest's.
+        only_connected: Leave out what the plugin has not seen to connect.
     """
     written = into / "outcomes.json"
     # Their own `tests` come before ours: both are called that.
@@ -46,7 +50,7 @@ def run(
     command += ["-p", "written_outcomes", "-p", plugin, "--outcomes", str(written)]
     command += ["-o", "log_cli=false", "-o", "addopts=", "-p", "no:cacheprovider", "--color", "no"]
     done = subprocess.run(
-        [*command, *arguments, folder],
+        [*command, *arguments, *(files or [folder])],
         cwd=installed.sources,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -59,8 +63,10 @@ def run(
         raise AssertionError(
             f"pytest ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-2000:]}"
         )
-    content = json.loads(written.read_text("utf-8"))["outcomes"]
+    content = json.loads(written.read_text("utf-8"))
+    connected = set(content["connected"])
     return {
         test.removeprefix(f"{folder}/"): Outcome(seen["outcome"], seen["text"])
-        for test, seen in content.items()
+        for test, seen in content["outcomes"].items()
+        if not only_connected or test in connected or seen["outcome"] == "error"
     }

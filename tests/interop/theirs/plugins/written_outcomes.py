@@ -30,6 +30,8 @@ class _Outcomes:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._outcomes: dict[str, dict[str, str]] = {}
+        self._connected: list[str] = []
+        """The tests that a plugin has seen to connect."""
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -38,6 +40,8 @@ class _Outcomes:
             self._note(report.nodeid, "skipped", report.longreprtext)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown" and ("connected", True) in map(tuple, report.user_properties):
+            self._connected.append(report.nodeid)
         is_expected = hasattr(report, "wasxfail")
         if report.when == "call" and (report.passed or (report.skipped and is_expected)):
             self._note(report.nodeid, "passed", "")
@@ -53,5 +57,5 @@ class _Outcomes:
             self._outcomes[test] = {"outcome": outcome, "text": text[-TAIL:]}
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        content: dict[str, Any] = {"outcomes": self._outcomes}
+        content: dict[str, Any] = {"outcomes": self._outcomes, "connected": self._connected}
         self._path.write_text(json.dumps(content), "utf-8")
