@@ -264,6 +264,16 @@ async def test_an_error_of_that_code_that_says_nothing_of_it_is_the_answer() -> 
         assert scripted.asked.count("tools/call") == 1
 
 
+async def test_an_address_where_nothing_listens_is_named_with_the_cause() -> None:
+    """And without the credentials that it holds."""
+    transport = resumable("ws://user:secret@127.0.0.1:1/mcp?token=secret", policy=QUICK)
+    named = "ws://127.0.0.1:1/mcp: no WebSocket: connection refused"
+    with anyio.fail_after(20):
+        with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match=named), flatten_subgroups=True):
+            async with Client(transport, mode="legacy"):
+                raise AssertionError("it connected")
+
+
 async def test_it_offers_the_subprotocol_and_sends_its_headers() -> None:
     async def nothing(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
         return None

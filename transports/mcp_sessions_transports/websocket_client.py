@@ -7,6 +7,8 @@ so is the link, and the client opens another.
 from __future__ import annotations
 
 import logging
+import socket
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
@@ -130,10 +132,10 @@ class WebSocketLink:
             )
         except InvalidStatus as error:
             status = error.response.status_code
-            text = f"the WebSocket was refused with {status}"
+            text = f"{self.name}: the WebSocket was refused with {status}"
             raise Failed(Failure(Cause.UNREACHABLE, text, status=status)) from None
         except (OSError, TimeoutError, InvalidHandshake, InvalidURI, WebSocketException) as error:
-            text = f"no WebSocket: {type(error).__name__}"
+            text = f"{self.name}: no WebSocket: {_why(error)}"
             raise Failed(Failure(Cause.UNREACHABLE, text)) from None
 
     async def _credentials(self) -> dict[str, str]:
@@ -193,6 +195,23 @@ class WebSocketLink:
         if self._socket is not None:
             with anyio.move_on_after(self._policy.closing_timeout, shield=True):
                 await self._socket.close()
+
+
+def _why(error: Exception) -> str:
+    """Why a connection could not be opened, in words that hold nothing secret."""
+    match error:
+        case socket.gaierror():
+            return "its name cannot be resolved"
+        case ssl.SSLCertVerificationError():
+            return "TLS: its certificate is not accepted"
+        case ssl.SSLError():
+            return "TLS failed"
+        case ConnectionRefusedError():
+            return "connection refused: nothing listens there"
+        case TimeoutError():
+            return "no answer in time"
+        case _:
+            return type(error).__name__
 
 
 class _Connect(connect):
