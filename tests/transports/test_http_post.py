@@ -2,6 +2,7 @@
 
 import asyncio
 
+import mcp_types as types
 import pytest
 
 from tests.support.raw import (
@@ -20,6 +21,7 @@ from tests.support.world import Ctx, World, world
 
 pytestmark = pytest.mark.anyio
 
+CHANGED = "notifications/roots/list_changed"
 OLDER = [version for version in VERSIONS if version != NEWEST]
 
 
@@ -543,3 +545,31 @@ async def test_the_buffer_of_a_stalled_reader_is_bounded() -> None:
         assert sizes
         assert max(sizes) <= 10_000 + 2_000
         assert len(reply.messages) == 1_001
+
+
+async def test_notifications_whose_handlers_do_not_end_are_bounded() -> None:
+    """SEC8: each was a task that nobody counted. What one client leaves unhandled keeps no
+    other client's from being handled.
+    """
+    async with world(max_running_requests=2) as w:
+        begun: list[str] = []
+        go = asyncio.Event()
+
+        async def handler(ctx: object, params: types.NotificationParams) -> None:
+            begun.append("handled")
+            await go.wait()
+
+        w.box.server.add_notification_handler(CHANGED, types.NotificationParams, handler)
+        client, other = await w.connected(), await w.connected()
+        for _ in range(5):
+            await client.notify(CHANGED)
+        await cycles()
+        assert len(begun) == 2
+        await other.notify(CHANGED)
+        await cycles()
+        assert len(begun) == 3
+        go.set()
+        await cycles()
+        await client.notify(CHANGED)
+        await cycles()
+        assert len(begun) == 4

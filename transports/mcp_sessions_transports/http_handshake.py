@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
@@ -33,7 +35,7 @@ from mcp_sessions.errors import (
     SessionNotFound,
     Status,
 )
-from mcp_sessions.ids import digest
+from mcp_sessions.ids import ConnectionId, digest
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.session_methods import SESSION_METHODS
@@ -79,6 +81,9 @@ class HandshakeHttp:
         self._sessions = sessions
         self._get = HttpGet(served, sessions)
         self._background = Background()
+        self._handled: dict[ConnectionId | Principal, int] = {}
+        """How many notifications of a sender are handled now."""
+
         self._loop_or_none: asyncio.AbstractEventLoop | None = None
         if served.replicas is not None:
             Elsewhere(served, served.replicas).start()
@@ -213,7 +218,7 @@ class HandshakeHttp:
             handled = await self._served.router.notification(message, inbound)
             if handled is not None:
                 # In a task: a handler may wait for the client, and the client for this 202.
-                self._background.run("a notification that was accepted", handled)
+                self._handle(connection.id if connection is not None else principal, handled)
             session_id = connection.session_id if connection is not None else None
             await send_empty(send, 202, session_id=session_id)
         elif await self._served.router.answer(message, inbound) or connection is not None:
@@ -221,6 +226,25 @@ class HandshakeHttp:
             await send_empty(send, 202, session_id=session_id)
         else:
             await send_missing(send)
+
+    def _handle(
+        self, sender: ConnectionId | Principal, handling: Coroutine[Any, Any, None]
+    ) -> None:
+        """Handle a notification beside those of the same sender, of which no more may be at
+        work than requests (SEC8).
+        """
+        if self._handled.get(sender, 0) >= self._served.policy.max_running_requests:
+            handling.close()
+            logger.warning("a notification is left out: handlers of those before it do not end")
+            return
+        self._handled[sender] = self._handled.get(sender, 0) + 1
+        task = self._background.run("a notification that was accepted", handling)
+        task.add_done_callback(lambda _: self._was_handled(sender))
+
+    def _was_handled(self, sender: ConnectionId | Principal) -> None:
+        self._handled[sender] -= 1
+        if not self._handled[sender]:
+            del self._handled[sender]
 
     async def _initialize(self, request: Request, inbound: Inbound, send: Send) -> None:
         served = self._served
