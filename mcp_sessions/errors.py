@@ -164,7 +164,7 @@ class WireError(SessionsError):
 
 
 class SessionNotFound(WireError):
-    """Unknown, expired, ended or somebody else's: one answer for all four (document 004)."""
+    """Unknown, expired, ended or somebody else's: one answer for all four (ERR2)."""
 
     code = SESSION_NOT_FOUND
     message = "Session not found"

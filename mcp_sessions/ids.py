@@ -51,7 +51,7 @@ class Position:
     """A place in an event log: which log, and after which of its events.
 
     The two are one value. A number from another log would look valid as soon as the new
-    log grew past it, and everything up to it would be lost in silence (pitfall A1).
+    log grew past it, and everything up to it would be lost in silence (CUP13).
     """
 
     log_epoch: LogEpoch
@@ -99,6 +99,6 @@ def process_of(name: str) -> str | None:
 def digest(session_id: str) -> str:
     """Twelve hexadecimal digits that name a session in logs and metrics.
 
-    The digest is not the credential: it cannot be used to resume (pitfall F8).
+    The digest is not the credential: it cannot be used to resume (SEC2).
     """
     return hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]

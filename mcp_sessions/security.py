@@ -2,9 +2,9 @@
 
 Rules, owned by ``tests/core/test_security.py`` and ``tests/security/``:
 
-1. This is the one place where ids are minted. A caller's id is never adopted (pitfall F5).
+1. This is the one place where ids are minted. A caller's id is never adopted (SES6).
 2. A token is good for the session, principal and audience that it was made for, until it
-   expires, and for nothing else (pitfall F7).
+   expires, and for nothing else (STT8).
 3. Why a token is refused is for the log. Whoever sent it gets one answer for every cause.
 4. No key, token or session id is in a log, an exception or a ``repr``.
 

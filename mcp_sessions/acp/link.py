@@ -4,7 +4,7 @@ Rules that must hold, and that ``tests/acp/test_connection.py`` owns:
 
 1. Whatever a client sends, each request gets one answer, and nothing ends the connection but
    the end of its input or its output.
-2. Before ``initialize`` was answered nothing else is served (document 003: "MUST initialize").
+2. Before ``initialize`` was answered nothing else is served (ACP: a client MUST initialize).
    What comes while it is being answered waits for it.
 3. A client is asked nothing that it did not declare: the agent gets an error at once.
 4. What waits for a slow client is bounded; who has more to send waits, outside of any lock.

@@ -1,4 +1,4 @@
-"""``initialize``: which version is spoken, and who can do what (document 003).
+"""``initialize``: which version is spoken, and who can do what (ACP, Initialization).
 
 Nothing here waits or remembers; `tests/acp/test_documents.py` owns the rules:
 

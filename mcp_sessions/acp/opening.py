@@ -3,7 +3,7 @@
 Rules that must hold, and that ``tests/acp/test_loading.py`` and ``test_documents.py`` own:
 
 1. Nothing is made, and nobody loses anything, by a request that is refused.
-2. A load shows the whole record, then answers (document 001: "When all the conversation
+2. A load shows the whole record, then answers (ACP, Session Setup: "When all the conversation
    entries have been streamed").
 3. What the agent says while it opens a session comes after the answer: the client does not
    know the session before. What it repeats of the conversation is left out: the record has

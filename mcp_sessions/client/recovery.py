@@ -2,8 +2,8 @@
 
 Rules that must hold, and that ``tests/client/`` owns over real sockets:
 
-1. One recovery at a time; whatever is asked meanwhile waits for its end (pitfall G1).
-2. Whoever took the session over keeps it: this client stops, and says so (pitfall B6).
+1. One recovery at a time; whatever is asked meanwhile waits for its end (CLI5).
+2. Whoever took the session over keeps it: this client stops, and says so (TKO7).
 3. A recovery ends: with a session, or after ``give_up_after`` with an answer for everybody.
 """
 

@@ -3,8 +3,8 @@
 Rules that must hold, and that ``tests/client/`` owns over real sockets:
 
 1. Nothing runs twice: what may be sent again is decided by `core.resume` alone, and what
-   cannot be known is ``-31012`` (pitfall C2).
-2. Each request is answered, by the server or from here (pitfall C8).
+   cannot be known is ``-31012`` (KEY3).
+2. Each request is answered, by the server or from here (CLI1).
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class Sender:
             return False
         generation = pending.generation
         if self._may_have_started(pending, error):
-            # It was at work when its session ended: it is not run again (pitfall C2).
+            # It was at work when its session ended: it is not run again (KEY3).
             await at.answer(pending, OUTCOME_UNKNOWN, "Outcome unknown")
         else:
             pending.forget_sending()

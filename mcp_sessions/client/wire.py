@@ -132,7 +132,7 @@ def without_session(message: Json) -> Json:
 
 
 def session_headers(session: SessionView) -> dict[str, str]:
-    """What mirrors the session's id over HTTP in the modern era, as document 004 wants."""
+    """What mirrors the session's id over HTTP in the modern era (HTP4)."""
     return {SESSION_HEADER: session.session_id} if is_sendable(session.session_id) else {}
 
 

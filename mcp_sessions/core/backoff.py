@@ -4,7 +4,7 @@ Rules that must hold, and that ``tests/core/test_backoff.py`` owns:
 
 1. The random number is an argument: nothing here draws one, nothing here reads a clock.
 2. Full jitter: a delay is anything from zero to the bound of this attempt, so that clients
-   that were cut at once do not come back at once (pitfall G2).
+   that were cut at once do not come back at once (CLI2).
 3. Only progress resets the count. A connection that opens and breaks again is none: else a
    server that accepts and dies is asked as fast as the client can.
 """

@@ -1,7 +1,7 @@
 """Which notifications replace an older one of their kind.
 
 Only notifications that the policy lists; never a request, a response, an error or a
-cancellation (pitfall A12): a caller passes nothing else here.
+cancellation (COA6): a caller passes nothing else here.
 """
 
 from __future__ import annotations

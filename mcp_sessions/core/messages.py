@@ -81,7 +81,7 @@ class Malformed(Exception):
 
 
 class NotNamed(Enum):
-    """How a request can name no session (``protocol.md``, rules 1 to 3)."""
+    """How a request can name no session (ASC1 to ASC3)."""
 
     ABSENT = "absent"
     NULL = "null"
@@ -363,7 +363,7 @@ _SESSION_HERE = "mcp-sessions:session-id-here"
 class EventTemplate:
     """One notification for many sessions: encoded once, then spliced for each.
 
-    The event has ``params.sessionEventId`` (document 002) and ``params._meta`` with the
+    The event has ``params.sessionEventId`` (EVT6) and ``params._meta`` with the
     session's id, beside whatever the sender put there. It never has ``state``.
     """
 

@@ -3,7 +3,7 @@
 Rules that must hold, and that ``tests/core/test_request_keys.py`` owns:
 
 1. A key that is known is never begun again. An answer that is gone leaves its key behind:
-   the caller hears that the outcome is unknown, and nothing runs (pitfall C2).
+   the caller hears that the outcome is unknown, and nothing runs (KEY3).
 2. What is kept is bounded in bytes and time. Answers go first, oldest first. When even the
    bare keys fill the space, a new key is refused; a known one never is forgotten early.
 """
@@ -47,7 +47,7 @@ class Begun(Enum):
     DROPPED = "dropped"
     OTHER_CONTENT = "other_content"
     FEWER_SCOPES = "fewer_scopes"
-    """Known, but begun by a credential with scopes that this one lacks (pitfall F3)."""
+    """Known, but begun by a credential with scopes that this one lacks (SEC3)."""
 
     FULL = "full"
     """No room for another key; nothing was recorded."""

@@ -3,12 +3,12 @@
 Rules that must hold, and that ``tests/core/test_resume.py`` owns:
 
 1. Nothing is sent twice unless the server promised to run it once: what has no request key,
-   or one older than the server remembers, is never sent again (pitfall C2). What certainly
+   or one older than the server remembers, is never sent again (KEY3). What certainly
    never ran may always be sent.
-2. The position moves with each event that is new, also with replayed ones (pitfall A7), and
+2. The position moves with each event that is new, also with replayed ones (CUP2), and
    an event that was seen is not given on again.
 3. Position and memory are reset together, when a resume says that there was a gap
-   (pitfall G4): ids of another log mean nothing next to those of the old one.
+   (CLI4): ids of another log mean nothing next to those of the old one.
 4. A session is started over after a loss, once: not again before it was of use, or time
    has passed.
 5. A takeover by a late request of this client's own is not another client's (TKO13).
@@ -26,7 +26,7 @@ from typing import Any, TypeGuard, cast
 from mcp_sessions.core.messages import EXTENSION, SESSION_META, meta_of
 
 EventId = str | int
-"""What document 002 allows for ``sessionEventId``; opaque to a client."""
+"""What ``sessionEventId`` may be (EVT8); opaque to a client."""
 
 REMEMBERED_EVENTS = 4_096
 """Ids of events by which a duplicate is known: more than any replay window's default."""

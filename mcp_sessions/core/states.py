@@ -61,7 +61,7 @@ TRANSITIONS = MappingProxyType(
     }
 )
 """(state, change) → state. ``ENDED`` and ``EXPIRED`` have no way out: a late write or
-attach never brings a session back (pitfall D5)."""
+attach never brings a session back (SES18)."""
 
 LIVE = frozenset({State.DETACHED, State.ATTACHED})
 

@@ -1,4 +1,4 @@
-"""Which session a message belongs to, if any: the rules of association (``protocol.md``).
+"""Which session a message belongs to, if any: the rules of association (ASC).
 
 1. It names one. That has to be there, and the sender's own.
 2. It says nothing of it, and came on a handshake-era connection that has a current session:
@@ -202,11 +202,11 @@ class Associations:
         if attachment is not None:
             if await self._hub.is_there(attachment.connection_id):
                 return
-            # Its process died with the connection, and could not say so (pitfall E8).
+            # Its process died with the connection, and could not say so (ATT9).
             await self._store.detach(record.session_id, attachment.fencing_epoch)
         if not inbound.principal.scopes >= record.principal.scopes:
             # A weaker credential may use the session, but not hear what a stronger one may
-            # have caused (pitfall F3).
+            # have caused (SEC3).
             return
         attached = await self._hub.attach(record.session_id, connection, only_if_free=True)
         if attached is None:

@@ -108,7 +108,7 @@ class TransportConnection(Protocol):
     where there is none."""
 
     async def current(self) -> CurrentSession | None:
-        """Its current session (``protocol.md``, rule 2), as it is now. A request asks its
+        """Its current session (ASC2), as it is now. A request asks its
         :class:`Inbound`, which knows it from the request's own admission.
         """
         ...
@@ -253,7 +253,7 @@ class Inbound:
         return self.peer if self.connection is not None or self.is_answerable else None
 
     async def current(self) -> CurrentSession | None:
-        """The connection's current session (``protocol.md``, rule 2)."""
+        """The connection's current session (ASC2)."""
         if not isinstance(self.changed_current, NotChanged):
             return self.changed_current
         if self.record is not None:

@@ -209,7 +209,7 @@ class Host:
                 await self.abort(running, error)
 
     async def _ask_again(self, session_id: SessionId, connection: TransportConnection) -> None:
-        """A session has a new connection: what is open goes there too (pitfall C4), if its
+        """A session has a new connection: what is open goes there too (ASK2), if its
         client can answer it; else it waits for one that can.
         """
         for call in self.calls.of_session(session_id):
@@ -437,7 +437,7 @@ class Host:
                 outcome, size = None, 0
             finish = partial(self._store.finish_request, session_id, running.key, outcome, now=now)
             await self._owed.settle({("finish", session_id, running.key): finish}, size=size)
-        # Idle time counts from the end of the last request (pitfall D2). Admission moved
+        # Idle time counts from the end of the last request (SES14). Admission moved
         # the deadline already; a store is written again only if that was a while ago.
         if now - running.started_at > self._policy.idle_timeout / 100:
             await self._store.touch(self._sessions_of(running), now=now)

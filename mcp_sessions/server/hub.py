@@ -168,7 +168,7 @@ class Hub:
     def turn(self, session_id: SessionId) -> asyncio.Lock:
         """Held for one step of a session's story: an event that was stored must be handed
         over before the next one is, and before or after a takeover, never in its middle,
-        however the store suspends in between (pitfall A5).
+        however the store suspends in between (ATT6).
         """
         turn = self._turns.get(session_id)
         if turn is None:

@@ -128,7 +128,7 @@ class Router:
     ) -> tuple[bytes, TransportConnection | None]:
         """Shake hands: the encoded answer, and the new connection if it succeeded.
 
-        Nothing is registered before the wrapped server accepted (pitfall D1).
+        Nothing is registered before the wrapped server accepted (HTL1).
 
         Args:
             register: Makes the connection from what was agreed.

@@ -1,7 +1,7 @@
 """The methods of both documents that make, resume and end sessions.
 
-``session/start``, ``session/resume`` and ``session/end`` (document 002), ``sessions/create``
-and ``sessions/delete`` (document 004). One kind of session, one id namespace.
+``session/start``, ``session/resume`` and ``session/end``, ``sessions/create``
+and ``sessions/delete`` (STA, RES, END, CRE, DEL). One kind of session, one id namespace.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SessionMethods:
             WireError: What the caller is told instead.
         """
         if not self._store.remembers and request.method.startswith("session/"):
-            # Without a store only document 004 is spoken.
+            # SLS1: without a store, only ``sessions/*`` is spoken.
             raise UpstreamError(error_body(METHOD_NOT_FOUND, "Method not found", request.method))
         match request.method:
             case "session/start":
@@ -169,7 +169,7 @@ class SessionMethods:
         await self._hub.forget_here(session_id, connection_id)
 
     def stamp(self, result: dict[str, Any], record: SessionRecord) -> dict[str, Any]:
-        """``result`` with the session's ``_meta`` (document 004: "Using Sessions")."""
+        """``result`` with the session's ``_meta`` (ASC12)."""
         meta = {**(meta_of(result) or {}), SESSION_META: self._metadata(record)}
         return {**result, "_meta": meta}
 
@@ -235,7 +235,7 @@ class SessionMethods:
         return record is not None and record.principal == inbound.principal
 
     def _metadata(self, record: SessionRecord) -> dict[str, Any]:
-        """A session as document 004's ``SessionMetadata``: strings only."""
+        """A session as ``sessions/create`` describes it (CRE1): strings only."""
         return {
             "sessionId": record.session_id,
             "expiresAt": timestamp(record.expires_at),
@@ -322,7 +322,7 @@ class SessionMethods:
                 position = "unknown"
         record = await self._owned(session_id, inbound)
         if not inbound.principal.scopes >= record.principal.scopes:
-            # A weaker credential does not read what a stronger one may hear (pitfall F3).
+            # A weaker credential does not read what a stronger one may hear (SEC3).
             logger.warning("session %s: resume with fewer scopes refused", digest(session_id))
             raise SessionNotFound(session_id)
         if inbound.resumes_stream or inbound.session_header == session_id:

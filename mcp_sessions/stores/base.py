@@ -39,7 +39,7 @@ from mcp_sessions.principal import Principal
 
 
 class Mode(Enum):
-    """How a session is named on the wire. It never changes (document 002)."""
+    """How a session is named on the wire. It never changes (SES1)."""
 
     PROTOCOL = "protocol"
     """Made by ``session/start`` or ``sessions/create``."""
@@ -75,7 +75,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class CurrentSession:
-    """A connection's current session (``protocol.md``, rule 2)."""
+    """A connection's current session (ASC2)."""
 
     session_id: SessionId
     fencing_epoch: FencingEpoch
@@ -257,7 +257,7 @@ class KeyUse:
     runner: str
     scopes: frozenset[str] = frozenset()
     """Those of the credential that sent it. Whoever has fewer than who began the key is not
-    told its answer (pitfall F3)."""
+    told its answer (SEC3)."""
 
     run: str = ""
     """Names this sending among all that its runner admits: the reply to an admission may be
@@ -425,7 +425,7 @@ class SessionStore(Protocol):
         Returns:
             None if the session is unknown, ended, expired or somebody else's, or if one of
             the two modes is ``CONVERSATION`` and the other is not; then nothing was
-            changed, not even the deadline (pitfall B7).
+            changed, not even the deadline (SES10).
         """
         ...
 
@@ -435,7 +435,7 @@ class SessionStore(Protocol):
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         """End the session for ever and forget every trace of it: logs, subscriptions, keys,
-        data. The record as it was, or None if it was not there (pitfall D4).
+        data. The record as it was, or None if it was not there (END2).
         """
         ...
 
@@ -461,11 +461,11 @@ class SessionStore(Protocol):
         """Store ``draft`` as the newest event of a stream; make the stream if it is new.
 
         The id comes from the stream's own counter, in the same step, so that two processes
-        can neither repeat nor skip one (pitfall A10).
+        can neither repeat nor skip one (EVT7).
 
         Returns:
             None if the session is unknown, ended or expired. A late append never brings it
-            back (pitfall D5).
+            back (SES18).
         """
         ...
 
@@ -632,7 +632,7 @@ class SessionStore(Protocol):
     async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
         """Let go of the session, if the attachment with that epoch still has it.
 
-        A late close of a displaced connection changes nothing (pitfall B3).
+        A late close of a displaced connection changes nothing (TKO9).
         """
         ...
 

@@ -592,7 +592,7 @@ class MemoryStore:
             self._forget_subscription(record.session_id, uri)
 
     def _compact(self) -> None:
-        """Sessions that ended leave nothing behind (pitfall D8), not their deadlines either."""
+        """Sessions that ended leave nothing behind (END2), not their deadlines either."""
         if len(self._deadlines) > 2 * len(self._sessions) + 16:
             live = [session.record for session in self._sessions.values()]
             self._deadlines = [

@@ -147,7 +147,7 @@ def create(tx: Transaction, record: SessionRecord, policy: SessionPolicy) -> Non
 
 
 def forget(tx: Transaction, sid: int, session_id: SessionId) -> None:
-    """Remove every trace of a session (pitfall D4)."""
+    """Remove every trace of a session (END2)."""
     logs.drop(tx, sid)
     for table in ("keys", "data", "subscriptions", "carried", "sessions"):
         tx.execute(f"DELETE FROM {table} WHERE sid = ?", (sid,))

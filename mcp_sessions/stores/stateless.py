@@ -1,4 +1,4 @@
-"""No store at all: document 004 only, for servers that remember nothing.
+"""No store at all: ``sessions/*`` only, for servers that remember nothing.
 
 The session id is itself a sealed token with a fixed end, the ``state`` token is the state.
 Both can be used again until that end: nothing is revoked, not by ``sessions/delete`` either.

@@ -34,7 +34,7 @@ from mcp_sessions.testing.parts import (
 
 
 async def a_strangers_request_is_refused_before_it_has_any_effect(make: MakeStore) -> None:
-    """Pitfalls B7, F4: foreign and unknown look the same, and not even a deadline moves."""
+    """SES10, ERR2: foreign and unknown look the same, and not even a deadline moves."""
     async with opened(make) as store:
         session = await new_session(store)
         for stranger in (BOB, Principal(), Principal("other", ALICE.issuer, ALICE.subject)):
@@ -45,7 +45,7 @@ async def a_strangers_request_is_refused_before_it_has_any_effect(make: MakeStor
 
 
 async def a_refreshed_credential_of_the_same_identity_keeps_the_session(make: MakeStore) -> None:
-    """Pitfall F2. The record keeps the scopes that the session was made with (F3)."""
+    """SES9. The record keeps the scopes that the session was made with (SEC3)."""
     async with opened(make) as store:
         scopes = frozenset({"read"})
         session = await new_session(store, Principal("client", ALICE.issuer, ALICE.subject, scopes))
@@ -55,7 +55,7 @@ async def a_refreshed_credential_of_the_same_identity_keeps_the_session(make: Ma
 
 
 async def a_request_in_the_wrong_mode_changes_nothing(make: MakeStore) -> None:
-    """A session never changes its mode (document 002); the record says which it is."""
+    """A session never changes its mode (SES1); the record says which it is."""
     async with opened(make) as store:
         session = await new_session(store, mode=Mode.TRANSPORT)
         refused = await session.admit(KEY, mode=Mode.PROTOCOL, now=NOW + 9)
@@ -67,7 +67,7 @@ async def a_request_in_the_wrong_mode_changes_nothing(make: MakeStore) -> None:
 
 
 async def a_displaced_connection_is_told_and_changes_nothing(make: MakeStore) -> None:
-    """Pitfall B1: the store itself compares the fencing epoch, in the same step."""
+    """ATT1: the store itself compares the fencing epoch, in the same step."""
     async with opened(make) as store:
         session, now = await new_session(store), NOW + 9
         old, new = await session.attach(HERE), await session.attach(THERE)
@@ -80,7 +80,7 @@ async def a_displaced_connection_is_told_and_changes_nothing(make: MakeStore) ->
 
 
 async def a_request_key_is_begun_once_and_its_answer_kept(make: MakeStore) -> None:
-    """Pitfall C2. Each session has keys of its own."""
+    """KEY3. Each session has keys of its own."""
     async with opened(make) as store:
         session, other = await new_session(store), await new_session(store)
         assert await session.begin(KEY) == (Begun.FIRST, None)
@@ -122,7 +122,7 @@ async def a_key_of_a_run_that_never_began_is_begun_anew(make: MakeStore) -> None
 
 
 async def a_keyed_request_goes_with_its_attachment(make: MakeStore) -> None:
-    """Pitfall B1: also where earlier requests of the same session had keys."""
+    """ATT1: also where earlier requests of the same session had keys."""
     async with opened(make) as store:
         session = await new_session(store)
         for number in range(3):
@@ -135,7 +135,7 @@ async def a_keyed_request_goes_with_its_attachment(make: MakeStore) -> None:
 
 
 async def a_session_that_ends_meanwhile_admits_nothing(make: MakeStore) -> None:
-    """Whoever is too late is refused, and leaves nothing behind (pitfall D4)."""
+    """Whoever is too late is refused, and leaves nothing behind (END2)."""
     async with opened(make) as store:
         session = await new_session(store)
         assert await session.begin(KEY) == (Begun.FIRST, None)
@@ -163,7 +163,7 @@ async def a_key_with_other_content_is_given_no_answer(make: MakeStore) -> None:
 
 
 async def a_kept_answer_is_not_for_fewer_scopes(make: MakeStore) -> None:
-    """Pitfall F3: what a stronger credential began is answered to no weaker one."""
+    """SEC3: what a stronger credential began is answered to no weaker one."""
     both = frozenset({"read", "write"})
     strong = replace(KEY, scopes=both)
     async with opened(make) as store:
@@ -180,7 +180,7 @@ async def a_kept_answer_is_not_for_fewer_scopes(make: MakeStore) -> None:
 
 
 async def one_key_sent_many_times_at_once_is_begun_once(make: MakeStore) -> None:
-    """Pitfalls B5, C2."""
+    """TKO8, KEY3."""
     async with opened(make) as store:
         session = await new_session(store)
         begun: list[Begun | None] = []
@@ -194,7 +194,7 @@ async def one_key_sent_many_times_at_once_is_begun_once(make: MakeStore) -> None
 
 
 async def request_keys_are_bounded_in_bytes_and_time(make: MakeStore) -> None:
-    """Pitfall C2: what is full refuses a new key; it never forgets a known one early."""
+    """KEY3: what is full refuses a new key; it never forgets a known one early."""
     async with opened(make, request_key_bytes=2_000, request_key_lifetime=50) as store:
         session = await new_session(store)
         uses = [KeyUse(RequestKey(f"key-{n}"), b"digest", "process-1") for n in range(200)]

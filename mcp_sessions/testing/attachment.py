@@ -30,7 +30,7 @@ from mcp_sessions.testing.parts import (
 
 
 async def the_newest_attachment_is_the_only_one(make: MakeStore) -> None:
-    """Pitfalls B1, B4: each attach has a higher fencing epoch and names whom it displaced."""
+    """ATT1, HTL8: each attach has a higher fencing epoch and names whom it displaced."""
     async with opened(make) as store:
         session = await new_session(store)
         assert (await session.append()).attachment is None
@@ -59,7 +59,7 @@ async def an_attach_that_wants_a_free_session_displaces_nobody(make: MakeStore) 
 
 
 async def a_late_close_of_a_displaced_connection_changes_nothing(make: MakeStore) -> None:
-    """Pitfall B3, also where the session came back to the same connection."""
+    """TKO9, also where the session came back to the same connection."""
     async with opened(make) as store:
         session = await new_session(store)
         first, second, third = [
@@ -75,7 +75,7 @@ async def a_late_close_of_a_displaced_connection_changes_nothing(make: MakeStore
 
 
 async def many_attaches_at_once_leave_one_owner(make: MakeStore) -> None:
-    """Pitfall B5: a chain of takeovers, none lost and none with two successors."""
+    """TKO8: a chain of takeovers, none lost and none with two successors."""
     async with opened(make) as store:
         session = await new_session(store)
         owners: dict[int, ConnectionId] = {}
@@ -97,7 +97,7 @@ async def many_attaches_at_once_leave_one_owner(make: MakeStore) -> None:
 
 
 async def what_is_stored_during_a_takeover_arrives_once_and_in_order(make: MakeStore) -> None:
-    """Pitfalls A5, B2: each event is in the replay or after the head, never in both."""
+    """ATT6, ATT5: each event is in the replay or after the head, never in both."""
     async with opened(make) as store:
         session = await new_session(store)
         stored: list[Appended] = []

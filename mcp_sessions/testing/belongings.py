@@ -63,7 +63,7 @@ async def subscriptions_belong_to_the_session(make: MakeStore) -> None:
 
 
 async def a_listen_filter_replaces_the_subscriptions(make: MakeStore) -> None:
-    """protocol.md: it becomes the session's subscriptions and outlives the stream."""
+    """HTM8: it becomes the session's subscriptions and outlives the stream."""
     async with opened(make, max_subscriptions=2) as store:
         session = await new_session(store)
         await store.subscribe(session.id, "note://1")
@@ -167,7 +167,7 @@ async def state_is_bounded_in_bytes_whoever_changes_it(make: MakeStore) -> None:
 
 
 async def where_the_next_listen_stream_starts_is_remembered(make: MakeStore) -> None:
-    """protocol.md: a replay waits for the next listen."""
+    """HTM6: a replay waits for the next listen."""
     async with opened(make) as store:
         session = await new_session(store)
         for event_id in (await session.position(3), None):
@@ -190,7 +190,7 @@ async def where_the_next_listen_stream_starts_is_remembered(make: MakeStore) -> 
 
 
 async def state_is_changed_key_by_key(make: MakeStore) -> None:
-    """protocol.md: what a request changed is applied to the newest state; none is lost."""
+    """STT12: what a request changed is applied to the newest state; none is lost."""
     async with opened(make) as store:
         session = await new_session(store)
         value: dict[str, Any] = {"list": [1], "gone": 1}

@@ -74,7 +74,7 @@ async def what_is_appended_to_a_watched_stream_is_heard(make_two: MakeTwoStores)
 
 
 async def what_nobody_watches_is_not_heard(make_two: MakeTwoStores) -> None:
-    """Streams and sessions never cross here either (pitfall F6), and an unwatch ends it."""
+    """Streams and sessions never cross here either (SEC7), and an unwatch ends it."""
     async with two_processes(make_two) as (here, there):
         watched, other = await new_session(here.store), await new_session(here.store)
         await there.exchange.watch(watched.id, EVENTS)
@@ -118,7 +118,7 @@ async def a_stream_that_is_watched_again_is_heard_again(make_two: MakeTwoStores)
 
 
 async def a_relayed_event_is_heard_as_an_append_is(make_two: MakeTwoStores) -> None:
-    """Its number is that of the stream it was relayed to (pitfall E5)."""
+    """Its number is that of the stream it was relayed to (EVT7)."""
     async with two_processes(make_two) as (here, there):
         stream = await new_session(here.store, mode=Mode.TRANSPORT)
         session = await new_session(here.store)
@@ -134,7 +134,7 @@ async def a_relayed_event_is_heard_as_an_append_is(make_two: MakeTwoStores) -> N
 
 
 async def a_process_is_alive_until_it_leaves(make_two: MakeTwoStores) -> None:
-    """Pitfall B9. Who never joined is not alive."""
+    """KEY11. Who never joined is not alive."""
     async with two_processes(make_two) as (here, there):
         for process in (here, there):
             assert await here.exchange.is_alive(process.name)

@@ -78,7 +78,7 @@ async def what_a_client_says_of_itself_is_bounded(make: MakeStore) -> None:
 
 
 async def a_callers_id_is_never_adopted(make: MakeStore) -> None:
-    """Pitfall F5: an id that the store did not mint makes nothing and names no bucket."""
+    """SES6: an id that the store did not mint makes nothing and names no bucket."""
     async with opened(make) as store:
         stranger = SessionOf(store, SessionId("a-caller-chose-this"))
         await stranger.check_gone()
@@ -88,7 +88,7 @@ async def a_callers_id_is_never_adopted(make: MakeStore) -> None:
 
 
 async def open_sessions_are_limited_per_store_and_per_principal(make: MakeStore) -> None:
-    """Pitfall D3: what is refused is not made, and what ended makes room."""
+    """SES15: what is refused is not made, and what ended makes room."""
     stronger = Principal("client", ALICE.issuer, ALICE.subject, frozenset({"write"}))
     async with opened(make, max_sessions=3, max_sessions_per_principal=2) as store:
         first, _ = await new_session(store), await new_session(store)
@@ -102,7 +102,7 @@ async def open_sessions_are_limited_per_store_and_per_principal(make: MakeStore)
 
 
 async def a_session_expires_when_idle_and_a_request_moves_that(make: MakeStore) -> None:
-    """Pitfalls D2, D3: the moment itself is too late; looking does not keep it alive."""
+    """SES14, SES15: the moment itself is too late; looking does not keep it alive."""
     async with opened(make) as store:
         session, late = await new_session(store), NOW + IDLE
         assert await store.load(session.id, now=late - 1) is not None
@@ -115,7 +115,7 @@ async def a_session_expires_when_idle_and_a_request_moves_that(make: MakeStore) 
 
 
 async def a_session_expires_however_busy_when_its_lifetime_is_over(make: MakeStore) -> None:
-    """Pitfall D3: neither requests nor work at hand nor a touch move the absolute end."""
+    """SES15: neither requests nor work at hand nor a touch move the absolute end."""
     async with opened(make) as store:
         session, over = await new_session(store), NOW + LIFETIME
         for now in (NOW + 600, over - 1):
@@ -168,7 +168,7 @@ async def a_conversation_never_expires_and_forgets_nothing(make: MakeStore) -> N
 
 
 async def an_append_after_the_lifetime_stores_nothing(make: MakeStore) -> None:
-    """Pitfall D5, ``append``: "None if the session is unknown, ended or expired"."""
+    """SES18, ``append``: "None if the session is unknown, ended or expired"."""
     async with opened(make) as store:
         session = await new_session(store)
         assert await store.append(session.id, MESSAGE, now=NOW + LIFETIME) is None
@@ -176,7 +176,7 @@ async def an_append_after_the_lifetime_stores_nothing(make: MakeStore) -> None:
 
 
 async def expire_ends_what_is_overdue_and_spares_what_is_at_work(make: MakeStore) -> None:
-    """Pitfalls D2, D3, D5: each record is handed out once, then nothing brings it back."""
+    """SES14, SES15, SES18: each record is handed out once, then nothing brings it back."""
     async with opened(make) as store:
         held, *idle = [await new_session(store) for _ in range(4)]
         young = await new_session(store, now=NOW + 50)
@@ -196,7 +196,7 @@ async def expire_ends_what_is_overdue_and_spares_what_is_at_work(make: MakeStore
 
 
 async def an_ended_session_leaves_no_trace_and_never_comes_back(make: MakeStore) -> None:
-    """Pitfalls D4, D5, D7: every late call is refused, and ending again finds nothing."""
+    """END2, SES18, END1: every late call is refused, and ending again finds nothing."""
     async with opened(make) as store:
         session, other = await new_session(store), await new_session(store)
         for each in (session, other):

@@ -35,7 +35,7 @@ from mcp_sessions.testing.parts import (
 
 
 async def events_get_their_ids_from_the_store_in_order_of_issue(make: MakeStore) -> None:
-    """Pitfalls A10, A14: whole ids, fit for a header, whose byte order is their order."""
+    """EVT7, EVT8: whole ids, fit for a header, whose byte order is their order."""
     async with opened(make) as store:
         session = await new_session(store)
         ids: list[str] = []
@@ -50,7 +50,7 @@ async def events_get_their_ids_from_the_store_in_order_of_issue(make: MakeStore)
 
 
 async def two_writers_neither_repeat_nor_skip_an_id(make: MakeStore) -> None:
-    """Pitfall A10: 10,000 events."""
+    """EVT7: 10,000 events."""
     async with opened(make, max_events=20_000, max_bytes=10_000_000) as store:
         session = await new_session(store)
         issued: list[list[int]] = [[], []]
@@ -66,7 +66,7 @@ async def two_writers_neither_repeat_nor_skip_an_id(make: MakeStore) -> None:
 
 
 async def a_replay_is_whole_or_refused_with_its_reason(make: MakeStore) -> None:
-    """Pitfalls A1 to A4, A9: a position is an epoch and a number; zero events is a success."""
+    """CUP13 to A4, A9: a position is an epoch and a number; zero events is a success."""
     async with opened(make, max_events=3) as store:
         session = await new_session(store)
         assert await session.missed(0) == []
@@ -92,7 +92,7 @@ async def a_replay_is_whole_or_refused_with_its_reason(make: MakeStore) -> None:
 
 
 async def the_window_is_bounded_in_events_bytes_and_age(make: MakeStore) -> None:
-    """Pitfall A13. The newest event is kept, however large; what is too old is not."""
+    """ATT7. The newest event is kept, however large; what is too old is not."""
     async with opened(make, max_events=4, max_bytes=100, max_age=50) as store:
         session = await new_session(store)
         for _ in range(6):
@@ -112,7 +112,7 @@ async def the_window_is_bounded_in_events_bytes_and_age(make: MakeStore) -> None
 
 
 async def a_newer_event_replaces_the_older_one_of_its_key(make: MakeStore) -> None:
-    """Pitfall A12: the survivor keeps its newer id, the replaced id stays a position."""
+    """COA6: the survivor keeps its newer id, the replaced id stays a position."""
     async with opened(make) as store:
         session = await new_session(store)
         replaced = [
@@ -129,7 +129,7 @@ async def a_newer_event_replaces_the_older_one_of_its_key(make: MakeStore) -> No
 
 
 async def streams_and_sessions_never_cross(make: MakeStore) -> None:
-    """Pitfall F6. A stream that is not there knows no position and has no head."""
+    """SEC7. A stream that is not there knows no position and has no head."""
     async with opened(make) as store:
         session, other = await new_session(store), await new_session(store)
         assert await session.read(None, stream=POST_STREAM) == NO_STREAM
@@ -147,7 +147,7 @@ async def streams_and_sessions_never_cross(make: MakeStore) -> None:
 
 
 async def a_stream_made_anew_refuses_the_positions_of_the_old_one(make: MakeStore) -> None:
-    """Pitfalls A1, A11: a new log has a new epoch, whatever its numbers."""
+    """CUP13: a new log has a new epoch, whatever its numbers."""
     async with opened(make) as store:
         session = await new_session(store)
         await store.drop_stream(session.id, POST_STREAM)
@@ -177,7 +177,7 @@ async def one_sessions_events_can_be_taken_off_a_connections_stream(make: MakeSt
 
 
 async def events_are_relayed_once_and_in_the_order_of_their_own_log(make: MakeStore) -> None:
-    """Whoever stored them, and whoever relays them first (pitfall A5)."""
+    """Whoever stored them, and whoever relays them first (ATT6)."""
     async with opened(make) as store:
         stream = await new_session(store, mode=Mode.TRANSPORT)
         session = await new_session(store)

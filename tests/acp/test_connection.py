@@ -155,7 +155,7 @@ _METHODS = st.sampled_from(
 def test_odd_params_are_refused_with_a_documented_error_or_accepted(
     method: str, params: Json
 ) -> None:
-    """Pitfalls, "fuzzing of everything that parses"."""
+    """Whatever is sent, it is answered, or ignored, and the connection goes on."""
 
     async def run() -> None:
         layer = AcpSessionLayer(ToldAgent(), connect_servers=False)

@@ -459,7 +459,7 @@ async def test_a_client_that_loads_what_it_has_open_sees_it_once_more_in_order()
 
 
 async def test_two_that_load_at_once_end_with_one_that_has_it(process: MakeStore) -> None:
-    """Pitfall B5."""
+    """TKO8."""
     layer = AcpSessionLayer(ToldAgent(), store=process())
     async with layer, client_of(layer) as first, client_of(layer) as second:
         await first.initialize()

@@ -49,11 +49,11 @@ async def passed(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-# --- F2: refreshed -------------------------------------------------------------------------
+# --- SES9: refreshed -------------------------------------------------------------------------
 
 
 async def test_a_refreshed_token_keeps_the_session() -> None:
-    """F2: the same (issuer, subject, client) with another token, with more scopes or the same;
+    """SES9: the same (issuer, subject, client) with another token, with more scopes or the same;
     in both eras, for every use.
     """
     async with guarded() as server:
@@ -107,11 +107,11 @@ async def test_a_refreshed_tokens_state_is_accepted() -> None:
         assert result["_meta"][SESSION]["state"] == created["state"]
 
 
-# --- F3: weaker ----------------------------------------------------------------------------
+# --- SEC3: weaker ----------------------------------------------------------------------------
 
 
 async def test_a_weaker_credential_cannot_attach_or_replay() -> None:
-    """F3: "attaching and replay need at least the scopes it was made with". What was attached
+    """SEC3: "attaching and replay need at least the scopes it was made with". What was attached
     stays attached, and hears what comes.
     """
     async with guarded() as server:
@@ -158,7 +158,7 @@ async def test_a_weaker_credential_does_not_attach_in_passing() -> None:
 
 
 async def test_a_weaker_credential_cannot_read_a_stronger_ones_streams() -> None:
-    """F3, F6: neither its GET stream, from any position, nor one of its POST streams; as if the
+    """SEC3, SEC7: neither its GET stream, from any position, nor one of its POST streams; as if the
     transport-mode session were not there.
     """
     async with guarded() as server:
@@ -183,7 +183,7 @@ async def test_a_weaker_credential_cannot_read_a_stronger_ones_streams() -> None
 
 
 async def test_a_weaker_credential_does_not_hear_a_session_started_over_it() -> None:
-    """F3: a client that steps up starts a session on the transport session that its weaker
+    """SEC3: a client that steps up starts a session on the transport session that its weaker
     token made. The weaker token's next GET is refused, the stronger one's is served.
     """
     async with guarded() as server:
@@ -457,11 +457,11 @@ async def test_the_credential_of_an_applications_own_middleware_expires_too() ->
         assert heard.events == []
 
 
-# --- F6 and keys ---------------------------------------------------------------------------
+# --- SEC7 and keys ---------------------------------------------------------------------------
 
 
 async def test_two_users_keys_do_not_cross() -> None:
-    """F6: the same key and content in two users' sessions are two requests."""
+    """SEC7: the same key and content in two users' sessions are two requests."""
     async with guarded() as server:
         hers = (await server.modern("alice").start())["sessionId"]
         his = (await server.modern("bob").start())["sessionId"]
@@ -473,7 +473,7 @@ async def test_two_users_keys_do_not_cross() -> None:
 
 
 async def test_a_weaker_credential_is_not_told_a_stronger_ones_answer() -> None:
-    """F3: an answer under a request key is a replay too. It stays for who may have it."""
+    """SEC3: an answer under a request key is a replay too. It stays for who may have it."""
     async with guarded() as server:
         server.verifier.add("strong", "alice", "use", "secret")
         weak, strong = server.modern("alice"), server.modern("strong")
@@ -490,7 +490,7 @@ async def test_a_weaker_credential_is_not_told_a_stronger_ones_answer() -> None:
 
 
 async def test_two_users_subscriptions_do_not_cross() -> None:
-    """F6: an event of one user's session is on no stream of the other's."""
+    """SEC7: an event of one user's session is on no stream of the other's."""
     async with guarded() as server:
         streams: dict[str, tuple[str, Reply, Heard]] = {}
         for token in ("alice", "bob"):

@@ -1,6 +1,6 @@
 """Two users on one server: another user's id answers exactly like an unknown one.
 
-F1: "Every path … checks the owner"; F4: "Unknown and foreign ids answer the same". On every
+F1: "Every path … checks the owner"; ERR2: "Unknown and foreign ids answer the same". On every
 route and verb and with every kind of id, and nothing happens to the session that was named.
 """
 
@@ -382,7 +382,7 @@ async def bob_at(server: Guarded) -> Bob:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_route_answers_a_foreign_id_like_an_unknown_one(kind: str) -> None:
-    """F1, F4: every attempt once, in order, then everything of hers works as before."""
+    """SES8, ERR2: every attempt once, in order, then everything of hers works as before."""
     async with guarded() as server:
         hers = await estate(server)
         bob = await bob_at(server)
@@ -406,7 +406,7 @@ _VISIBLE = st.text(
 def test_no_sequence_of_attempts_finds_or_touches_anything(
     attempts: list[tuple[Attempt, str]], nobodys: str, other_subject: bool
 ) -> None:
-    """F1: a property over routes, kinds of id and their order."""
+    """SES8: a property over routes, kinds of id and their order."""
 
     async def run() -> None:
         async with guarded() as server:

@@ -96,7 +96,7 @@ def test_a_traceback_is_part_of_its_record(format: str, configure: Configure) ->
 
 
 def test_the_level_is_ours_alone(configure: Configure) -> None:
-    """At debug level the SDK logs whole messages, and session ids with them (pitfall F8)."""
+    """At debug level the SDK logs whole messages, and session ids with them (SEC2)."""
     stream = configure(level="debug")
 
     logging.getLogger("mcp_sessions.core").debug("ours")

@@ -74,7 +74,7 @@ async def filled(path: Path) -> dict[str, SessionRecord]:
 async def test_sessions_are_listed_by_digest_and_told_apart(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """F8: "the loggable id is not the credential"; what others named cannot steer a terminal."""
+    """SEC2: "the loggable id is not the credential"; what others named cannot steer a terminal."""
     made = await filled(path)
 
     assert await run(path, "list") == 0

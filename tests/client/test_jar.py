@@ -55,7 +55,7 @@ def test_a_session_comes_back_as_it_was(jar: FileJar) -> None:
 
 
 def test_a_session_is_never_offered_to_another_server(jar: FileJar) -> None:
-    """Document 004: "securely associate retained sessions with the issuing Server"."""
+    """The data-layer document: "securely associate retained sessions with the issuing Server"."""
     saved(jar, HERE, SESSION)
 
     for other in (

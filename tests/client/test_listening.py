@@ -89,7 +89,7 @@ def test_an_event_goes_to_each_stream_that_asked_for_it() -> None:
 
 
 def test_after_a_gap_everybody_is_told_of_all_he_listens_to() -> None:
-    """Pitfall G5."""
+    """CLI4."""
     listens = Listens()
     listens.add(opened("a", toolsListChanged=True, resourceSubscriptions=["note://1"]))
     acknowledge(listens)

@@ -1,7 +1,7 @@
 """From each transport to each, with the cut in each place: nothing twice, nothing lost.
 
 In every cell each event arrives once and in order, each call ran exactly once, and
-each caller got its answer or ``-31012``. Pitfalls A5, C1, C2.
+each caller got its answer or ``-31012``. ATT6, REQ4, KEY3.
 """
 
 from typing import Literal

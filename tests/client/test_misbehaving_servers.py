@@ -82,7 +82,7 @@ async def test_a_credential_that_is_refused_fails_the_request_and_the_log_says_w
     assert f"the server answered {code}" in caplog.text
 
 
-# --- a session that is lost (pitfall G1) ------------------------------------------------------
+# --- a session that is lost (CLI5) ------------------------------------------------------
 
 
 async def test_not_found_starts_over_once_for_all_who_ask_at_once() -> None:
@@ -220,7 +220,7 @@ async def test_a_server_that_forgets_every_session_is_given_up() -> None:
 
 
 async def test_a_call_that_was_at_work_when_its_session_ended_is_not_run_again() -> None:
-    """Pitfall C2: its response had begun, so it was not refused."""
+    """KEY3: its response had begun, so it was not refused."""
 
     def entry(exchange: Exchange) -> None:
         if exchange.method == "tools/call" and named(exchange) == "s-1":
@@ -238,7 +238,7 @@ async def test_a_call_that_was_at_work_when_its_session_ended_is_not_run_again()
 
 
 async def test_a_call_that_is_refused_late_may_have_been_at_work() -> None:
-    """Pitfall C2: on a connection for all requests nothing else tells the two apart."""
+    """KEY3: on a connection for all requests nothing else tells the two apart."""
 
     async def entry(exchange: Exchange) -> None:
         if exchange.method == "tools/call" and named(exchange) == "s-1":
@@ -259,7 +259,7 @@ async def test_a_call_that_is_refused_late_may_have_been_at_work() -> None:
 
 
 async def test_a_server_may_say_that_it_had_begun() -> None:
-    """Pitfall C2."""
+    """KEY3."""
 
     def entry(exchange: Exchange) -> None:
         if exchange.method == "tools/call" and named(exchange) == "s-1":
@@ -294,7 +294,7 @@ async def test_a_cut_response_is_asked_for_again_with_its_key() -> None:
 
 
 async def test_at_a_server_without_keys_a_cut_call_is_not_sent_again() -> None:
-    """Pitfall C2: the caller hears that the outcome is unknown."""
+    """KEY3: the caller hears that the outcome is unknown."""
     script: dict[str, Any] = {"tools/call": reset}
     async with (
         ScriptedServer(script, FOREIGN) as server,
@@ -321,7 +321,7 @@ async def test_503_is_asked_again_after_as_long_as_it_says() -> None:
 
 
 async def test_a_server_that_never_answers_a_call() -> None:
-    """Pitfall C8: bounded, and the caller knows that nobody knows."""
+    """CLI1: bounded, and the caller knows that nobody knows."""
     policy = ReconnectPolicy(answer_timeout=0.3, jar_interval=0.05, closing_timeout=0.2)
     script: dict[str, Any] = {"tools/call": never}
     async with (
@@ -335,7 +335,7 @@ async def test_a_server_that_never_answers_a_call() -> None:
 
 
 async def test_a_server_that_never_starts_the_session_it_advertises_is_one_without() -> None:
-    """Pitfall C8."""
+    """CLI1."""
     policy = ReconnectPolicy(connect_timeout=0.3, closing_timeout=0.2)
     script: dict[str, Any] = {"session/start": never}
     async with (
@@ -377,7 +377,7 @@ async def test_duplicate_events_are_heard_once() -> None:
 
 
 async def test_events_may_come_before_the_answer_to_the_resume() -> None:
-    """Over two HTTP streams the order is nobody's; and document 002 allows integers."""
+    """Over two HTTP streams the order is nobody's; and EVT8 allows integers."""
 
     async def resume(exchange: Exchange) -> None:
         await server.has(lambda: len(server.asked("session/resume")) == 1, "the resume")
@@ -418,7 +418,7 @@ async def test_events_may_come_before_the_answer_to_the_resume() -> None:
 
 
 async def test_a_second_resume_asks_from_the_last_event_of_the_first() -> None:
-    """Pitfalls A7 and G4: what was replayed counts, and a gap resets position and memory."""
+    """CUP2, CLI4: what was replayed counts, and a gap resets position and memory."""
     answers = iter(
         [
             {"resumed": True, "catchup": True, "replayed": 1},
@@ -450,7 +450,7 @@ async def test_a_second_resume_asks_from_the_last_event_of_the_first() -> None:
 
 
 async def test_after_a_gap_the_head_is_the_position_and_its_ids_are_new() -> None:
-    """Pitfall G4: a log that was made anew may number its events as the old one did."""
+    """CLI4: a log that was made anew may number its events as the old one did."""
     answers = iter([{"resumed": True, "catchup": False, "sessionEventId": "0"}] * 2)
     refused: set[str] = set()
 
@@ -792,7 +792,7 @@ async def test_a_server_that_refuses_every_state_is_not_asked_for_ever(is_ours: 
 
 
 def without_start(exchange: Exchange) -> None:
-    """Document 004 only."""
+    """The data-layer document only."""
     if exchange.method.startswith("session/"):
         exchange.error(-32601, "Method not found")
 
@@ -865,7 +865,7 @@ async def test_a_status_that_says_nothing_of_sessions_is_the_answer() -> None:
 
 
 async def test_a_draining_server_is_left_within_the_time_it_gives() -> None:
-    """Pitfall C7: what is asked meanwhile is served by whoever comes next."""
+    """WSS17: what is asked meanwhile is served by whoever comes next."""
     async with ScriptedServer() as server, client_of(server) as (client, heard):
         await server.has(lambda: server.stream, "the notification stream")
         server.push(

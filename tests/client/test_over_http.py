@@ -66,7 +66,7 @@ async def test_the_session_ends_with_the_transport_if_there_is_no_jar(mode: str)
 async def test_a_call_that_runs_while_the_connection_is_cut_is_answered_and_ran_once(
     mode: str,
 ) -> None:
-    """Pitfalls C1 and C2."""
+    """REQ4, KEY3."""
     answers: list[str] = []
     async with connected(mode) as it, anyio.create_task_group() as tasks:
 
@@ -102,7 +102,7 @@ async def test_a_call_that_was_cut_before_the_server_read_it_runs_once(mode: str
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_an_answer_that_was_written_into_a_dead_connection_comes_again(mode: str) -> None:
-    """Pitfall A8: and nothing runs for it."""
+    """HTL10: and nothing runs for it."""
     answers: list[str] = []
     async with connected(mode) as it, anyio.create_task_group() as tasks:
 
@@ -252,7 +252,7 @@ async def test_several_listen_streams_of_an_application_share_the_sessions_one()
 
 
 async def test_a_notification_stream_that_is_only_silent_is_opened_anew() -> None:
-    """Pitfall G3: the peer is gone and nobody says so, while POSTs still pass."""
+    """CLI10: the peer is gone and nobody says so, while POSTs still pass."""
     policy = ReconnectPolicy(backoff_base=0.02, backoff_cap=0.2, stream_silence=0.3)
     async with connected("legacy", policy=policy) as it:
         await subscribe(it.client, "note://1")
@@ -283,7 +283,7 @@ async def over_a_restart(mode: str) -> AsyncGenerator[tuple[Client, Heard, TcpPr
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_server_that_lost_the_session_gets_another_one_once(mode: str) -> None:
-    """Pitfalls G1 and G5: started over, in one go, and the lists are read again."""
+    """CLI5, CLI4: started over, in one go, and the lists are read again."""
     with serving() as (_, _, second):
         async with over_a_restart(mode) as (client, heard, proxy):
             old = text_of(await client.call_tool("session_id", {}))
@@ -312,7 +312,7 @@ async def test_a_server_that_lost_the_session_gets_another_one_once(mode: str) -
 
 
 async def test_what_was_subscribed_is_subscribed_again_in_the_next_session() -> None:
-    """Pitfall G3: after every new session."""
+    """CLI10: after every new session."""
     with serving() as (_, layer, second):
         async with over_a_restart("legacy") as (client, heard, proxy):
             await subscribe(client, "note://1")
@@ -327,7 +327,7 @@ async def test_what_was_subscribed_is_subscribed_again_in_the_next_session() -> 
 
 
 async def test_what_is_listened_to_is_listened_to_in_the_next_session() -> None:
-    """Pitfalls G3 and G5, modern era."""
+    """CLI10, CLI4, modern era."""
     with serving() as (_, layer, second):
         async with over_a_restart("auto") as (client, heard, proxy):
             async with client.listen(resource_subscriptions=["note://1"]) as changes:
@@ -342,7 +342,7 @@ async def test_what_is_listened_to_is_listened_to_in_the_next_session() -> None:
 
 
 async def test_whoever_is_taken_over_stops_and_says_so() -> None:
-    """Pitfall B6: it does not come back to fight."""
+    """TKO7: it does not come back to fight."""
     async with connected("legacy") as it:
         session_id = await it.call("session_id")
         async with somebody_else(it.server) as other:
@@ -358,7 +358,7 @@ async def test_whoever_is_taken_over_stops_and_says_so() -> None:
 
 
 async def test_a_question_of_the_server_is_asked_once_and_answered_across_a_cut() -> None:
-    """Pitfall C4."""
+    """ASK2."""
     async with connected("legacy") as it:
         answered = anyio.Event()
 
@@ -428,7 +428,7 @@ async def test_a_server_that_cannot_be_reached_fails_the_first_request() -> None
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_nothing_waits_for_ever_for_a_server_that_is_gone(mode: str) -> None:
-    """Pitfall C8: outcome unknown to who was sent, a closed connection to who was not."""
+    """CLI1: outcome unknown to who was sent, a closed connection to who was not."""
     policy = ReconnectPolicy(
         backoff_base=0.02, backoff_cap=0.05, give_up_after=0.4, connect_timeout=1
     )

@@ -65,7 +65,7 @@ async def test_a_child_has_sessions_like_any_server(
 async def test_a_child_that_died_is_started_again_and_the_call_is_not(
     child: StdioServerParameters, mode: str
 ) -> None:
-    """Pitfalls C2 and D6."""
+    """KEY3."""
     heard = Heard()
     with anyio.fail_after(50):
         transport = resumable(child, policy=QUICK, on_resume=heard.on_resume)

@@ -138,7 +138,7 @@ async def test_after_any_other_close_it_comes_back_and_asks_again(code: int) -> 
 
 
 async def test_a_server_that_accepts_and_dies_is_not_asked_without_a_pause() -> None:
-    """Pitfall G2: a connection that opens is no progress."""
+    """CLI2: a connection that opens is no progress."""
 
     async def die(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
         if scripted.connections > 1 or message.get("method") == "tools/call":
@@ -154,7 +154,7 @@ async def test_a_server_that_accepts_and_dies_is_not_asked_without_a_pause() -> 
 
 
 async def test_whoever_is_taken_over_does_not_come_back() -> None:
-    """Pitfall B6, also when the connection closes after it."""
+    """TKO7, also when the connection closes after it."""
 
     async def take(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
         if message.get("method") == "tools/call":

@@ -53,7 +53,7 @@ def test_an_id_that_the_application_uses_again_is_another_request() -> None:
 
 
 def test_a_question_that_comes_again_is_asked_once_and_answered_from_memory() -> None:
-    """Pitfall C4."""
+    """ASK2."""
     questions = Questions()
 
     assert questions.asked("q") == (True, None)

@@ -1,4 +1,4 @@
-"""Pitfall G2: full jitter, and a count that only progress resets."""
+"""CLI2: full jitter, and a count that only progress resets."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +40,6 @@ def test_only_progress_makes_the_next_failure_a_first_one() -> None:
 
 @given(FRACTIONS)
 def test_a_server_that_drains_is_come_back_to_within_its_time(fraction: float) -> None:
-    """Pitfall C7: "reconnect, spread over N seconds"."""
+    """WSS17: "reconnect, spread over N seconds"."""
     assert 0 <= spread(10, fraction) <= 10
     assert spread(-1, fraction) == 0

@@ -81,7 +81,7 @@ def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
 
 
 def test_the_codes_in_the_docstring_are_the_codes_on_the_wire() -> None:
-    """protocol.md, "Errors"."""
+    """ERR1 to ERR12."""
     _, codes = drawn()
     real = {
         name: value.code
@@ -112,24 +112,24 @@ def test_the_codes_in_the_docstring_are_the_codes_on_the_wire() -> None:
     ],
 )
 def test_reasons_are_spelled_as_the_protocol_spells_them(spelled: str, reasons: list[str]) -> None:
-    """A4: distinct, and exactly these."""
+    """CUP7: distinct, and exactly these."""
     assert reasons == spelled.split()
 
 
 def test_a_displaced_client_is_told_a_reason_of_the_protocol() -> None:
-    """B6, C7."""
+    """TKO7, WSS17."""
     assert {"taken_over", "draining"} <= {reason.value for reason in Detached}
 
 
 def test_an_unknown_session_is_answered_with_what_the_caller_sent() -> None:
-    """protocol.md: ``data.sessionId`` = what the caller sent; HTTP 200, or 404 by choice."""
+    """ERR1, ERR3: ``data.sessionId`` = what the caller sent; HTTP 200, or 404 by choice."""
     assert SessionNotFound("x").data == {"sessionId": "x"}
     assert SessionNotFound("x").status == 200
     assert SessionNotFound("x", status=Status.NOT_FOUND).status == 404
 
 
 def test_a_refusal_names_its_limit_or_reason_in_data() -> None:
-    """protocol.md, "Errors": ``data.limit``, ``data.reason``."""
+    """ERR6, ERR8: ``data.limit``, ``data.reason``."""
     assert LimitReached("max_sessions").data == {"limit": "max_sessions"}
     assert InvalidRequest(InvalidReason.KEY_REUSED, "…").data == {"reason": "key_reused"}
     assert InvalidParams("…").data is None
@@ -137,7 +137,7 @@ def test_a_refusal_names_its_limit_or_reason_in_data() -> None:
 
 
 def test_a_state_that_is_refused_says_the_same_whatever_the_cause() -> None:
-    """F7: ``-32602``, ``invalid_state``, one text; the cause is for the log."""
+    """STT8: ``-32602``, ``invalid_state``, one text; the cause is for the log."""
     refused = [InvalidState(cause) for cause in ("forged", "expired", "of another session")]
 
     assert len({(error.code, error.message, str(error.data)) for error in refused}) == 1
@@ -147,13 +147,13 @@ def test_a_state_that_is_refused_says_the_same_whatever_the_cause() -> None:
 
 @pytest.mark.parametrize("error", WIRE_ERRORS, ids=lambda error: type(error).__name__)
 def test_a_wire_error_says_its_message_and_nothing_else(error: WireError) -> None:
-    """F8: the sentence is safe in a log; the evidence is in attributes."""
+    """SEC2: the sentence is safe in a log; the evidence is in attributes."""
     assert str(error) == error.message
     assert SECRET not in str(error)
 
 
 def test_the_repr_of_a_wire_error_is_as_safe_in_a_log_as_its_sentence() -> None:
-    """F8: ``%r`` and error trackers print ``args``."""
+    """SEC2: ``%r`` and error trackers print ``args``."""
     assert not [error for error in WIRE_ERRORS if SECRET in repr(error)]
 
 

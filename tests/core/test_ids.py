@@ -24,13 +24,13 @@ POSITIONS = st.builds(Position, EPOCHS, NUMBERS)
 
 @given(POSITIONS)
 def test_a_position_survives_the_wire(position: Position) -> None:
-    """A1: epoch and number travel as one value."""
+    """CUP13: epoch and number travel as one value."""
     assert parse_position(position.event_id()) == position
 
 
 @given(POSITIONS)
 def test_an_event_id_fits_a_header_and_an_sse_line(position: Position) -> None:
-    """A14: digits and one hyphen, of fixed width."""
+    """EVT8: digits and one hyphen, of fixed width."""
     event_id = position.event_id()
 
     assert len(event_id) == 13 + 6 + 1 + 12
@@ -39,7 +39,7 @@ def test_an_event_id_fits_a_header_and_an_sse_line(position: Position) -> None:
 
 @given(POSITIONS, POSITIONS)
 def test_event_ids_sort_as_bytes_like_their_epochs_and_numbers(a: Position, b: Position) -> None:
-    """A14: byte order, numeric order and order of issue agree."""
+    """EVT8: byte order, numeric order and order of issue agree."""
     by_bytes = a.event_id().encode() < b.event_id().encode()
 
     assert by_bytes == ((a.log_epoch, a.number) < (b.log_epoch, b.number))
@@ -49,7 +49,7 @@ def test_event_ids_sort_as_bytes_like_their_epochs_and_numbers(a: Position, b: P
 def test_ids_of_a_log_made_anew_sort_after_every_id_of_the_old_one(
     made: int, old_random: int, new_random: int, old: int, new: int, later: int
 ) -> None:
-    """protocol.md: "also across a log that was lost and made anew", a millisecond later."""
+    """EVT7: also across a log that was lost and made anew, a millisecond later."""
     anew = min(made + later, 10**13 - 1)
     before = Position(log_epoch(made, old_random), old).event_id()
     after = Position(log_epoch(anew, new_random), new).event_id()
@@ -59,7 +59,7 @@ def test_ids_of_a_log_made_anew_sort_after_every_id_of_the_old_one(
 
 @given(st.text() | st.from_regex(r"[0-9]{19}-[0-9]{12}"))
 def test_what_parses_as_a_position_is_spelled_as_we_spell_it(text: str) -> None:
-    """A14: one spelling per position, so nothing else names one."""
+    """EVT8: one spelling per position, so nothing else names one."""
     position = parse_position(text)
 
     assert position is None or position.event_id() == text
@@ -84,13 +84,13 @@ def test_what_parses_as_a_position_is_spelled_as_we_spell_it(text: str) -> None:
     ],
 )
 def test_what_is_not_spelled_like_ours_is_no_position(text: str) -> None:
-    """A14: no separator tricks, no other digits, no white space."""
+    """EVT8: no separator tricks, no other digits, no white space."""
     assert parse_position(text) is None
 
 
 @given(st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=1024))
 def test_visible_ascii_can_be_a_session_id(text: str) -> None:
-    """protocol.md: 0x21 to 0x7E."""
+    """SES5: 0x21 to 0x7E."""
     assert parse_session_id(text) == text
 
 
@@ -99,13 +99,13 @@ def test_visible_ascii_can_be_a_session_id(text: str) -> None:
     [None, 7, b"abc", ["abc"], "", "a b", "a\n", "a\x7f", "ä", "a\x00", "x" * 1025, "a\u2028"],
 )
 def test_what_is_no_visible_ascii_cannot_be_a_session_id(value: object) -> None:
-    """F5, A14: type, length and characters are checked before anything is looked up."""
+    """SES6, EVT8: type, length and characters are checked before anything is looked up."""
     assert parse_session_id(value) is None
 
 
 @given(st.text(max_size=100))
 def test_a_digest_names_a_session_without_being_its_id(session_id: str) -> None:
-    """F8: the loggable name is not the credential."""
+    """SEC2: the loggable name is not the credential."""
     name = digest(session_id)
 
     assert name == digest(session_id)
@@ -114,17 +114,17 @@ def test_a_digest_names_a_session_without_being_its_id(session_id: str) -> None:
 
 
 def test_digests_of_different_sessions_differ() -> None:
-    """F8: two sessions can be told apart in a log."""
+    """SEC2: two sessions can be told apart in a log."""
     assert len({digest(f"session-{number}") for number in range(10_000)}) == 10_000
 
 
 def test_a_digest_takes_whatever_a_caller_sent() -> None:
-    """F8: a refused id is logged too, and logging it must not fail."""
+    """SEC2: a refused id is logged too, and logging it must not fail."""
     assert digest("\ud800") != digest("")
 
 
 def test_the_place_before_the_first_event_is_a_position() -> None:
-    """A9."""
+    """STA4."""
     start = Position(LogEpoch("1" * 19), 0)
 
     assert parse_position(start.event_id()) == start

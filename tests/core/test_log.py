@@ -45,36 +45,36 @@ def refused(log: EventLog, position: Position, *, now: float = 0.0) -> Refusal:
 
 
 def test_a_position_from_an_older_log_is_refused_even_when_its_number_is_in_range() -> None:
-    """A1."""
+    """CUP13."""
     assert refused(log_of(100), at(50, OLD)) is Refusal.LOG_REPLACED
     assert refused(log_of(100), at(0, OLD)) is Refusal.LOG_REPLACED
 
 
 def test_a_position_from_a_log_that_was_never_ours_is_unknown() -> None:
-    """A1: a newer epoch than the log's own."""
+    """CUP13: a newer epoch than the log's own."""
     assert refused(log_of(100), at(50, NEWER)) is Refusal.UNKNOWN_POSITION
 
 
 def test_the_epoch_is_compared_before_the_number() -> None:
-    """A1, A4: a dead position is not ``ahead``, whatever its number."""
+    """CUP13, CUP7: a dead position is not ``ahead``, whatever its number."""
     assert refused(log_of(1), at(7, OLD)) is Refusal.LOG_REPLACED
 
 
 def test_a_position_above_the_head_is_refused() -> None:
-    """A2: never treated as caught up."""
+    """CUP10: never treated as caught up."""
     assert refused(log_of(3), at(4)) is Refusal.AHEAD
     assert refused(log_of(0), at(1)) is Refusal.AHEAD
 
 
 def test_whoever_is_at_the_head_is_up_to_date() -> None:
-    """A7: zero events is a success, not a refusal."""
+    """CUP2: zero events is a success, not a refusal."""
     log = log_of(3)
 
     assert log.since(log.head, now=0.0) == ()
 
 
 def test_resume_before_the_first_event_works() -> None:
-    """A9."""
+    """STA4."""
     log = log_of(0)
     head = log.head
 
@@ -98,21 +98,21 @@ def test_resume_before_the_first_event_works() -> None:
 def test_each_bad_position_has_its_own_reason_and_replays_nothing(
     event_id: str | None, reason: Refusal
 ) -> None:
-    """A3, A4."""
+    """CUP6, CUP7."""
     log = log_of(5, window=Window(3, None, None))
 
     assert log.since_id(event_id, now=5.0) == ((), reason)
 
 
 def test_a_good_position_as_the_wire_spells_it_is_replayed() -> None:
-    """A1: ``lastSessionEventId`` in, the events after it out."""
+    """CUP13: ``lastSessionEventId`` in, the events after it out."""
     events, refusal = log_of(5).since_id(at(3).event_id(), now=5.0)
 
     assert (numbers(events), refusal) == ([4, 5], None)
 
 
 def test_what_time_took_is_expired_and_what_space_took_is_evicted() -> None:
-    """A4, glossary: lost to time and lost to a limit are two words."""
+    """CUP7, glossary: lost to time and lost to a limit are two words."""
     by_time = log_of(5, window=Window(None, None, 10.0))
     by_space = log_of(5, window=Window(3, None, 10.0))
 
@@ -127,7 +127,7 @@ def test_what_time_took_is_expired_and_what_space_took_is_evicted() -> None:
 
 
 def test_an_events_id_is_its_position_and_stands_in_its_payload() -> None:
-    """A14: one spelling, spliced where the template left room."""
+    """EVT8: one spelling, spliced where the template left room."""
     log = log_of(0)
 
     event = log.append(Draft(b'{"id":"', b'"}'), now=7.0)
@@ -146,7 +146,7 @@ def test_a_draft_without_room_for_an_id_is_stored_as_it_is() -> None:
 def test_ids_sort_in_the_order_of_issue_also_across_logs_made_anew(
     lengths: list[int], data: st.DataObject
 ) -> None:
-    """A14. Each log is made at least a millisecond after the one before."""
+    """EVT8. Each log is made at least a millisecond after the one before."""
     issued: list[bytes] = []
     milliseconds = 1_700_000_000_000
     for length in lengths:
@@ -159,7 +159,7 @@ def test_ids_sort_in_the_order_of_issue_also_across_logs_made_anew(
 
 
 def test_a_log_never_issues_an_id_that_would_not_sort() -> None:
-    """A14: the number has twelve digits, and there it ends."""
+    """EVT8: the number has twelve digits, and there it ends."""
     log = log_of(0)
     log._head, log._oldest = 10**12 - 2, 10**12 - 2  # pyright: ignore[reportPrivateUsage]
 
@@ -175,7 +175,7 @@ def test_a_log_never_issues_an_id_that_would_not_sort() -> None:
 
 
 def test_the_survivor_keeps_its_newer_id_and_the_replaced_id_stays_a_position() -> None:
-    """A12."""
+    """COA6."""
     log = log_of(0)
     for key in ("a", None, "a", "b"):
         log.append(Draft(b"x", key=key), now=0.0)
@@ -186,7 +186,7 @@ def test_the_survivor_keeps_its_newer_id_and_the_replaced_id_stays_a_position() 
 
 
 def test_a_million_updates_of_ten_resources_are_ten_events() -> None:
-    """protocol.md: the window is bounded by what there is to know (here 20,000)."""
+    """CUP1: the window is bounded by what there is to know (here 20,000)."""
     log = EventLog(EPOCH, Window(10, None, None))
     for number in range(20_000):
         log.append(Draft(b"x", key=f"note://{number % 10}"), now=0.0)
@@ -196,7 +196,7 @@ def test_a_million_updates_of_ten_resources_are_ten_events() -> None:
 
 
 def test_sessions_that_share_a_stream_do_not_replace_each_others_events() -> None:
-    """F6: the key of an event belongs to its session."""
+    """SEC7: the key of an event belongs to its session."""
     log = log_of(0)
     for origin in (ONE, TWO, None, ONE):
         log.append(Draft(b"x", key="note://1", origin=origin), now=0.0)
@@ -205,7 +205,7 @@ def test_sessions_that_share_a_stream_do_not_replace_each_others_events() -> Non
 
 
 def test_an_evicted_event_is_not_replaced_again() -> None:
-    """A15: the index of keys is evicted with its events."""
+    """CUP1: the index of keys is evicted with its events."""
     log = EventLog(EPOCH, Window(2, None, None))
     log.append(Draft(b"xxx", key="a"), now=0.0)
     log.append(Draft(b"x"), now=0.0)
@@ -217,7 +217,7 @@ def test_an_evicted_event_is_not_replaced_again() -> None:
 
 
 def test_the_memory_of_a_log_is_bounded_by_its_window_not_by_its_past() -> None:
-    """A15, D8: neither events nor keys nor holes between them pile up."""
+    """CUP1, END2: neither events nor keys nor holes between them pile up."""
     log = EventLog(EPOCH, Window(10, None, None))
     for number in range(2_000):
         log.append(Draft(b"x", key=f"warm-up {number}"), now=0.0)
@@ -239,7 +239,7 @@ def test_the_memory_of_a_log_is_bounded_by_its_window_not_by_its_past() -> None:
 
 
 def test_dropping_one_sessions_events_leaves_the_others_and_every_position() -> None:
-    """protocol.md: ``session/resume`` first removes that session's entries."""
+    """HTL5: ``session/resume`` first removes that session's entries."""
     log = log_of(0)
     for origin in (ONE, TWO, None, ONE):
         log.append(Draft(b"xy", key="k" if origin == ONE else None, origin=origin), now=0.0)
@@ -257,7 +257,7 @@ def test_dropping_one_sessions_events_leaves_the_others_and_every_position() -> 
 
 
 def test_the_newest_event_is_kept_however_large() -> None:
-    """A13, policy: bounded bytes, but for the newest one."""
+    """ATT7, policy: bounded bytes, but for the newest one."""
     log = EventLog(EPOCH, Window(None, 10, None))
     log.append(Draft(b"small"), now=0.0)
     log.append(Draft(b"x" * 1_000), now=0.0)
@@ -268,7 +268,7 @@ def test_the_newest_event_is_kept_however_large() -> None:
 
 
 def test_an_event_can_be_replayed_until_it_is_as_old_as_the_window_allows() -> None:
-    """A13: age counts when reading too, not only when the next event comes."""
+    """ATT7: age counts when reading too, not only when the next event comes."""
     log = EventLog(EPOCH, Window(None, None, 60.0))
     log.append(Draft(b"x"), now=100.0)
 
@@ -331,7 +331,7 @@ def grown(window: Window, steps: Sequence[Step]) -> tuple[EventLog, LogModel, fl
 def test_a_replay_is_whole_or_refused(
     window: Window, steps: Sequence[Step], number: int, later: int
 ) -> None:
-    """A2, A3, A13: for every size of log, window and position."""
+    """CUP10, CUP6, ATT7: for every size of log, window and position."""
     log, model, now = grown(window, steps)
 
     expected = model.replay(number, now + later)
@@ -350,7 +350,7 @@ def test_a_replay_is_whole_or_refused(
 def test_reads_in_pages_equal_the_whole(
     window: Window, steps: Sequence[Step], number: int, limit: int
 ) -> None:
-    """A13: a backlog is read in pages, each from the last one's position."""
+    """ATT7: a backlog is read in pages, each from the last one's position."""
     log, _, now = grown(window, steps)
     position = at(min(max(number, log.floor.number), log.head.number))
     whole = log.since(position, now=now)
@@ -365,7 +365,7 @@ def test_reads_in_pages_equal_the_whole(
 
 
 def test_pages_of_a_log_that_is_mostly_holes_equal_the_whole() -> None:
-    """A13: where stepping through the numbers would be dearer than through what is kept."""
+    """ATT7: where stepping through the numbers would be dearer than through what is kept."""
     log = log_of(1)
     for number in range(100):
         log.append(Draft(b"x", key=f"note://{number % 2}"), now=2.0)
@@ -379,7 +379,7 @@ def test_pages_of_a_log_that_is_mostly_holes_equal_the_whole() -> None:
 def test_no_position_of_another_log_is_ever_replayed(
     window: Window, steps: Sequence[Step], epoch: LogEpoch, number: int
 ) -> None:
-    """A1: for every number, inside today's range or not."""
+    """CUP13: for every number, inside today's range or not."""
     log, _, now = grown(window, steps)
 
     assert refused(log, at(number, epoch), now=now) in {

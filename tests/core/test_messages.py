@@ -80,7 +80,7 @@ def value_of(members: Any, name: str) -> Any:
 
 @given(JSON | NEARLY_MESSAGES)
 def test_any_json_is_a_message_or_malformed(value: Any) -> None:
-    """Pitfalls, "How to test it", 6: accepted, or refused with a documented error."""
+    """WSS14, STD3: accepted, or refused with a documented error."""
     try:
         message = parse(value)
     except Malformed as refused:
@@ -225,7 +225,7 @@ def test_any_params_name_a_session_or_none_or_are_invalid(params: dict[str, Any]
 
 @given(JSON)
 def test_any_session_metadata_names_a_session_or_none_or_is_invalid(value: Any) -> None:
-    """protocol.md: ``-32602`` for malformed metadata."""
+    """ASC10: ``-32602`` for malformed metadata."""
     try:
         named = named_session({"_meta": {SESSION_META: value}})
     except InvalidParams as refused:
@@ -267,7 +267,7 @@ def test_what_a_handler_sees_names_no_session_and_no_key_and_has_all_else(
 
 
 def test_a_session_is_named_in_the_metadata_and_nowhere_else() -> None:
-    """Rule 1; protocol.md, real clients, 1: ``params.meta`` is a client's bug, ignored."""
+    """ASC1, ASC11: ``params.meta`` is a client's bug, ignored."""
     session = {"sessionId": "s", "state": "x"}
 
     assert named_session({"_meta": {SESSION_META: session}}) == "s"
@@ -279,7 +279,7 @@ def test_a_session_is_named_in_the_metadata_and_nowhere_else() -> None:
 
 
 def test_a_string_that_cannot_be_a_session_id_names_an_unknown_session() -> None:
-    """F4, F5: it gets the answer of any unknown id, with what the caller sent."""
+    """ERR2, SES6: it gets the answer of any unknown id, with what the caller sent."""
     for text in ("", "a b", "ä", "x" * 5_000):
         assert named_session({"_meta": {SESSION_META: {"sessionId": text}}}) == text
         assert session_id_member({"sessionId": text}, "params.sessionId") == text
@@ -289,7 +289,7 @@ def test_a_string_that_cannot_be_a_session_id_names_an_unknown_session() -> None
 def test_a_session_id_that_is_no_string_is_invalid_and_the_answer_says_where(
     members: dict[str, Any] | None,
 ) -> None:
-    """protocol.md: absent or mistyped: ``-32602``."""
+    """RES13: absent or mistyped: ``-32602``."""
     with pytest.raises(InvalidParams, match="params.sessionId must be a string"):
         session_id_member(members, "params.sessionId")
 
@@ -331,7 +331,7 @@ def test_metadata_that_is_no_object_is_none(params: dict[str, Any] | None) -> No
 def test_a_kept_outcome_is_the_same_answer_as_a_fresh_one(
     request_id: str | int, body: dict[str, Any]
 ) -> None:
-    """protocol.md: the same key again gets the one answer, under its own id."""
+    """KEY4: the same key again gets the one answer, under its own id."""
     assert answer_with(result_outcome(body), request_id) == result_message(request_id, body)
     assert answer_with(error_outcome(body), request_id) == error_message(request_id, body)
     assert decode(result_message(request_id, body)) == {
@@ -369,7 +369,7 @@ def test_an_error_body_leaves_out_data_that_is_none() -> None:
 
 
 def test_a_wire_error_becomes_its_code_message_and_data() -> None:
-    """protocol.md, "Errors"."""
+    """ERR1."""
     assert wire_error(SessionDetached()) == {"code": -31010, "message": "Session detached"}
     assert wire_error(LimitReached("max_sessions")) == {
         "code": -31011,
@@ -417,7 +417,7 @@ SESSION_IDS = st.text(
 def test_a_spliced_event_is_the_event_encoded_whole(
     method: str, params: dict[str, Any] | None, session_id: SessionId
 ) -> None:
-    """protocol.md, "What is a session event"; whatever the sender's own strings hold."""
+    """EVT6; whatever the sender's own strings hold."""
     plain = dict(params or {})
     sent_meta = plain.pop("_meta", None)
     meta = dict(cast(dict[str, Any], sent_meta)) if isinstance(sent_meta, dict) else {}
@@ -444,7 +444,7 @@ def test_an_event_may_hold_what_orjson_refuses(value: object) -> None:
 
 @given(TRICKY_PARAMS)
 def test_an_event_holds_its_senders_session_and_never_state(params: dict[str, Any] | None) -> None:
-    """protocol.md: "never ``state``"."""
+    """EVT9: never ``state``."""
     event = json.loads(EventTemplate("m", params, None).draft(SessionId("s")).encode(EVENT_ID))
 
     assert event["params"]["_meta"][SESSION_META] == {"sessionId": "s"}
@@ -455,7 +455,7 @@ def test_an_event_holds_its_senders_session_and_never_state(params: dict[str, An
 def test_one_template_serves_many_sessions(
     method: str, params: dict[str, Any] | None, one: SessionId, two: SessionId
 ) -> None:
-    """F6: nothing of the one session is left in the event of the other."""
+    """SEC7: nothing of the one session is left in the event of the other."""
     template = EventTemplate(method, params, "key")
     first = template.draft(one)
 

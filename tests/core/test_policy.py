@@ -17,7 +17,7 @@ NUMBERS = [
 
 
 def test_the_defaults_are_those_of_the_protocol() -> None:
-    """protocol.md, "Coalescing": 1,000 events, 1 MiB, 1 hour."""
+    """CUP1: 1,000 events, 1 MiB, 1 hour."""
     policy = SessionPolicy()
 
     assert (policy.max_events, policy.max_bytes, policy.max_age) == (1_000, 1_048_576, 3_600)
@@ -46,7 +46,7 @@ def test_a_limit_can_be_set_and_stays(name: str) -> None:
 
 
 def test_only_listed_notifications_are_coalesced_by_default() -> None:
-    """A12; protocol.md, "Coalescing"."""
+    """COA4, COA6."""
     assert SessionPolicy().coalescing == {
         "notifications/resources/updated": "uri",
         "notifications/tools/list_changed": None,

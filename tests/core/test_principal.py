@@ -10,7 +10,7 @@ ALICE = Principal("client", "https://issuer.example", "alice", frozenset({"read"
 
 
 def test_a_refreshed_credential_is_the_same_principal() -> None:
-    """F2: scopes take no part in identity; they are compared on their own (F3)."""
+    """SES9: scopes take no part in identity; they are compared on their own (SEC3)."""
     refreshed = replace(ALICE, scopes=frozenset({"read", "write"}))
 
     assert refreshed == ALICE and hash(refreshed) == hash(ALICE)
@@ -28,10 +28,10 @@ def test_a_refreshed_credential_is_the_same_principal() -> None:
     ],
 )
 def test_another_client_issuer_or_subject_is_another_principal(other: Principal) -> None:
-    """F1: the owner is all three."""
+    """SES8: the owner is all three."""
     assert other != ALICE
 
 
 def test_without_authentication_everyone_is_one_principal() -> None:
-    """protocol.md: there the session id is the credential."""
+    """SEC1: there the session id is the credential."""
     assert Principal() == ANONYMOUS

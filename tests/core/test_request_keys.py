@@ -33,7 +33,7 @@ def begin(
 
 
 def test_a_key_is_first_once_then_running_then_answered() -> None:
-    """C2."""
+    """KEY3."""
     known = keys()
 
     assert begin(known, A) is Begun.FIRST
@@ -46,7 +46,7 @@ def test_a_key_is_first_once_then_running_then_answered() -> None:
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_the_same_key_with_other_content_is_refused(finished: bool) -> None:
-    """protocol.md: ``key_reused``, while it runs and after it."""
+    """KEY8: ``key_reused``, while it runs and after it."""
     known = keys()
     begin(known, A)
     if finished:
@@ -57,7 +57,7 @@ def test_the_same_key_with_other_content_is_refused(finished: bool) -> None:
 
 
 def test_an_answer_that_cannot_be_known_leaves_its_key_behind() -> None:
-    """C2: the caller hears ``OutcomeUnknown`` and nothing runs."""
+    """KEY3: the caller hears ``OutcomeUnknown`` and nothing runs."""
     known = keys()
     begin(known, A)
 
@@ -85,7 +85,7 @@ def test_an_outcome_of_an_unknown_key_is_not_kept() -> None:
 
 
 def test_a_key_that_still_runs_outlives_the_lifetime() -> None:
-    """C2: however long the handler takes, it does not run twice at once."""
+    """KEY3: however long the handler takes, it does not run twice at once."""
     known = keys()
     begin(known, A)
 
@@ -93,7 +93,7 @@ def test_a_key_that_still_runs_outlives_the_lifetime() -> None:
 
 
 def test_an_answer_can_be_fetched_however_long_the_request_took() -> None:
-    """C1, C2: a request that ran longer than a key lives, and was cut off at its end."""
+    """REQ4, KEY3: a request that ran longer than a key lives, and was cut off at its end."""
     known = keys()
     begin(known, A)
     known.finish(A, RESULT, now=LIFETIME + 1)
@@ -198,7 +198,7 @@ def test_a_key_that_is_refused_costs_no_answer() -> None:
 
 
 def test_a_key_is_forgotten_after_its_lifetime_and_not_before() -> None:
-    """protocol.md: a client never re-sends an older one."""
+    """KEY16: a client never re-sends an older one."""
     known = keys()
     begin(known, A)
     known.finish(A, RESULT, now=0.0)
@@ -301,7 +301,7 @@ PARAMS = st.dictionaries(
 def test_a_request_sent_again_is_the_same_whatever_its_meta(
     params: dict[str, Any], meta: dict[str, Any], other_meta: dict[str, Any]
 ) -> None:
-    """protocol.md: progress token and ``state`` differ when a request is sent again."""
+    """KEY9: progress token and ``state`` differ when a request is sent again."""
     again = dict(reversed(params.items()))
 
     assert content_digest("tools/call", {**params, "_meta": meta}) == content_digest(
@@ -313,7 +313,7 @@ def test_a_request_sent_again_is_the_same_whatever_its_meta(
 def test_other_params_or_another_method_are_other_content(
     a: dict[str, Any], b: dict[str, Any]
 ) -> None:
-    """protocol.md: ``key_reused``."""
+    """KEY8: ``key_reused``."""
     a.pop("_meta", None)
     b.pop("_meta", None)
     same = repr(sorted(a.items())) == repr(sorted(b.items()))

@@ -42,17 +42,17 @@ def test_a_keyed_request_may_be_sent_again_in_its_session() -> None:
 
 
 def test_what_has_no_key_is_never_sent_again() -> None:
-    """Pitfall C2."""
+    """KEY3."""
     assert not again(is_keyed=False)
 
 
 def test_a_key_means_nothing_in_another_session() -> None:
-    """Pitfall C2."""
+    """KEY3."""
     assert not again(same_session=False)
 
 
 def test_a_key_older_than_the_server_remembers_is_never_sent_again() -> None:
-    """Pitfall C2, and some time before: the way there takes time as well."""
+    """KEY3, and some time before: the way there takes time as well."""
     assert again(now=89.9)
     assert not again(now=90.0)
 
@@ -66,7 +66,7 @@ def test_what_certainly_never_ran_may_always_be_sent() -> None:
 
 @pytest.mark.parametrize("status", [404, 410])
 def test_an_unknown_session_is_taken_up_on_a_new_connection(status: int) -> None:
-    """Pitfall G1."""
+    """CLI5."""
     step = after_status(status, failures=0, says_session=False, is_answer=False)
     assert step is Step.RECONNECT
 
@@ -77,7 +77,7 @@ def test_an_unknown_method_is_not_an_unknown_session() -> None:
 
 
 def test_a_400_that_speaks_of_a_session_is_a_404() -> None:
-    """Pitfall G1: a habit of servers made from an SDK's examples."""
+    """CLI5: a habit of servers made from an SDK's examples."""
     assert after_status(400, failures=0, says_session=True, is_answer=False) is Step.RECONNECT
     assert after_status(400, failures=0, says_session=False, is_answer=True) is Step.TELL
 
@@ -113,7 +113,7 @@ def test_an_event_that_was_seen_goes_nowhere() -> None:
 
 @given(st.lists(st.integers(0, 50)))
 def test_the_position_moves_with_each_new_event(ids: list[int]) -> None:
-    """Pitfall A7: replayed or live makes no difference."""
+    """CUP2: replayed or live makes no difference."""
     follower = Follower()
 
     admitted = [event_id for event_id in ids if follower.admits(event_id)]
@@ -123,7 +123,7 @@ def test_the_position_moves_with_each_new_event(ids: list[int]) -> None:
 
 
 def test_position_and_memory_are_reset_together() -> None:
-    """Pitfall G4: the ids of a log that was made anew may be those of the old one."""
+    """CLI4: the ids of a log that was made anew may be those of the old one."""
     follower = Follower()
     follower.admits(1)
     follower.admits(2)
@@ -147,7 +147,7 @@ def test_the_memory_is_bounded() -> None:
 
 
 def test_a_session_is_started_over_once_unless_it_was_of_use() -> None:
-    """Pitfall G1: exactly once."""
+    """CLI5: exactly once."""
     lives = Lives()
 
     assert lives.start_over(now=0, rest=30)
@@ -283,7 +283,7 @@ def test_another_sessions_metadata_is_ignored() -> None:
     ],
 )
 def test_the_id_of_an_event_of_this_session(params: Any, found: object) -> None:
-    """Document 002: a string or an integer."""
+    """The elevation document: a string or an integer."""
     assert event_id_of(params, "s") == found
 
 

@@ -15,7 +15,7 @@ from mcp_sessions.security import (
 
 
 def test_a_session_id_holds_256_random_bits_in_visible_ascii() -> None:
-    """protocol.md, A14."""
+    """EVT8, SES5."""
     ids = {mint_session_id() for _ in range(1_000)}
 
     assert len(ids) == 1_000
@@ -31,14 +31,14 @@ def test_a_key_holds_256_random_bits() -> None:
 
 
 def test_ids_of_connections_and_requests_are_unique() -> None:
-    """protocol.md: server-to-client requests have ids unique over all sessions."""
+    """ASK1: server-to-client requests have ids unique over all sessions."""
     assert len({mint_request_id() for _ in range(1_000)}) == 1_000
     assert len({mint_connection_id("websocket") for _ in range(1_000)}) == 1_000
     assert mint_connection_id("stdio").startswith("stdio-")
 
 
 def test_a_minted_log_epoch_makes_ids_that_parse() -> None:
-    """A1, A14."""
+    """CUP13, EVT8."""
     start = Position(mint_log_epoch(), 0)
 
     assert parse_position(start.event_id()) == start

@@ -34,12 +34,12 @@ def test_every_change_in_every_state_is_in_the_table_or_cannot_happen(
 def test_what_follows_a_change_depends_on_the_change_alone_while_a_session_lives(
     state: State, change: Change, follows: State
 ) -> None:
-    """B4: an attach works at once, whether or not somebody is attached."""
+    """HTL8: an attach works at once, whether or not somebody is attached."""
     assert after(state, change) is follows
 
 
 def test_a_session_that_is_over_has_no_way_out() -> None:
-    """D5, D7: ended and expired are two words, and both are for ever."""
+    """SES18, END1: ended and expired are two words, and both are for ever."""
     assert OVER == {State.ENDED, State.EXPIRED}
     assert not any(state in OVER for state, _ in TRANSITIONS)
 

@@ -250,7 +250,7 @@ async def two(old: str, new: str, **limits: Any) -> AsyncGenerator[tuple[DuplexW
 async def test_what_was_missed_is_replayed_once_in_order_and_subscriptions_are_kept(
     old: str, new: str
 ) -> None:
-    """Pitfalls A5, A6, F6."""
+    """ATT6, EVT10, SEC7."""
     async with two(old, new) as (world, left, right):
         await left.start()
         await world.layer.notify_resource_updated("note://a")
@@ -276,7 +276,7 @@ async def test_what_was_missed_is_replayed_once_in_order_and_subscriptions_are_k
 async def test_a_keyed_call_started_on_one_is_answered_on_the_other_having_run_once(
     old: str, new: str
 ) -> None:
-    """Pitfall C1, across transports: while it runs, and again when it is done."""
+    """REQ4, across transports: while it runs, and again when it is done."""
     async with two(old, new) as (world, left, right):
         position = await left.start()
         gate = world.inner.box.gate("g")
@@ -301,7 +301,7 @@ async def test_a_keyed_call_started_on_one_is_answered_on_the_other_having_run_o
 async def test_a_pending_question_is_asked_again_on_the_new_connection_and_answered_there(
     old: str, new: str, tool: str
 ) -> None:
-    """Pitfall C4: under its own id, whether it was asked on the request's channel (then it
+    """ASK2: under its own id, whether it was asked on the request's channel (then it
     comes with the request that is sent again) or on the session's.
     """
     async with two(old, new) as (world, left, right):
@@ -321,7 +321,7 @@ async def test_a_pending_question_is_asked_again_on_the_new_connection_and_answe
 
 @pytest.mark.parametrize(("old", "new"), PAIRS)
 async def test_who_was_displaced_is_told_and_hears_nothing_more(old: str, new: str) -> None:
-    """Pitfall B6, the server's part; B3: its late end does not touch the new one."""
+    """TKO7, the server's part; TKO9: its late end does not touch the new one."""
     async with two(old, new) as (world, left, right):
         position = await left.start()
         await right.resume(left.session_id, position)

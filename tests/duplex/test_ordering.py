@@ -27,7 +27,7 @@ def connection_of(world: DuplexWorld) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_answer_to_resume_comes_before_the_first_replayed_event(kind: str) -> None:
-    """The result is written before the first replayed event; live after (pitfall A16)."""
+    """The result is written before the first replayed event; live after (RES6)."""
     async with duplex_world() as world:
         first = await world.connected(kind)
         started = await first.start()
@@ -76,7 +76,7 @@ class SlowAttach(MemoryStore):
 async def test_what_is_appended_while_a_resume_is_answered_comes_once_and_in_order(
     kind: str,
 ) -> None:
-    """Pitfalls A5, B2: between the store's step and ours, and while events are held."""
+    """ATT6, ATT5: between the store's step and ours, and while events are held."""
     store = SlowAttach()
     async with duplex_world(store=store) as world:
         first = await world.connected(kind)
@@ -120,7 +120,7 @@ async def test_a_resume_that_failed_holds_no_events_back(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_full_buffer_leaves_the_rest_in_the_log_and_catches_up(kind: str) -> None:
-    """Bounded memory: what does not fit waits in the log (pitfall A13)."""
+    """Bounded memory: what does not fit waits in the log (ATT7)."""
     async with duplex_world(send_buffer=4_000) as world:
         peer = await world.connected(kind)
         session_id = (await peer.start())["sessionId"]
@@ -209,7 +209,7 @@ class SlowRead(MemoryStore):
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_taken_while_its_log_is_read_sends_nothing_more_here(kind: str) -> None:
-    """Pitfall B1: the connection was behind and read on in the log; the session was taken
+    """ATT1: the connection was behind and read on in the log; the session was taken
     over meanwhile; what had been read went to the displaced connection all the same.
     """
     store = SlowRead()

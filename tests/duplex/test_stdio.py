@@ -85,7 +85,7 @@ async def test_the_end_of_input_answers_what_runs_and_exits_0() -> None:
 
 
 async def test_sigterm_drains() -> None:
-    """Pitfall C7: clients are told, what runs is answered, the process ends with 0."""
+    """WSS17: clients are told, what runs is answered, the process ends with 0."""
     async with process("stdio", capabilities=DECLARED) as peer:
         await peer.initialize()
         session_id = (await peer.start())["sessionId"]
@@ -144,7 +144,7 @@ async def test_a_session_of_a_pipe_is_resumed_over_http_and_websocket_in_one_pro
 
 
 async def test_our_own_server_compresses_nothing_and_drains_with_1012() -> None:
-    """Pitfalls F9, C7: ``layer.run`` and SIGTERM. With nothing at work uvicorn
+    """WSS6, WSS17: ``layer.run`` and SIGTERM. With nothing at work uvicorn
     closed the connection before a word of ours was written.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:

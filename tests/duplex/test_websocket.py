@@ -75,7 +75,7 @@ async def test_subprotocol_mcp_is_selected_when_offered_and_nothing_else_ever(
 
 
 async def test_a_foreign_origin_is_refused_before_accept() -> None:
-    """Pitfall F9: as for HTTP, with HTTP's own status."""
+    """WSS6: as for HTTP, with HTTP's own status."""
     async with duplex_world() as world:
         foreign = await refused(world.url, origin="https://evil.example")
         assert foreign.response.status_code == 403
@@ -85,7 +85,7 @@ async def test_a_foreign_origin_is_refused_before_accept() -> None:
 
 
 async def test_a_foreign_host_is_refused_as_over_http() -> None:
-    """Pitfall F9. ``Host`` cannot be replaced in a stock client: the settings are."""
+    """WSS6. ``Host`` cannot be replaced in a stock client: the settings are."""
     settings = TransportSecuritySettings(
         enable_dns_rebinding_protection=True, allowed_hosts=["mcp.example"], allowed_origins=[]
     )
@@ -106,7 +106,7 @@ async def test_another_path_is_no_endpoint() -> None:
 
 
 async def test_a_binary_frame_closes_1003() -> None:
-    """Pitfall F9."""
+    """WSS6."""
     async with duplex_world() as world:
         peer = await world.websocket()
         await peer.initialize()
@@ -115,7 +115,7 @@ async def test_a_binary_frame_closes_1003() -> None:
 
 
 async def test_a_message_is_too_big_above_the_limit_and_not_at_it() -> None:
-    """Pitfall F9: 1009 is ours, also inside somebody else's uvicorn, which allows 16 MiB."""
+    """WSS5: 1009 is ours, also inside somebody else's uvicorn, which allows 16 MiB."""
     async with duplex_world(max_message=2_000) as world:
         peer = await world.websocket()
         await peer.initialize()
@@ -129,7 +129,7 @@ async def test_a_message_is_too_big_above_the_limit_and_not_at_it() -> None:
 
 
 async def test_who_says_nothing_is_closed_1008() -> None:
-    """Pitfall F9: init timeout. Who said something may be silent for as long as it likes."""
+    """WSS16: init timeout. Who said something may be silent for as long as it likes."""
     async with duplex_world(init_timeout=0.05) as world:
         silent = await world.websocket()
         speaking = await world.websocket()
@@ -153,7 +153,7 @@ class WatchedStore(MemoryStore):
 
 
 async def test_a_peer_that_takes_nothing_is_closed_1013_and_delays_nobody() -> None:
-    """Pitfall F9, A13. The writer waited for the network and nobody waited for the cut: such
+    """ATT7. The writer waited for the network and nobody waited for the cut: such
     a peer was never closed.
     """
     store = WatchedStore()
@@ -290,7 +290,7 @@ async def test_progress_logging_questions_and_cancellation_travel_on_the_connect
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_two_open_requests_with_one_id_are_refused(kind: str) -> None:
-    """Pitfall C3: ``duplicate_id`` for the second."""
+    """REQ1: ``duplicate_id`` for the second."""
     async with duplex_world() as world:
         peer = await world.connected(kind)
         gate = world.inner.box.gate("g")
@@ -327,7 +327,7 @@ async def test_bare_subscriptions_and_list_changes_reach_the_connection(kind: st
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_is_owed_no_answer_leaves_nothing_behind(kind: str) -> None:
-    """Pitfall D8. Each notification and each answer left a request channel on its connection,
+    """END2. Each notification and each answer left a request channel on its connection,
     until the connection ended.
     """
     async with duplex_world() as world:
@@ -476,7 +476,7 @@ async def test_the_end_of_a_session_ends_its_listen(kind: str) -> None:
 
 
 async def test_drain_tells_who_knows_us_and_closes_everyone_1012() -> None:
-    """Pitfall C7: ``detached {draining, retryAfter}`` first, then what runs, then 1012."""
+    """WSS17: ``detached {draining, retryAfter}`` first, then what runs, then 1012."""
     async with duplex_world(reconnect_spread=7) as world:
         knowing = await world.websocket(capabilities=DECLARED)
         plain = await world.websocket()
@@ -551,7 +551,7 @@ async def test_a_stock_client_is_served_until_nothing_is_owed_to_it_and_then_clo
 
 
 async def test_a_broken_websocket_cancels_nothing_and_frees_its_session() -> None:
-    """A broken connection never cancels a request in the handshake era (pitfall C1)."""
+    """A broken connection never cancels a request in the handshake era (REQ4)."""
     async with duplex_world() as world:
         peer = await world.websocket()
         await peer.initialize()
@@ -627,7 +627,7 @@ async def test_every_class_of_server_is_served_on_both(kind: apps.Kind) -> None:
 
 
 async def test_without_a_store_both_serve_document_004() -> None:
-    """Stateless mode speaks document 004 only, on every transport."""
+    """SLS1: stateless mode speaks ``sessions/*`` only, on every transport."""
     layer = SessionLayer(Toolbox().server, store=None)
     app = layer.asgi_app()
     async with layer.lifespan(), listening(app) as port:

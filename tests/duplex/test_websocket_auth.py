@@ -135,7 +135,7 @@ async def test_a_credential_without_the_required_scopes_is_refused_as_over_http(
 async def test_a_credential_is_taken_from_the_header_or_a_subprotocol(
     way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Handlers know who calls; the token is neither echoed nor logged (pitfall F8)."""
+    """Handlers know who calls; the token is neither echoed nor logged (SEC2)."""
     caplog.set_level(logging.INFO)
     token = "alice ~/with:odd?characters>>>"
     async with guarded() as server:
@@ -184,7 +184,7 @@ async def test_two_credentials_or_half_a_credential_are_refused_400(
 
 
 async def test_an_expired_credential_closes_1008_before_another_event() -> None:
-    """Pitfall F9. Its session waits, and is kept by a refreshed token (F2)."""
+    """SEC4. Its session waits, and is kept by a refreshed token (SES9)."""
     async with guarded(credential_check=0.02) as server:
         server.verifier.give("short", "alice", expires_at=int(server.clock()) + 600)
         async with websocket(server.url, headers=bearer("short")) as peer:
@@ -201,7 +201,7 @@ async def test_an_expired_credential_closes_1008_before_another_event() -> None:
 
 
 async def test_a_credential_that_is_not_accepted_any_more_closes_1008() -> None:
-    """Pitfall F9: periodic re-check."""
+    """SEC4: periodic re-check."""
     async with guarded(credential_check=0.02) as server:
         async with websocket(server.url, subprotocols=("mcp", offered("bob-1"))) as peer:
             await peer.initialize()
@@ -212,7 +212,7 @@ async def test_a_credential_that_is_not_accepted_any_more_closes_1008() -> None:
 
 
 async def test_one_principal_may_open_so_many_and_another_is_not_affected() -> None:
-    """Pitfall F9: per-principal connection cap; who leaves makes room."""
+    """SEC8: per-principal connection cap; who leaves makes room."""
     async with guarded(max_connections_per_principal=2) as server:
         async with (
             websocket(server.url, headers=bearer("alice-1")) as first,
@@ -230,7 +230,7 @@ async def test_one_principal_may_open_so_many_and_another_is_not_affected() -> N
 
 
 async def test_nobody_resumes_the_session_of_another() -> None:
-    """Pitfalls F1, B7: the owner's connection is not touched."""
+    """SES8, SES10: the owner's connection is not touched."""
     async with guarded() as server:
         async with (
             websocket(server.url, headers=bearer("alice-1")) as alice,

@@ -171,7 +171,7 @@ async def call(client: Client, tool: str, **arguments: Any) -> str:
 
 
 async def test_a_stock_client_goes_on_with_last_event_id(tmp_path: Path) -> None:
-    """A8, E6: it knows nothing of us. The event that was stored, and acknowledged to the
+    """HTL10, CUP13: it knows nothing of us. The event that was stored, and acknowledged to the
     caller that caused it, but never reached the client, comes from the file.
     """
     async with serving(tmp_path) as (served, proxy):
@@ -192,7 +192,7 @@ async def test_a_stock_client_goes_on_with_last_event_id(tmp_path: Path) -> None
 
 
 async def test_a_stock_clients_call_that_died_with_its_server_is_answered(tmp_path: Path) -> None:
-    """C2, C8: it comes back for the rest of its response stream, and is told that nobody can
+    """KEY3, CLI1: it comes back for the rest of its response stream, and is told that nobody can
     know; it does not wait for ever, and nothing runs again.
     """
     async with serving(tmp_path) as (served, proxy):
@@ -243,7 +243,7 @@ async def test_our_client_resumes_with_state_data_and_events(
 async def test_an_answer_that_was_kept_but_never_arrived_comes_after_the_restart(
     tmp_path: Path, mode: str
 ) -> None:
-    """C2: the client sends the same key again, and nothing runs for it."""
+    """KEY3: the client sends the same key again, and nothing runs for it."""
     answers = list[str]()
     async with serving(tmp_path) as (served, proxy):
         async with Client(resumable(proxy.url(), policy=QUICK), mode=mode) as client:
@@ -268,7 +268,7 @@ async def test_an_answer_that_was_kept_but_never_arrived_comes_after_the_restart
 async def test_a_call_that_died_with_its_server_is_answered_and_does_not_run_again(
     tmp_path: Path, mode: str
 ) -> None:
-    """C2, C8: nobody can know how it ended, and its caller is told just that."""
+    """KEY3, CLI1: nobody can know how it ended, and its caller is told just that."""
     failures = list[MCPError]()
     async with serving(tmp_path) as (served, proxy):
         async with Client(resumable(proxy.url(), policy=QUICK), mode=mode) as client:
@@ -325,7 +325,7 @@ class Busy:
 @pytest.mark.full
 @pytest.mark.timeout(400)
 async def test_six_deaths_under_fifty_clients_lose_and_repeat_nothing(tmp_path: Path) -> None:
-    """E6, C2, A3: no event lost or repeated, no call run twice, every caller answered."""
+    """CUP13, KEY3, CUP6: no event lost or repeated, no call run twice, every caller answered."""
     clients = [Busy() for _ in range(CLIENTS)]
     async with serving(tmp_path, within=360) as (served, proxy):
         stop, chance = anyio.Event(), random.Random(6)
@@ -369,7 +369,7 @@ async def test_over_stdio_a_session_survives_the_whole_process(tmp_path: Path) -
             assert (resumed["catchup"], resumed["replayed"]) == (True, 1)
             assert uris(await peer.has_events(1)) == ["a:2"]
             assert await peer.text("remember", word="second") == "first second"
-        # By name as well, with nothing resumed (document 004).
+        # By name as well, with nothing resumed (ASC1).
         async with served.pipe() as peer:
             await peer.initialize()
             named = in_session(session_id)

@@ -540,7 +540,7 @@ def spoiled(text: str, spoils: list[tuple[str, int, int]]) -> str:
 
 @given(spoils=SPOILS, stateless=st.booleans())
 def test_a_spoiled_token_is_refused(spoils: list[tuple[str, int, int]], stateless: bool) -> None:
-    """F7: never opened, never an internal error; in both modes, and as an id without a store."""
+    """STT8: never opened, never an internal error; in both modes, and as an id without a store."""
 
     async def run() -> None:
         async with target(stateless=stateless) as server:

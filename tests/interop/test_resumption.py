@@ -43,7 +43,7 @@ async def resumed(client: StockClient, under_test: UnderTest, *, since: int) -> 
 async def test_a_call_survives_the_cut_of_its_response_stream(
     under_test: UnderTest, connected: Connect, proxy: TcpProxy, gate: str, finishes: str
 ) -> None:
-    """A8: the answer is there for the client that comes back; nothing arrives twice."""
+    """HTL10: the answer is there for the client that comes back; nothing arrives twice."""
     stage, wire = under_test.app.stage, under_test.server.wire
     steps: list[float] = []
     with anyio.fail_after(20):
@@ -71,7 +71,7 @@ async def test_a_call_survives_the_cut_of_its_response_stream(
 async def test_a_call_survives_a_cut_before_its_first_message(
     under_test: UnderTest, connected: Connect, proxy: TcpProxy, gate: str
 ) -> None:
-    """A9: the priming event is enough to come back with."""
+    """STA4: the priming event is enough to come back with."""
     stage, wire = under_test.app.stage, under_test.server.wire
     with anyio.fail_after(20):
         async with proxy, connected(proxy.url()) as client:
@@ -124,7 +124,7 @@ async def test_a_call_survives_the_end_of_its_stream_by_the_server(
 async def test_the_get_stream_is_resumed_and_brings_what_was_missed(
     under_test: UnderTest, connected: Connect, proxy: TcpProxy, note: str
 ) -> None:
-    """A5, A6: once and in order, then live again."""
+    """ATT6, EVT10: once and in order, then live again."""
     uris = [f"{note}-{n}" for n in range(5)]
     with anyio.fail_after(20):
         async with proxy, connected(proxy.url()) as client:
@@ -152,7 +152,7 @@ async def test_the_get_stream_is_resumed_and_brings_what_was_missed(
 async def test_the_get_stream_is_resumed_from_before_its_first_message(
     under_test: UnderTest, connected: Connect, proxy: TcpProxy, note: str
 ) -> None:
-    """A9: the GET stream is primed too. The SDK alone does not, and loses what was missed."""
+    """STA4: the GET stream is primed too. The SDK alone does not, and loses what was missed."""
     wire = under_test.server.wire
     with anyio.fail_after(20):
         async with proxy, connected(proxy.url()) as client:

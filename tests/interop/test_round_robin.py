@@ -1,7 +1,7 @@
 """Stock clients before three replicas that share a Redis, every request to the next of them.
 
 "0 errors in 1,000 calls": a load balancer that knows nothing of sessions is what makes servers
-answer "404 Session not found" (pitfall E8).
+answer "404 Session not found" (ATT9).
 """
 
 from collections.abc import Generator

@@ -135,7 +135,7 @@ async def test_a_resume_without_a_position_says_so_and_goes_on_from_the_head(
 async def test_a_second_resume_with_nothing_new_replays_nothing(
     under_test: UnderTest, connected: Connect, note: str
 ) -> None:
-    """A7."""
+    """CUP2."""
     with anyio.fail_after(20):
         async with connected(under_test.server.url()) as client:
             started = await client.request("session/start")
@@ -262,7 +262,7 @@ async def test_requests_run_in_the_connections_current_session(
 async def test_an_ended_session_cannot_be_resumed_and_the_client_lives_on(
     under_test: UnderTest, connected: Connect
 ) -> None:
-    """D7, and -32043 with HTTP 200: on 404 these clients throw the body away."""
+    """END1, and -32043 with HTTP 200: on 404 these clients throw the body away."""
     wire = under_test.server.wire
     with anyio.fail_after(20):
         async with connected(under_test.server.url()) as client:

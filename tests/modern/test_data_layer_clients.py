@@ -1,6 +1,6 @@
 """An existing client of the data-layer draft, over handshake-era HTTP, as it was seen to behave.
 
-``protocol.md``, "What real clients were seen to do", 1 and 2: "honour all of it".
+what real clients were seen to do is honoured, all of it (ASC11, HTP3).
 """
 
 from collections.abc import AsyncGenerator
@@ -222,7 +222,7 @@ async def test_a_session_that_is_gone_is_told_with_status_200() -> None:
 
 
 async def test_the_header_may_mirror_the_session() -> None:
-    """Rule: "equal to the ``_meta`` sessionId it is a mirror (document 004 wants it …),
+    """Rule: "equal to the ``_meta`` sessionId it is a mirror (the data-layer document wants it …),
     accepted, no transport session meant".
     """
     async with draft() as (w, client):
@@ -282,7 +282,7 @@ async def test_resume_with_its_own_header_is_a_mode_conflict(mirrored: bool) -> 
 
 
 async def test_it_may_use_several_sessions_at_once() -> None:
-    """Document 002: "Connection multiplexing"."""
+    """The elevation document: "Connection multiplexing"."""
     async with draft() as (_, client):
         ids: list[str] = []
         for _ in range(3):

@@ -323,7 +323,7 @@ async def test_resume_leaves_its_replay_waiting_for_the_next_stream() -> None:
 
 
 async def test_only_the_next_stream_gets_what_waits() -> None:
-    """A10: nothing is delivered twice by listening twice."""
+    """EVT7: nothing is delivered twice by listening twice."""
     async with modern() as (w, client):
         started = await client.start()
         session = started["sessionId"]
@@ -442,7 +442,7 @@ async def test_a_newer_stream_ends_the_older_with_its_result() -> None:
 
 
 async def test_many_listens_at_once_leave_one() -> None:
-    """B5: never two owners, never none."""
+    """TKO8: never two owners, never none."""
     async with modern() as (w, client):
         session = (await client.start())["sessionId"]
         streams = [client.listen(session, A) for _ in range(5)]
@@ -519,7 +519,7 @@ async def test_a_displaced_stream_hears_which_client_has_the_session() -> None:
 
 
 async def test_a_takeover_loses_nothing() -> None:
-    """B2, A5: from a stream to a handshake-era connection and back, with events in between."""
+    """ATT5, ATT6: from a stream to a handshake-era connection and back, with events in between."""
     async with modern() as (w, client):
         older = await w.connected()
         get = await older.get().started()
@@ -548,7 +548,7 @@ async def test_a_takeover_loses_nothing() -> None:
 
 
 async def test_one_sessions_stream_never_yields_anothers_events() -> None:
-    """F6: "Replay is scoped to session *and* stream *and* owner"."""
+    """SEC7: "Replay is scoped to session *and* stream *and* owner"."""
     async with modern() as (_, client):
         one, other = (await client.start())["sessionId"], (await client.start())["sessionId"]
         await client.text("update", {"uri": A}, session=one)

@@ -96,7 +96,7 @@ async def test_what_the_sdk_can_write_is_written_as_it_does(method: str) -> None
 @pytest.mark.parametrize("era", ["modern", "handshake", "lone"])
 @pytest.mark.parametrize("in_a_session", [False, True])
 async def test_whatever_a_handler_returns_is_answered(era: str, in_a_session: bool) -> None:
-    """C8: nothing waits for ever. What cannot be said is an internal error."""
+    """CLI1: nothing waits for ever. What cannot be said is an internal error."""
     async with world(server=odd_server()) as w:
         modern = ModernClient(w.carrier)
         session = (await modern.start())["sessionId"] if in_a_session else None

@@ -89,7 +89,7 @@ async def started(**options: Any) -> AsyncGenerator[tuple[World, ModernClient, s
 
 @pytest.mark.parametrize("in_a_session", [False, True])
 async def test_without_a_key_a_broken_stream_cancels(in_a_session: bool) -> None:
-    """C5: "Plain 2026-07-28 HTTP still cancels on disconnect"."""
+    """REQ5: "Plain 2026-07-28 HTTP still cancels on disconnect"."""
     async with started() as (w, client, session):
         call = client.call("wait", {"gate": "g"}, session=session if in_a_session else None)
         await w.box.gate("g").started.wait()
@@ -162,7 +162,7 @@ async def test_a_keyed_request_is_answered_where_it_is_sent_again(first: str, se
 @pytest.mark.parametrize("second", ERAS)
 @pytest.mark.parametrize("first", ERAS)
 async def test_a_kept_answer_is_given_again(first: str, second: str) -> None:
-    """C1, A8: its client was gone when it was done; it is answered as often as it is asked."""
+    """REQ4, HTL10: its client was gone when it was done; it is answered as often as it is asked."""
     async with started() as (w, _, session):
         call = (await sender(w, first)).call("wait", session, "k", gate="g")
         await w.box.gate("g").started.wait()
@@ -281,7 +281,7 @@ async def test_what_is_new_in_the_metadata_is_not_other_content() -> None:
 
 
 async def test_a_key_is_of_its_session() -> None:
-    """F6: two sessions that share a store and a key do not cross."""
+    """SEC7: two sessions that share a store and a key do not cross."""
     async with started() as (w, client, session):
         other = (await client.start())["sessionId"]
         assert await client.text("session_id", session=session, key="k") == session
@@ -336,7 +336,7 @@ async def test_progress_goes_to_the_newest_sending_under_its_token(second: str) 
 
 
 async def test_a_question_reaches_the_era_that_can_be_asked() -> None:
-    """C4: begun in the modern era, where nobody can be asked, and sent again in the handshake
+    """ASK2: begun in the modern era, where nobody can be asked, and sent again in the handshake
     era before it asks.
     """
     box = Toolbox()
@@ -363,7 +363,7 @@ async def test_a_question_reaches_the_era_that_can_be_asked() -> None:
 
 
 async def test_an_open_question_is_asked_again_where_its_request_is_sent_again() -> None:
-    """C4: neither lost nor left hanging; it keeps its id, and the first answer counts."""
+    """ASK2: neither lost nor left hanging; it keeps its id, and the first answer counts."""
     async with started() as (w, _, session):
         asked: list[Json] = []
         clients = [await w.connected(capabilities={"elicitation": {}}) for _ in range(2)]
@@ -478,7 +478,7 @@ async def test_a_sessions_end_answers_its_keyed_requests() -> None:
 
 
 async def test_a_runner_that_is_gone_leaves_an_unknown_outcome() -> None:
-    """C2: "Its runner gone, or its answer dropped: ``-31012``"; it is not run again."""
+    """KEY3: "Its runner gone, or its answer dropped: ``-31012``"; it is not run again."""
     store = MemoryStore()
     async with started(store=store) as (w, client, session):
         call = client.call("wait", {"gate": "g"}, session=session, key="k")
@@ -520,7 +520,7 @@ async def test_an_answer_that_was_dropped_is_an_unknown_outcome() -> None:
 
 
 async def test_at_shutdown_what_runs_is_answered() -> None:
-    """C7, C8: after the grace time ``-31012``; new requests 503 with ``Retry-After``."""
+    """WSS17, CLI1: after the grace time ``-31012``; new requests 503 with ``Retry-After``."""
     async with started() as (w, client, session):
         calls = [
             client.call("wait", {"gate": "g"}, session=session, key="k"),
@@ -550,7 +550,7 @@ async def test_a_key_is_known_for_its_lifetime() -> None:
 
 
 async def test_who_asks_while_the_answer_is_being_stored_gets_it() -> None:
-    """C2, on a store that takes its time: neither run again, nor "outcome unknown"."""
+    """KEY3, on a store that takes its time: neither run again, nor "outcome unknown"."""
     store = _SlowToFinish()
     async with started(store=store) as (w, client, session):
         first = client.call("echo", {"text": "x"}, session=session, key="k")

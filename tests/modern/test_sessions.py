@@ -85,7 +85,7 @@ async def test_create_takes_no_session(named: Any) -> None:
 
 @pytest.mark.parametrize("method", ["session/start", "sessions/create"])
 async def test_a_callers_id_is_never_adopted(method: str) -> None:
-    """Pitfall F5."""
+    """SES6."""
     async with modern() as (_, client):
         made = await client.send(
             method, {"sessionId": NOBODYS, "id": NOBODYS}, headers={"Mcp-Session-Id": NOBODYS}

@@ -228,7 +228,7 @@ async def _bad_tokens(w: World, client: ModernClient, created: Json) -> dict[str
 
 
 async def test_a_bad_token_changes_nothing_and_has_one_answer(era: str) -> None:
-    """F7, on the wire: "``-32602``, ``data.reason = "invalid_state"``, one text for every
+    """STT8, on the wire: "``-32602``, ``data.reason = "invalid_state"``, one text for every
     cause". Neither the request key nor the deadline was touched.
     """
     box = Notebook()
@@ -288,7 +288,7 @@ async def test_a_token_beside_a_session_that_is_not_there_is_not_looked_at(era: 
 
 
 async def test_null_is_no_state(era: str) -> None:
-    """Pitfall of typed clients: they send ``"state": null`` where they have none."""
+    """Typed clients send ``"state": null`` where they have none."""
     async with notebook() as (w, box, modern):
         client = await client_of(w, era)
         session = (await modern.create())["sessionId"]

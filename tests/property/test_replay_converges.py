@@ -1,4 +1,4 @@
-"""Replay from any valid position ends in the same state as having seen everything (A12).
+"""Replay from any valid position ends in the same state as having seen everything (COA6).
 
 A client is what it has done with the events it saw: a keyed event sets what its key stands
 for, any other event is one more entry in a list, and none of those may be missing, doubled
@@ -27,7 +27,7 @@ class Client:
     heard: list[bytes] = field(default_factory=list[bytes])
 
     def take(self, event: LoggedEvent) -> None:
-        """Apply one event; its id is the new position (A7)."""
+        """Apply one event; its id is the new position (CUP2)."""
         position = parse_position(event.event_id)
         assert position is not None
         assert position.number > self.position.number, "seen already, or out of order"
@@ -47,7 +47,7 @@ STORIES = st.lists(st.tuples(KEYS, st.sampled_from(["live", "live", "away", "bac
 def test_a_client_that_comes_and_goes_ends_like_one_that_saw_everything(
     story: Sequence[tuple[str | None, str]], window: Window
 ) -> None:
-    """A5, A7, A12: whenever it is not refused; a refused one starts anew from the head."""
+    """ATT6, CUP2, COA6: whenever it is not refused; a refused one starts anew from the head."""
     log = EventLog(EPOCH, window)
     everything, client, is_here = Client(log.head), Client(log.head), True
     for number, (key, event_is) in enumerate(story):
@@ -71,7 +71,7 @@ def test_a_client_that_comes_and_goes_ends_like_one_that_saw_everything(
 def test_from_every_valid_position_the_end_is_the_same(
     keys: Sequence[str | None], window: Window, data: st.DataObject
 ) -> None:
-    """A12, for every position that is not refused, replaced ones among them."""
+    """COA6, for every position that is not refused, replaced ones among them."""
     log, issued = EventLog(EPOCH, window), list[LoggedEvent]()
     for number, key in enumerate(keys):
         issued.append(log.append(Draft(b"%d" % number, key=key), now=0.0))
@@ -93,7 +93,7 @@ def test_from_every_valid_position_the_end_is_the_same(
 def test_a_replay_that_is_cut_short_goes_on_where_it_was_cut(
     keys: Sequence[str | None], window: Window, data: st.DataObject
 ) -> None:
-    """A7: the position moves with each replayed event, so a second resume has only the rest."""
+    """CUP2: the position moves with each replayed event, so a second resume has only the rest."""
     log = EventLog(EPOCH, window)
     everything = Client(Position(EPOCH, 0))
     for number, key in enumerate(keys):

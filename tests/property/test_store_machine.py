@@ -1,6 +1,6 @@
 """Every store against the model: whatever is called in whatever order, they agree.
 
-``How to test it``, 1, of the pitfalls. Time moves only where the machine says so. A session
+Time moves only where the machine says so. A session
 whose deadline has passed is left alone until ``expire`` comes for it (but for what the
 contract says of that time: it is not found, and admits nothing).
 """
@@ -462,7 +462,9 @@ def assert_replay(
 
 @pytest.mark.parametrize("make", every_store())
 def test_a_store_does_what_its_model_does(make: MakeStore) -> None:
-    """A2, A3, A10, A12, A13, B1 to B3, C2, D3, D5, D7, F5 in every order of calls."""
+    """CUP10, CUP6, EVT7, COA6, ATT7, ATT1, TKO9, KEY3, SES15, SES18,
+    END1, SES6 in every order of calls.
+    """
 
     def machine() -> StoreMachine:
         return StoreMachine(make)

@@ -241,8 +241,8 @@ def check(workers: list[Worker], directory: Path, *, answered_each: int) -> None
 
 @pytest.mark.redis
 async def test_replicas_on_redis_are_killed_in_turn(tmp_path: Path) -> None:
-    """B5, B9, C2, E3, E4, E8: three of them, clients on HTTP through a round-robin proxy and on
-    WebSockets, of both eras.
+    """TKO8, KEY11, KEY3, ATT10, EVT10, ATT9: three of them, clients on HTTP through a
+    round-robin proxy and on WebSockets, of both eras.
     """
     with ExitStack() as stack:
         redis = stack.enter_context(redis_server())
@@ -263,7 +263,7 @@ async def test_replicas_on_redis_are_killed_in_turn(tmp_path: Path) -> None:
 
 
 async def test_a_server_on_sqlite_is_killed_again_and_again(tmp_path: Path) -> None:
-    """C2, E6: one of them, that comes back on its file."""
+    """KEY3, CUP13: one of them, that comes back on its file."""
     with replicas(1, f"sqlite:///{tmp_path}/sessions.db", tmp_path) as made:
         workers = [
             Worker(

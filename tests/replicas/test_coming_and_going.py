@@ -26,7 +26,7 @@ PING = {"jsonrpc": "2.0", "id": 99, "method": "ping"}
 
 
 async def test_a_drained_replica_hands_its_clients_over() -> None:
-    """C7: it tells those whose streams are open there when to come back, finishes what runs, and
+    """WSS17: it tells those whose streams are open there when to come back, finishes what runs, and
     takes nothing new; the sessions stay, attached as they were, on the others.
     """
     async with cluster(2, reconnect_spread=5) as c:
@@ -66,7 +66,7 @@ async def test_a_drained_replica_hands_its_clients_over() -> None:
 
 
 async def test_a_key_of_a_replica_that_was_drained_is_answered() -> None:
-    """C7, C2: cut at the end of its grace, its outcome is kept as unknown; nobody waits."""
+    """WSS17, KEY3: cut at the end of its grace, its outcome is kept as unknown; nobody waits."""
     async with cluster(2) as c:
         client = await c[0].connected()
         await client.start()
@@ -81,7 +81,7 @@ async def test_a_key_of_a_replica_that_was_drained_is_answered() -> None:
 
 
 async def test_what_waits_for_another_replica_is_answered_when_this_one_drains() -> None:
-    """C7, C8: the client hears that nobody knows; sent again elsewhere it is answered."""
+    """WSS17, CLI1: the client hears that nobody knows; sent again elsewhere it is answered."""
     async with cluster(3) as c:
         client = await c[0].connected()
         await client.start()
@@ -100,7 +100,7 @@ async def test_what_waits_for_another_replica_is_answered_when_this_one_drains()
 
 
 async def test_a_dead_replica_takes_nothing_with_it() -> None:
-    """B9, E8: whatever was where: the stream, the session, the current session."""
+    """KEY11, ATT9: whatever was where: the stream, the session, the current session."""
     async with cluster(3) as c:
         client = await c[0].connected()
         started = await client.start()
@@ -118,7 +118,7 @@ async def test_a_dead_replica_takes_nothing_with_it() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_store_that_is_away_is_told_and_comes_back(seed: int) -> None:
-    """E1: 503 with ``Retry-After``, never a silent fall back to memory; nothing is lost that was
+    """HTP5: 503 with ``Retry-After``, never a silent fall back to memory; nothing is lost that was
     stored, and it recovers by itself.
     """
     async with cluster(2, seed=seed) as c:
@@ -139,7 +139,7 @@ async def test_a_store_that_is_away_is_told_and_comes_back(seed: int) -> None:
 
 
 async def test_a_store_that_is_away_is_not_asked_without_end() -> None:
-    """E1: "no busy loop": per replica and second, a handful of questions."""
+    """HTP5: "no busy loop": per replica and second, a handful of questions."""
     async with cluster(2) as c:
         client = await c[0].connected()
         await client.start()
@@ -162,7 +162,7 @@ async def test_a_store_that_is_away_is_not_asked_without_end() -> None:
 
 
 async def test_a_request_at_work_is_answered_though_the_store_is_away() -> None:
-    """E1, C8: its handler ran; who still listens gets the answer, on a stream as on JSON."""
+    """HTP5, CLI1: its handler ran; who still listens gets the answer, on a stream as on JSON."""
     async with cluster(1) as c:
         client = await c[0].connected()
         streamed = client.call("progress", steps=2, gate="g", meta={"progressToken": 1})
@@ -229,7 +229,7 @@ async def test_a_message_is_only_a_hint() -> None:
 
 
 async def test_a_connection_not_in_use_here_is_let_go() -> None:
-    """D8: each replica that a client came by keeps nothing of it for ever."""
+    """END2: each replica that a client came by keeps nothing of it for ever."""
     async with cluster(2, idle_timeout=60, max_lifetime=10_000) as c:
         client = await c[0].connected()
         for number in range(2):
@@ -244,7 +244,7 @@ async def test_a_connection_not_in_use_here_is_let_go() -> None:
 
 
 async def test_a_session_whose_connection_is_over_is_free() -> None:
-    """E8: who ended the connection died before it could say so of what was attached there."""
+    """ATT9: who ended the connection died before it could say so of what was attached there."""
     async with cluster(2) as c:
         client = await c[0].connected()
         session = (await client.start())["sessionId"]
@@ -268,7 +268,7 @@ def listening(c: Cluster) -> int:
 
 
 async def test_nothing_is_watched_that_nobody_has_open() -> None:
-    """D8: streams come and go; what they were heard by goes with them."""
+    """END2: streams come and go; what they were heard by goes with them."""
     async with cluster(2) as c:
         client = await c[0].connected()
         session = (await client.start())["sessionId"]

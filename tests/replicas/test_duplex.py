@@ -82,7 +82,7 @@ async def sockets(count: int = 2, **options: Any) -> AsyncGenerator[Sockets]:
 @pytest.mark.parametrize("kind", ["websocket", "stdio"])
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_connection_hears_what_any_replica_stores(kind: str, seed: int) -> None:
-    """A5, A10, E5: its own process among them; once and in order."""
+    """ATT6, EVT7: its own process among them; once and in order."""
     async with sockets(3, seed=seed) as s:
         peer = await (s.connected(2) if kind == "websocket" else s.piped(2))
         session = (await peer.start())["sessionId"]
@@ -103,7 +103,7 @@ async def test_a_connection_hears_what_any_replica_stores(kind: str, seed: int) 
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_resume_under_load_is_whole(seed: int) -> None:
-    """A5: "subscribe first, read history, merge", between two processes."""
+    """ATT6: "subscribe first, read history, merge", between two processes."""
     async with sockets(2, seed=seed) as s:
         started = await s.c[0].client().start()
         session = started["sessionId"]
@@ -128,7 +128,7 @@ async def test_a_resume_under_load_is_whole(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.in_process
 async def test_a_takeover_elsewhere_ends_it_here(seed: int, told: bool) -> None:
-    """B1, B6: the displaced connection is told, and hears nothing that was stored after."""
+    """ATT1, TKO7: the displaced connection is told, and hears nothing that was stored after."""
     async with sockets(3, seed=seed) as s:
         old = await s.connected(0, capabilities=CAPABILITIES)
         session = (await old.start())["sessionId"]
@@ -178,7 +178,7 @@ async def test_who_has_it_now_is_heard_at_another_replica() -> None:
 
 
 async def test_rivals_on_two_replicas_leave_one_owner() -> None:
-    """B5, B7: on several processes; every loser is told."""
+    """TKO8, SES10: on several processes; every loser is told."""
     async with sockets(2) as s:
         session = (await s.c[0].client().start())["sessionId"]
         rivals = [await s.connected(number % 2, capabilities=CAPABILITIES) for number in range(6)]
@@ -202,7 +202,7 @@ async def test_rivals_on_two_replicas_leave_one_owner() -> None:
 
 @pytest.mark.in_process
 async def test_a_lost_last_event_is_seen_by_its_number() -> None:
-    """E3."""
+    """ATT10."""
     async with sockets(2) as s:
         peer = await s.connected(1)
         session = (await peer.start())["sessionId"]
@@ -215,7 +215,7 @@ async def test_a_lost_last_event_is_seen_by_its_number() -> None:
 
 @pytest.mark.in_process
 async def test_what_was_missed_while_cut_off_is_read() -> None:
-    """E3: on a gap every stream is read again."""
+    """ATT10: on a gap every stream is read again."""
     async with sockets(2) as s:
         peer = await s.connected(1)
         session = (await peer.start())["sessionId"]
@@ -227,7 +227,7 @@ async def test_what_was_missed_while_cut_off_is_read() -> None:
 
 
 async def test_a_question_goes_to_the_connection_wherever_it_is() -> None:
-    """C4: a handler on A asks a session whose WebSocket is on B; the answer comes back."""
+    """ASK2: a handler on A asks a session whose WebSocket is on B; the answer comes back."""
     async with sockets(2) as s:
         peer = await s.connected(1, capabilities=CAPABILITIES)
         session = (await peer.start())["sessionId"]
@@ -251,7 +251,7 @@ async def test_a_client_elsewhere_that_cannot_be_asked_is_not() -> None:
 
 
 async def test_an_open_question_moves_with_its_session() -> None:
-    """C4: from the WebSocket on B to the one on C; asked by A."""
+    """ASK2: from the WebSocket on B to the one on C; asked by A."""
     async with sockets(3) as s:
         old = await s.connected(1, capabilities=CAPABILITIES)
         session = (await old.start())["sessionId"]
@@ -267,7 +267,7 @@ async def test_an_open_question_moves_with_its_session() -> None:
 
 @pytest.mark.in_process
 async def test_a_session_ended_elsewhere_is_over_here() -> None:
-    """D5, D7: requests of it fail, nothing of it follows; also when the word of it is lost."""
+    """SES18, END1: requests of it fail, nothing of it follows; also when the word of it is lost."""
     async with sockets(2) as s:
         for loses in (lost(), lost("ended")):
             peer = await s.connected(1)
@@ -311,8 +311,8 @@ async def test_a_change_reaches_the_bare_connections_of_every_replica() -> None:
 
 
 async def test_a_keyed_request_moves_with_its_client() -> None:
-    """C1, C2: begun on A's WebSocket, sent again on B's: progress, then the one answer, while the
-    connection serves what else is asked.
+    """REQ4, KEY3: begun on A's WebSocket, sent again on B's: progress, then the one answer, while
+    the connection serves what else is asked.
     """
     async with sockets(2) as s:
         old = await s.connected(0)
@@ -338,8 +338,8 @@ async def test_a_keyed_request_moves_with_its_client() -> None:
 
 @pytest.mark.in_process
 async def test_a_session_of_a_dead_replica_is_free() -> None:
-    """E8, B9: "A session marker without a live owner is recovered": a rule-1 request attaches it
-    as if it were attached nowhere, as soon as the death is noticed.
+    """ATT9, KEY11: "A session marker without a live owner is recovered": a rule-1 request attaches
+    it as if it were attached nowhere, as soon as the death is noticed.
     """
     async with sockets(2) as s:
         old = await s.connected(0)

@@ -24,7 +24,7 @@ SEEDS = range(6)
 
 
 async def test_one_client_on_three_replicas() -> None:
-    """E8, and "any replica serves any request": initialize on A, calls on B, GET on C, DELETE on
+    """ATT9, and "any replica serves any request": initialize on A, calls on B, GET on C, DELETE on
     D; 404 everywhere after it.
     """
     async with cluster(4) as c:
@@ -46,7 +46,7 @@ async def test_one_client_on_three_replicas() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_events_stored_on_any_replica_come_once_and_in_order(seed: int) -> None:
-    """A5, A10, E5: three replicas store, a fourth has the stream: one numbering for all."""
+    """ATT6, EVT7: three replicas store, a fourth has the stream: one numbering for all."""
     async with cluster(4, seed=seed) as c:
         client = await c[0].connected()
         session = (await client.start())["sessionId"]
@@ -71,7 +71,7 @@ async def test_events_stored_on_any_replica_come_once_and_in_order(seed: int) ->
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_stream_that_is_reopened_elsewhere_goes_on(seed: int) -> None:
-    """``Last-Event-ID`` on another replica, under load: whole, once, in order (A5, A7)."""
+    """``Last-Event-ID`` on another replica, under load: whole, once, in order (ATT6, CUP2)."""
     async with cluster(3, seed=seed) as c:
         client = await c[0].connected()
         session = (await client.start())["sessionId"]
@@ -120,7 +120,7 @@ async def test_a_newer_stream_elsewhere_ends_the_older_one() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_of_two_streams_opened_at_once_one_stays(seed: int) -> None:
-    """Never two, never none (B5)."""
+    """Never two, never none (TKO8)."""
     async with cluster(2, seed=seed) as c:
         client = await c[0].connected()
         await client.start()
@@ -137,7 +137,7 @@ async def test_of_two_streams_opened_at_once_one_stays(seed: int) -> None:
 
 @pytest.mark.in_process
 async def test_a_lost_last_event_is_seen_by_its_number() -> None:
-    """E3: nothing follows that would show the gap; a round looks at the head."""
+    """ATT10: nothing follows that would show the gap; a round looks at the head."""
     async with cluster(2) as c:
         client = await c[0].connected()
         await client.start()
@@ -153,7 +153,7 @@ async def test_a_lost_last_event_is_seen_by_its_number() -> None:
 
 @pytest.mark.in_process
 async def test_a_lost_event_in_the_middle_is_read() -> None:
-    """E3: the next one's number shows the gap, at once."""
+    """ATT10: the next one's number shows the gap, at once."""
     async with cluster(2) as c:
         client = await c[0].connected()
         await client.start()
@@ -170,7 +170,7 @@ async def test_a_lost_event_in_the_middle_is_read() -> None:
 
 @pytest.mark.in_process
 async def test_what_was_missed_while_cut_off_is_read() -> None:
-    """E3: on a gap every stream is read again."""
+    """ATT10: on a gap every stream is read again."""
     async with cluster(2) as c:
         client = await c[0].connected()
         await client.start()
@@ -188,7 +188,7 @@ async def test_what_was_missed_while_cut_off_is_read() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.in_process
 async def test_what_a_dying_replica_stored_and_did_not_relay_comes(seed: int) -> None:
-    """E4: killed between any two steps, also between storing an event and handing it on; what
+    """EVT10: killed between any two steps, also between storing an event and handing it on; what
     is stored is delivered, once and in order.
     """
     async with cluster(2, seed=seed) as c:
@@ -215,7 +215,7 @@ async def test_what_a_dying_replica_stored_and_did_not_relay_comes(seed: int) ->
 
 
 async def test_a_takeover_on_another_replica_is_seen_where_the_stream_is() -> None:
-    """B1: the displaced connection hears nothing more of that session, and is told why (B6)."""
+    """ATT1: the displaced connection hears nothing more of that session, and is told why (TKO7)."""
     async with cluster(3) as c:
         client = await c[0].connected(capabilities={"extensions": {EXTENSION: {}}})
         started = await client.start()
@@ -243,7 +243,7 @@ async def test_a_takeover_on_another_replica_is_seen_where_the_stream_is() -> No
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_rivals_on_three_replicas_leave_one_owner(seed: int) -> None:
-    """B5: "never two owners, never none", on several processes."""
+    """TKO8: "never two owners, never none", on several processes."""
     async with cluster(3, seed=seed) as c:
         session = (await c[0].client().start())["sessionId"]
         rivals = [await c[number % 3].connected() for number in range(6)]
@@ -267,7 +267,7 @@ async def test_rivals_on_three_replicas_leave_one_owner(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.in_process
 async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int) -> None:
-    """B1, B2: the session moves from replica to replica while others store its events."""
+    """ATT1, ATT5: the session moves from replica to replica while others store its events."""
     async with cluster(3, seed=seed) as c:
         started = await c[0].client().start()
         session, position = started["sessionId"], started["sessionEventId"]
@@ -301,7 +301,7 @@ async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int
 
 
 async def test_a_session_ended_elsewhere_is_over_where_its_stream_is() -> None:
-    """D5, D7: and nothing of it follows."""
+    """SES18, END1: and nothing of it follows."""
     async with cluster(3) as c:
         client = await c[0].connected()
         session = (await client.start())["sessionId"]
@@ -323,7 +323,7 @@ async def test_a_session_ended_elsewhere_is_over_where_its_stream_is() -> None:
 
 @pytest.mark.in_process
 async def test_a_request_elsewhere_fails_with_its_session() -> None:
-    """D4, D5: ended on B, at work on A; also if the message is lost."""
+    """END2, SES18: ended on B, at work on A; also if the message is lost."""
     async with cluster(2) as c:
         client = await c[0].connected()
         for loses in (lost(), lost("ended")):
@@ -339,7 +339,7 @@ async def test_a_request_elsewhere_fails_with_its_session() -> None:
 
 
 async def test_a_later_stream_without_a_position_elsewhere_parts_its_sessions() -> None:
-    """protocol.md: "a later one without ``Last-Event-ID`` detaches the connection's sessions"; and
+    """HTL7: "a later one without ``Last-Event-ID`` detaches the connection's sessions"; and
     where nobody knows what the older one was handed, the client is told to look again.
     """
     async with cluster(2) as c:

@@ -33,7 +33,7 @@ async def created(c: Cluster) -> SessionId:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_listen_stream_hears_what_other_replicas_store(seed: int) -> None:
-    """A5, A10: what waits, then live, once and in order, by whichever replica."""
+    """ATT6, EVT7: what waits, then live, once and in order, by whichever replica."""
     async with cluster(3, seed=seed) as c:
         session = await created(c)
 
@@ -57,7 +57,7 @@ async def test_a_listen_stream_hears_what_other_replicas_store(seed: int) -> Non
 
 
 async def test_a_newer_listen_stream_elsewhere_ends_the_older_one() -> None:
-    """protocol.md: "a newer listen of that session ends the older with its completion result"."""
+    """HTM9: "a newer listen of that session ends the older with its completion result"."""
     async with cluster(2) as c:
         session = await created(c)
         old = await listening(modern(c, 0), session)
@@ -73,7 +73,7 @@ async def test_a_newer_listen_stream_elsewhere_ends_the_older_one() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.in_process
 async def test_a_displaced_listen_stream_hears_nothing_more(seed: int, told: bool) -> None:
-    """B1: not one event that was stored after the takeover, whether it was told of it or not."""
+    """ATT1: not one event that was stored after the takeover, whether it was told of it or not."""
     async with cluster(3, seed=seed) as c:
         session = await created(c)
         old = await listening(modern(c, 0), session)
@@ -119,7 +119,7 @@ async def test_a_replay_that_waits_is_given_to_one_of_two_streams() -> None:
 
 @pytest.mark.in_process
 async def test_a_lost_event_of_a_listen_stream_is_read() -> None:
-    """E3."""
+    """ATT10."""
     async with cluster(2) as c:
         session = await created(c)
         heard = await listening(modern(c, 1), session)
@@ -229,7 +229,7 @@ async def test_a_server_without_a_bus_tells_the_bare_connections_of_every_replic
 
 
 async def test_a_keyed_request_of_the_modern_era_is_joined_elsewhere() -> None:
-    """C2, C5: its stream breaks, it runs on; sent again to B it gets the one answer."""
+    """KEY3, REQ5: its stream breaks, it runs on; sent again to B it gets the one answer."""
     async with cluster(2) as c:
         session = await created(c)
         first = modern(c, 0).call("wait", {"gate": "g"}, session=session, key="k")

@@ -48,7 +48,7 @@ async def test_the_answer_to_a_question_finds_who_asked() -> None:
 
 
 async def test_a_question_on_the_standalone_channel_travels_both_ways() -> None:
-    """C4: asked by a handler on A, heard on the GET stream of B, answered on C."""
+    """ASK2: asked by a handler on A, heard on the GET stream of B, answered on C."""
     async with cluster(3) as c:
         client, _ = await with_session(c, capabilities=ELICITS)
         stream = await c.at(1, client).get().started()
@@ -60,7 +60,7 @@ async def test_a_question_on_the_standalone_channel_travels_both_ways() -> None:
 
 
 async def test_an_open_question_is_asked_again_where_the_session_attaches() -> None:
-    """C4: "re-sent … on resume, never left hanging", with its id, whichever replica it is."""
+    """ASK2: "re-sent … on resume, never left hanging", with its id, whichever replica it is."""
     async with cluster(3) as c:
         client, session = await with_session(c, capabilities=ELICITS)
         asked = client.call("ask_standalone", question="?")
@@ -75,7 +75,7 @@ async def test_an_open_question_is_asked_again_where_the_session_attaches() -> N
 
 
 async def test_nobody_else_answers_for_a_client() -> None:
-    """F1: the first answer of the *owner* counts, on other replicas too."""
+    """SES8: the first answer of the *owner* counts, on other replicas too."""
     async with cluster(2) as c:
         client, _ = await with_session(c, capabilities=ELICITS)
         asked = client.call("ask", question="?")
@@ -108,7 +108,7 @@ async def test_an_answer_for_a_replica_that_died_is_accepted_nowhere() -> None:
 
 
 async def test_a_cancellation_finds_the_request() -> None:
-    """C5, "an explicit cancel always wins": sent to B, runs on A."""
+    """REQ5, "an explicit cancel always wins": sent to B, runs on A."""
     async with cluster(3) as c:
         client = await c[0].connected()
         waits = client.call("wait", gate="g")
@@ -120,7 +120,7 @@ async def test_a_cancellation_finds_the_request() -> None:
 
 
 async def test_a_cancellation_by_key_finds_the_request() -> None:
-    """C5: by session and key, of the modern era as of the other."""
+    """REQ5: by session and key, of the modern era as of the other."""
     async with cluster(2) as c:
         client, session = await with_session(c)
         waits = client.call("wait", gate="g", meta=keyed("k"))
@@ -141,7 +141,7 @@ async def test_a_cancellation_by_key_finds_the_request() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_key_sent_again_elsewhere_gets_the_one_answer(seed: int) -> None:
-    """C2: "the same key again, on any … replica … never runs it again: it gets the one answer,
+    """KEY3: "the same key again, on any … replica … never runs it again: it gets the one answer,
     now or when it is done".
     """
     async with cluster(3, seed=seed) as c:
@@ -201,7 +201,7 @@ async def test_a_question_goes_where_the_key_was_sent_again() -> None:
 
 @pytest.mark.in_process
 async def test_a_key_whose_runner_died_is_unknown() -> None:
-    """B9, C2: noticed within its time; the caller is answered, and nothing runs twice."""
+    """KEY11, KEY3: noticed within its time; the caller is answered, and nothing runs twice."""
     async with cluster(2) as c:
         client, _ = await with_session(c)
         client.call("wait", gate="g", meta=keyed("k"))
@@ -219,7 +219,7 @@ async def test_a_key_whose_runner_died_is_unknown() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.in_process
 async def test_an_answer_kept_before_its_runner_died_is_given(seed: int) -> None:
-    """A8: "when A dies → the store's kept answer if there", whatever was lost of the messages."""
+    """HTL10: "when A dies → the store's kept answer if there", whatever messages were lost."""
     async with cluster(2, seed=seed) as c:
         client, session = await with_session(c)
         client.call("wait", gate="g", meta=keyed("k"))
@@ -258,7 +258,7 @@ async def test_a_lost_word_of_the_answer_is_made_good() -> None:
 
 @pytest.mark.in_process
 async def test_a_second_sending_that_is_heard_keeps_the_request_alive() -> None:
-    """C6: unheard work is bounded in time; what another replica's client waits for is heard."""
+    """REQ8: unheard work is bounded in time; what another replica's client waits for is heard."""
     async with cluster(2, detached_timeout=30) as c:
         client, _ = await with_session(c)
         first = client.call("wait", gate="g", meta=keyed("k"))
@@ -276,7 +276,7 @@ async def test_a_second_sending_that_is_heard_keeps_the_request_alive() -> None:
 
 @pytest.mark.in_process
 async def test_a_second_sending_from_a_replica_that_died_is_heard_no_more() -> None:
-    """C6: its client listens there no more."""
+    """REQ8: its client listens there no more."""
     async with cluster(2, detached_timeout=30) as c:
         client, _ = await with_session(c)
         first = client.call("wait", gate="g", meta=keyed("k"))
@@ -291,7 +291,7 @@ async def test_a_second_sending_from_a_replica_that_died_is_heard_no_more() -> N
 
 
 async def test_a_second_sending_can_be_cancelled_where_it_waits() -> None:
-    """C5: by its own id, on B, and from C; and its id counts as open."""
+    """REQ5: by its own id, on B, and from C; and its id counts as open."""
     async with cluster(3) as c:
         for canceller in (1, 2):
             client, _ = await with_session(c)
@@ -328,7 +328,7 @@ async def test_a_second_sending_fails_with_its_session() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_response_stream_goes_on_on_another_replica(seed: int) -> None:
-    """A8, C1: cut at A, fetched at B while A runs on; progress and answer, once, in order."""
+    """HTL10, REQ4: cut at A, fetched at B while A runs on; progress and answer, once, in order."""
     async with cluster(2, seed=seed) as c:
         client = await c[0].connected()
         sent = client.call("progress", steps=15, gate="g", meta={"progressToken": 1})
@@ -347,7 +347,7 @@ async def test_a_response_stream_goes_on_on_another_replica(seed: int) -> None:
 
 @pytest.mark.in_process
 async def test_a_response_stream_whose_answer_is_kept_is_replayed() -> None:
-    """A8: also when who answered is dead by now."""
+    """HTL10: also when who answered is dead by now."""
     async with cluster(2) as c:
         client = await c[0].connected()
         sent = client.call("progress", steps=2, meta={"progressToken": 1})
@@ -363,7 +363,7 @@ async def test_a_response_stream_whose_answer_is_kept_is_replayed() -> None:
 
 @pytest.mark.in_process
 async def test_a_response_stream_whose_runner_died_is_answered() -> None:
-    """B9, C8: what it sent, then -31012, within the time that a death takes to be noticed."""
+    """KEY11, CLI1: what it sent, then -31012, within the time that a death takes to be noticed."""
     async with cluster(2) as c:
         client = await c[0].connected()
         sent = client.call("progress", steps=2, gate="g", meta={"progressToken": 1})
@@ -380,7 +380,7 @@ async def test_a_response_stream_whose_runner_died_is_answered() -> None:
 
 @pytest.mark.in_process
 async def test_a_lost_answer_on_a_far_response_stream_is_read() -> None:
-    """E3: on response streams too."""
+    """ATT10: on response streams too."""
     async with cluster(2) as c:
         client = await c[0].connected()
         sent = client.call("progress", steps=2, gate="g", meta={"progressToken": 1})
@@ -396,7 +396,7 @@ async def test_a_lost_answer_on_a_far_response_stream_is_read() -> None:
 
 @pytest.mark.in_process
 async def test_a_far_response_stream_is_heard() -> None:
-    """C6: as long as its client reads it, wherever."""
+    """REQ8: as long as its client reads it, wherever."""
     async with cluster(2, detached_timeout=30) as c:
         client = await c[0].connected()
         sent = client.call("progress", steps=2, gate="g", meta={"progressToken": 1})
@@ -412,7 +412,7 @@ async def test_a_far_response_stream_is_heard() -> None:
 
 
 async def test_a_forged_position_on_a_far_stream_is_answered() -> None:
-    """F6: of no stream of this session; its request id is answered with -31012, and it ends."""
+    """SEC7: of no stream of this session; its request id is answered with -31012, and it ends."""
     async with cluster(2) as c:
         client = await c[0].connected()
         sent = client.call("progress", steps=1, meta={"progressToken": 1})
@@ -462,7 +462,7 @@ async def test_the_current_session_is_the_same_on_every_replica() -> None:
 
 
 async def test_one_clients_ordinary_day_goes_round_robin() -> None:
-    """E8: rate 1 − 1/N of 404 is what others have; here there is none."""
+    """ATT9: rate 1 − 1/N of 404 is what others have; here there is none."""
     async with cluster(3) as c:
         client = c.spread(c[0].client())
         await client.initialize()
@@ -477,7 +477,7 @@ async def test_one_clients_ordinary_day_goes_round_robin() -> None:
 
 @pytest.mark.in_process
 async def test_the_session_is_at_work_wherever_it_is() -> None:
-    """D2: a session at work on A is not reaped by B, however long that takes."""
+    """SES14: a session at work on A is not reaped by B, however long that takes."""
     async with cluster(2, idle_timeout=10) as c:
         client, session = await with_session(c)
         waits = client.call("wait", gate="g", meta=in_session(session))

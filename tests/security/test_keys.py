@@ -76,7 +76,7 @@ def test_a_key_is_any_string_of_32_characters() -> None:
     ],
 )
 def test_what_is_no_ring_of_keys_is_refused_and_not_repeated(keys: list[Any], says: str) -> None:
-    """F8: the text names the place of a key, and nothing of the key."""
+    """SEC2: the text names the place of a key, and nothing of the key."""
     text = refused(*keys)
 
     assert says in text
@@ -131,7 +131,7 @@ def test_another_variable_can_be_named(variable: pytest.MonkeyPatch) -> None:
 def test_a_variable_without_usable_keys_is_refused_and_not_repeated(
     value: str | None, says: str, variable: pytest.MonkeyPatch
 ) -> None:
-    """F8."""
+    """SEC2."""
     if value is not None:
         variable.setenv(KEYS_VARIABLE, value)
 
@@ -245,7 +245,7 @@ def test_an_ephemeral_one_stays_ephemeral_when_bound() -> None:
 
 @pytest.mark.parametrize("sign_only", [False, True])
 def test_no_key_is_in_what_is_printed_of_it(sign_only: bool) -> None:
-    """F8."""
+    """SEC2."""
     security = server(NEW, OLD, sign_only=sign_only)
     shown = [repr(security), str(security), f"{security}", repr(vars(security))]
     for part in vars(security).values():
@@ -263,7 +263,7 @@ def test_no_key_is_in_what_is_printed_of_it(sign_only: bool) -> None:
 def test_no_key_is_in_a_log_or_a_traceback(
     sign_only: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F8."""
+    """SEC2."""
     caplog.set_level(logging.DEBUG)
     security = server(NEW, OLD, sign_only=sign_only, max_token=300)
     errors: list[BaseException] = []

@@ -53,7 +53,7 @@ def nonce(token: str) -> bytes:
 
 
 def test_a_sealed_token_is_aes_256_gcm_under_a_key_by_hkdf() -> None:
-    """protocol.md, "state"; opened here with nothing of ours."""
+    """STT5; opened here with nothing of ours."""
     raw = unpadded(sealed(server(), {"lang": "en"}).removeprefix("v1."))
     key_id, synthetic, box = raw[:8], raw[8:20], raw[20:]
     data = netstrings("v1.", "state") + key_id + netstrings(*BINDING)
@@ -68,7 +68,7 @@ def test_a_sealed_token_is_aes_256_gcm_under_a_key_by_hkdf() -> None:
 
 
 def test_a_session_id_is_sealed_alike_with_keys_of_its_own() -> None:
-    """protocol.md, "Stateless mode"."""
+    """SLS2."""
     session_id = server().seal_session_id(principal=ALICE, created_at=1.5, expires_at=2.5)
     raw = unpadded(session_id.removeprefix("v1."))
     data = netstrings("v1.", "session id") + raw[:8] + netstrings("notes") + b"-"
@@ -82,7 +82,7 @@ def test_a_session_id_is_sealed_alike_with_keys_of_its_own() -> None:
 
 
 def test_a_signed_token_is_hmac_sha256_under_a_key_by_hkdf_and_a_salt() -> None:
-    """protocol.md, "state"; verified here with nothing of ours and no itsdangerous."""
+    """STT5; verified here with nothing of ours and no itsdangerous."""
     security = server(sign_only=True)
     owner = netstrings("client", "https://issuer.example", "alice")
     tokens = {
@@ -156,7 +156,7 @@ def codecs(key: str) -> list[Codec]:
 
 
 def test_each_form_and_each_purpose_has_a_key_of_its_own() -> None:
-    """F7: wrong purpose. Of all codecs under one key, each opens what it sealed alone."""
+    """STT8: wrong purpose. Of all codecs under one key, each opens what it sealed alone."""
     tokens = [codec.seal({"a": 1}, binding=BINDING) for codec in codecs(NEW)]
 
     for place, codec in enumerate(codecs(NEW)):
@@ -209,7 +209,7 @@ TEXT = st.text() | st.lists(st.sampled_from("\ud83d\ude00\\-:01ué")).map("".joi
 
 @given(parts=st.lists(st.none() | TEXT))
 def test_no_two_bindings_are_the_same_bytes(parts: list[str | None]) -> None:
-    """F1: injective, or one principal could be taken for another."""
+    """SES8: injective, or one principal could be taken for another."""
     assert parts_of(bound(*parts)) == parts
 
 
@@ -231,7 +231,7 @@ def test_no_two_bindings_are_the_same_bytes(parts: list[str | None]) -> None:
 def test_bindings_that_look_alike_differ(
     one: tuple[str | None, ...], other: tuple[str | None, ...]
 ) -> None:
-    """F1."""
+    """SES8."""
     assert bound(*one) != bound(*other)
 
 

@@ -43,7 +43,7 @@ def opens(security: SessionSecurity, session_id: str) -> bool:
 
 @FORMS
 def test_a_session_id_says_when_its_session_was_made_and_when_it_expires(sign_only: bool) -> None:
-    """protocol.md, "Stateless mode": a sealed token with a fixed ``expiresAt``."""
+    """SLS2: a sealed token with a fixed ``expiresAt``."""
     security = server(sign_only=sign_only)
     session_id = minted(security)
 
@@ -57,7 +57,7 @@ def test_a_session_id_says_when_its_session_was_made_and_when_it_expires(sign_on
 def test_a_session_id_is_visible_ascii_of_a_length_that_is_accepted(
     sign_only: bool, created_at: float, lifetime: float, subject: str | None
 ) -> None:
-    """A14, document 004: 0x21–0x7E."""
+    """SES5: 0x21–0x7E."""
     session_id = server(sign_only=sign_only).seal_session_id(
         principal=replace(ALICE, subject=subject),
         created_at=created_at,
@@ -77,7 +77,7 @@ def test_two_session_ids_are_never_alike(sign_only: bool) -> None:
 
 
 def test_a_session_id_has_256_random_bits_inside() -> None:
-    """protocol.md, "Sessions, modes, owners"; read where it can be."""
+    """SES6; read where it can be."""
     ids = [minted(server(sign_only=True)).split(".")[1] for _ in range(2)]
 
     inside = [json.loads(base64.urlsafe_b64decode(body + "==")) for body in ids]
@@ -90,7 +90,7 @@ def test_a_session_id_has_256_random_bits_inside() -> None:
 def test_unknown_foreign_and_expired_ids_get_one_answer(
     sign_only: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F1, F4, F7: one answer; the log tells them apart, and has neither id nor key."""
+    """SES8, ERR2, STT8: one answer; the log tells them apart, and has neither id nor key."""
     caplog.set_level(logging.DEBUG)
     security = server(sign_only=sign_only)
     session_id = minted(security)
@@ -134,7 +134,7 @@ def test_unknown_foreign_and_expired_ids_get_one_answer(
 def test_what_cannot_be_a_session_id_is_not_even_decoded(
     sign_only: bool, sent: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F7: a megabyte costs nothing."""
+    """STT8: a megabyte costs nothing."""
     caplog.set_level(logging.INFO)
 
     assert not opens(server(sign_only=sign_only), sent)
@@ -144,7 +144,7 @@ def test_what_cannot_be_a_session_id_is_not_even_decoded(
 
 @FORMS
 def test_every_bit_and_every_character_of_a_session_id_matters(sign_only: bool) -> None:
-    """F7."""
+    """STT8."""
     security = server(sign_only=sign_only)
     session_id = minted(security)
 
@@ -157,7 +157,7 @@ def test_every_bit_and_every_character_of_a_session_id_matters(sign_only: bool) 
 
 @FORMS
 def test_a_refreshed_credential_of_the_owner_keeps_the_session(sign_only: bool) -> None:
-    """F2."""
+    """SES9."""
     security = server(sign_only=sign_only)
     refreshed = replace(ALICE, scopes=frozenset({"read", "write"}))
 
@@ -166,7 +166,7 @@ def test_a_refreshed_credential_of_the_owner_keeps_the_session(sign_only: bool) 
 
 @FORMS
 def test_a_session_id_under_an_old_key_opens_until_the_key_is_dropped(sign_only: bool) -> None:
-    """F7."""
+    """STT8."""
     session_id = minted(server(OLD, sign_only=sign_only))
 
     assert opens(server(NEW, OLD, sign_only=sign_only), session_id)

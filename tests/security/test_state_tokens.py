@@ -1,6 +1,6 @@
 """``SessionSecurity``: the token of a session's state, made and refused.
 
-Pitfall F7 is owned here: whatever is wrong with a token, whoever sent it is told the same.
+STT8 is owned here: whatever is wrong with a token, whoever sent it is told the same.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def json_of(value: object) -> str:
 
 @given(state=STATES, version=st.integers(0, 2**63))
 def test_what_was_sealed_is_opened(state: dict[str, Any], version: int) -> None:
-    """protocol.md, "state": the client echoes it, the server has its mapping again."""
+    """STT1: the client echoes it, the server has its mapping again."""
     for security in (server(), server(sign_only=True)):
         value, back = opened(security, sealed(security, state, version=version))
 
@@ -80,7 +80,7 @@ def test_what_was_sealed_is_opened(state: dict[str, Any], version: int) -> None:
 
 @given(state=STATES, seed=st.integers(0, 99))
 def test_equal_state_has_an_equal_token_on_every_replica(state: dict[str, Any], seed: int) -> None:
-    """protocol.md: minted anew only when the state changed, and nobody stores the token."""
+    """STT11: minted anew only when the state changed, and nobody stores the token."""
     items = list(state.items())
     random.Random(seed).shuffle(items)
 
@@ -111,14 +111,14 @@ def test_whatever_changes_changes_the_token(sign_only: bool) -> None:
 
 @FORMS
 def test_a_token_is_visible_ascii_that_needs_no_escaping(sign_only: bool) -> None:
-    """Document 004: a string in JSON, and perhaps in a header."""
+    """The data-layer document: a string in JSON, and perhaps in a header."""
     token = sealed(server(sign_only=sign_only))
 
     assert set(token) <= set(BASE64URL + ".")
 
 
 def test_a_sealed_token_cannot_be_read_and_a_signed_one_can() -> None:
-    """protocol.md: sealed or, by choice, signed and readable."""
+    """STT5: sealed or, by choice, signed and readable."""
     state = {"note": "do not tell"}
     _, body, _ = sealed(server(sign_only=True), state).split(".")
     _, box = sealed(server(), state).split(".")
@@ -130,7 +130,7 @@ def test_a_sealed_token_cannot_be_read_and_a_signed_one_can() -> None:
 
 @FORMS
 def test_a_refreshed_credential_of_the_owner_opens_the_token(sign_only: bool) -> None:
-    """F2: scopes are no part of who somebody is."""
+    """SES9: scopes are no part of who somebody is."""
     security = server(sign_only=sign_only)
     refreshed = replace(ALICE, scopes=frozenset({"read", "write"}))
 
@@ -139,7 +139,7 @@ def test_a_refreshed_credential_of_the_owner_opens_the_token(sign_only: bool) ->
 
 @FORMS
 def test_a_token_is_good_until_the_moment_that_it_expires(sign_only: bool) -> None:
-    """F7."""
+    """STT8."""
     security = server(sign_only=sign_only)
     token = sealed(security)
 
@@ -149,7 +149,7 @@ def test_a_token_is_good_until_the_moment_that_it_expires(sign_only: bool) -> No
 
 @FORMS
 def test_a_rotation_in_three_steps_refuses_nobody(sign_only: bool) -> None:
-    """F7: the old key opens until it is dropped. Each step may have reached one replica only."""
+    """STT8: the old key opens until it is dropped. Each step may have reached one replica only."""
     steps = [server(*keys, sign_only=sign_only) for keys in ([OLD], [OLD, NEW], [NEW, OLD], [NEW])]
     tokens = [sealed(step) for step in steps]
 
@@ -161,7 +161,7 @@ def test_a_rotation_in_three_steps_refuses_nobody(sign_only: bool) -> None:
     assert face(refusal(steps[3], tokens[1])) == REFUSED
 
 
-# --- F7: all that is refused, and the one answer ------------------------------------------
+# --- STT8: all that is refused, and the one answer ------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ CASES = [
 def test_each_cause_gets_the_one_answer_and_its_own_line_in_the_log(
     wrong: Wrong, sign_only: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F7, F8."""
+    """STT8, SEC2."""
     token = wrong.token(sign_only)
     caplog.set_level(logging.DEBUG)
 
@@ -304,7 +304,7 @@ def test_each_cause_gets_the_one_answer_and_its_own_line_in_the_log(
 
 
 def test_the_answer_is_the_one_of_the_protocol() -> None:
-    """protocol.md, "Errors": ``-32602``, ``data.reason = "invalid_state"``."""
+    """STT8: ``-32602``, ``data.reason = "invalid_state"``."""
     error = refusal(server(), "")
 
     assert (error.code, error.data, error.status) == (-32602, {"reason": "invalid_state"}, 200)
@@ -312,7 +312,7 @@ def test_the_answer_is_the_one_of_the_protocol() -> None:
 
 @FORMS
 def test_every_bit_of_a_token_matters(sign_only: bool) -> None:
-    """F7: bit flips."""
+    """STT8: bit flips."""
     security = server(sign_only=sign_only)
     for token in flipped(sealed(security)):
         assert face(refusal(security, token)) == REFUSED
@@ -336,7 +336,7 @@ def test_a_token_has_one_spelling(sign_only: bool, version: int) -> None:
 
 @FORMS
 def test_no_part_of_a_token_is_a_token(sign_only: bool) -> None:
-    """F7: truncated, at every length and from either end."""
+    """STT8: truncated, at every length and from either end."""
     security = server(sign_only=sign_only)
     token = sealed(security)
     for length in range(1, len(token) + 1):
@@ -347,14 +347,14 @@ def test_no_part_of_a_token_is_a_token(sign_only: bool) -> None:
 @FORMS
 @given(nonsense=st.text(), prefix=st.sampled_from(["", sealing.SEALED, sealing.SIGNED]))
 def test_nonsense_gets_the_one_answer_too(sign_only: bool, nonsense: str, prefix: str) -> None:
-    """F7: accepted, or refused with the documented error, and nothing else."""
+    """STT8: accepted, or refused with the documented error, and nothing else."""
     assert face(refusal(server(sign_only=sign_only), prefix + nonsense)) == REFUSED
 
 
 def test_a_key_that_is_unknown_costs_the_work_of_a_known_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """F4, F7: the time of a refusal does not tell which keys a server has."""
+    """ERR2, STT8: the time of a refusal does not tell which keys a server has."""
     decryptions: list[bytes] = []
 
     class Counting:
@@ -393,7 +393,7 @@ def test_a_key_that_is_unknown_costs_the_work_of_a_known_one(
 
 @FORMS
 def test_a_token_may_have_max_token_characters_and_not_one_more(sign_only: bool) -> None:
-    """protocol.md: oversized, by default over 4 KiB."""
+    """STT8: oversized, by default over 4 KiB."""
     state = {"text": "x" * 500}
     token = sealed(server(sign_only=sign_only), state)
     enough = server(sign_only=sign_only, max_token=len(token))
@@ -407,7 +407,7 @@ def test_a_token_may_have_max_token_characters_and_not_one_more(sign_only: bool)
 
 
 def test_the_default_limit_is_4_kib() -> None:
-    """protocol.md, "state"."""
+    """STT7."""
     security = SessionSecurity([NEW])
 
     assert len(sealed(security, {"text": "x" * 2_900})) <= 4_096
@@ -420,7 +420,7 @@ def test_the_default_limit_is_4_kib() -> None:
 def test_an_empty_state_has_a_token_at_the_least_limit(
     sign_only: bool, audience: str | None
 ) -> None:
-    """protocol.md: ``sessions/create`` always issues a ``state``, also an empty one."""
+    """CRE5: ``sessions/create`` always issues a ``state``, also an empty one."""
     security = server(sign_only=sign_only, audience=audience, max_token=256)
 
     token = sealed(security, {}, version=2**63 - 1, expires_at=1.2345678901234567e308)

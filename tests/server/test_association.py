@@ -1,4 +1,4 @@
-"""Which session a request belongs to: rules 1 to 3 of ``protocol.md``."""
+"""Which session a request belongs to: rules 1 to 3 (ASC1 to ASC3)."""
 
 import pytest
 
@@ -153,7 +153,7 @@ async def test_malformed_session_metadata_is_invalid_params(named: object) -> No
 
 @pytest.mark.parametrize("odd", ["", " ", "a b", "ü" * 10, "x" * 5_000, "\u0000"])
 async def test_a_string_that_cannot_be_a_session_id_names_an_unknown_session(odd: str) -> None:
-    """F5: whatever a caller sends is looked up, never adopted; the answer repeats it."""
+    """SES6: whatever a caller sends is looked up, never adopted; the answer repeats it."""
     async with world() as w:
         client = await w.connected()
 
@@ -164,7 +164,7 @@ async def test_a_string_that_cannot_be_a_session_id_names_an_unknown_session(odd
 
 @pytest.mark.parametrize("method", ["session/start", "initialize"])
 async def test_a_callers_id_is_never_adopted(method: str) -> None:
-    """F5: neither by ``session/start`` nor as ``Mcp-Session-Id``."""
+    """SES6: neither by ``session/start`` nor as ``Mcp-Session-Id``."""
     async with world() as w:
         if method == "session/start":
             client = await w.connected()
@@ -180,7 +180,7 @@ async def test_a_callers_id_is_never_adopted(method: str) -> None:
 
 
 async def test_ids_are_long_visible_and_all_different() -> None:
-    """A14, F5: "0x21–0x7E, at least 256 bits"."""
+    """EVT8, SES6: "0x21–0x7E, at least 256 bits"."""
     async with world() as w:
         client = await w.connected()
         ids = {(await client.start())["sessionId"] for _ in range(20)} | {client.session_id}
@@ -321,7 +321,7 @@ async def test_extra_session_metadata_is_ignored() -> None:
 
 
 async def test_ids_start_at_zero_again_after_a_new_handshake() -> None:
-    """C3: "JSON-RPC ids mean nothing beyond their connection"."""
+    """REQ1: "JSON-RPC ids mean nothing beyond their connection"."""
     async with world() as w:
         first, second = await w.connected(), await w.connected()
         session = (await first.start())["sessionId"]

@@ -69,7 +69,7 @@ async def test_a_session_event_names_itself_and_its_session() -> None:
 
 
 async def test_ids_of_events_grow_as_text() -> None:
-    """A14: "byte order, numeric order and order of issue agree", past 9 and 99."""
+    """EVT8: "byte order, numeric order and order of issue agree", past 9 and 99."""
     async with world() as w:
         client, stream = await with_stream(w)
         started = await client.start()
@@ -310,7 +310,7 @@ async def test_an_expired_connection_detaches() -> None:
 
 
 async def test_a_takeover_moves_events() -> None:
-    """B1: "the displaced connection gets nothing more of that session"."""
+    """ATT1: "the displaced connection gets nothing more of that session"."""
     async with world() as w:
         old, old_stream = await with_stream(w)
         started = await old.start()
@@ -328,7 +328,7 @@ async def test_a_takeover_moves_events() -> None:
 
 
 async def test_what_waited_on_the_old_connection_goes_to_the_new_one() -> None:
-    """B2: "Events enqueued during takeover are not lost", and not sent by the old stream,
+    """ATT5: "Events enqueued during takeover are not lost", and not sent by the old stream,
     whether they wait for its GET or in its buffer.
     """
     async with world() as w:
@@ -357,7 +357,7 @@ async def test_what_waited_on_the_old_connection_goes_to_the_new_one() -> None:
     ids=["extension", "experimental"],
 )
 async def test_the_displaced_connection_is_told_once(capabilities: Json) -> None:
-    """B6: "one ``notifications/sessions/detached {sessionId, reason}`` with reason
+    """TKO7: "one ``notifications/sessions/detached {sessionId, reason}`` with reason
     ``taken_over``"; "It is not a session event".
     """
     async with world() as w:
@@ -520,7 +520,7 @@ async def test_a_request_of_the_displaced_connection_emits_to_the_new_one() -> N
 
 
 async def test_a_late_end_of_the_displaced_connection_changes_nothing() -> None:
-    """B3: neither its GET's end, nor a new GET, nor its DELETE."""
+    """TKO9: neither its GET's end, nor a new GET, nor its DELETE."""
     async with world() as w:
         old, old_stream = await with_stream(w)
         started = await old.start()
@@ -539,7 +539,7 @@ async def test_a_late_end_of_the_displaced_connection_changes_nothing() -> None:
 
 
 async def test_of_many_resumes_at_once_one_wins_and_the_others_know() -> None:
-    """B5, in one process: "never two owners, never none"; every loser hears it."""
+    """TKO8, in one process: "never two owners, never none"; every loser hears it."""
     async with world() as w:
         started = await w.client().start()
         session = started["sessionId"]
@@ -559,7 +559,7 @@ async def test_of_many_resumes_at_once_one_wins_and_the_others_know() -> None:
 
 
 async def test_sessions_that_take_turns_never_lose_an_event() -> None:
-    """B2, A7: twenty takeovers, an event between any two; each is seen once, in order."""
+    """ATT5, CUP2: twenty takeovers, an event between any two; each is seen once, in order."""
     async with world() as w:
         started = await w.client().start()
         session, position = started["sessionId"], started["sessionEventId"]
@@ -583,7 +583,7 @@ async def test_sessions_that_take_turns_never_lose_an_event() -> None:
 
 
 async def test_an_event_is_replayable_though_nobody_took_it() -> None:
-    """A6: "Store first, then send. A send failure leaves the event replayable"."""
+    """EVT10: "Store first, then send. A send failure leaves the event replayable"."""
     async with world() as w:
         client, stream = await with_stream(w)
         started = await client.start()
@@ -600,7 +600,7 @@ async def test_an_event_is_replayable_though_nobody_took_it() -> None:
 
 
 async def test_two_writers_repeat_no_id_and_leave_no_hole() -> None:
-    """A10: "Two writers, 10,000 events, no repeat and no hole"."""
+    """EVT7: "Two writers, 10,000 events, no repeat and no hole"."""
     async with world(max_events=20_000, max_bytes=100_000_000) as w:
         started = await w.client().start()
         publisher = w.layer._publisher  # pyright: ignore[reportPrivateUsage]
@@ -650,7 +650,7 @@ async def test_a_million_updates_of_ten_resources_are_ten_events() -> None:
 
 
 async def test_only_listed_notifications_are_coalesced() -> None:
-    """A12: "Nothing else by default"; a list change is one per method, a malformed update
+    """COA6: "Nothing else by default"; a list change is one per method, a malformed update
     hides nothing, and two sessions do not meet.
     """
     async with world() as w:
@@ -709,7 +709,7 @@ async def test_the_policy_says_what_is_coalesced() -> None:
 
 @pytest.mark.in_memory
 async def test_what_is_known_of_evicted_events_goes_with_them() -> None:
-    """A15: "The retention index is evicted with its events"; an event whose key was evicted is
+    """CUP1: "The retention index is evicted with its events"; an event whose key was evicted is
     an event like any other.
     """
     async with world(max_events=10) as w:

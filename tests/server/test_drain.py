@@ -30,7 +30,7 @@ async def waiting(w: World, client: RawClient, **meta: object) -> tuple[Reply, s
 
 
 async def test_new_requests_are_told_to_come_back() -> None:
-    """C7: "stop attaching": 503 with ``Retry-After``, by every method, of either era."""
+    """WSS17: "stop attaching": 503 with ``Retry-After``, by every method, of either era."""
     async with world(reconnect_spread=7.2) as w:
         client = await w.connected()
         running, _ = await waiting(w, client)
@@ -80,7 +80,7 @@ async def test_clients_that_know_us_are_told_when_to_come_back() -> None:
 
 
 async def test_stock_clients_come_back_spread_out() -> None:
-    """C7: "reconnect, spread over N seconds": those that know of no notification are told by
+    """WSS17: "reconnect, spread over N seconds": those that know of no notification are told by
     ``retry``, which all of them follow, and keep their place in the stream.
     """
     async with world(reconnect_spread=8) as w:
@@ -100,7 +100,7 @@ async def test_stock_clients_come_back_spread_out() -> None:
 
 
 async def test_what_runs_may_finish() -> None:
-    """C7: "finish or park what runs": within the grace, and no longer than it takes."""
+    """WSS17: "finish or park what runs": within the grace, and no longer than it takes."""
     async with world() as w:
         client = await w.connected()
         stream = await client.get().started()
@@ -119,7 +119,7 @@ async def test_what_runs_may_finish() -> None:
 
 
 async def test_what_does_not_finish_is_answered() -> None:
-    """C8: "running calls get grace then -31012", a keyed one among them; its sender is not
+    """CLI1: "running calls get grace then -31012", a keyed one among them; its sender is not
     left waiting, and its handler is cancelled.
     """
     async with world() as w:

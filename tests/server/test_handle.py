@@ -51,7 +51,7 @@ async def test_a_request_without_a_session_has_none() -> None:
 
 
 async def test_requests_at_the_same_time_have_their_own() -> None:
-    """F6: many sessions in one event loop never see each other's."""
+    """SEC7: many sessions in one event loop never see each other's."""
     async with world() as w:
         sessions = [(await w.client().start())["sessionId"] for _ in range(20)]
 

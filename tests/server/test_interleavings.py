@@ -34,7 +34,7 @@ async def with_stream(w: World) -> tuple[RawClient, Reply]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_what_is_produced_while_a_replay_runs_comes_once_and_in_order(seed: int) -> None:
-    """A5: "arrive once and in order (subscribe first, read history, merge)"."""
+    """ATT6: "arrive once and in order (subscribe first, read history, merge)"."""
     async with world(store=suspending_store(seed)) as w:
         started = await w.client().start()
         session = started["sessionId"]
@@ -59,7 +59,7 @@ async def test_what_is_produced_while_a_replay_runs_comes_once_and_in_order(seed
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int) -> None:
-    """B1, B2: two connections in turns; each event is on exactly one of them, after what the
+    """ATT1, ATT5: two connections in turns; each event is on exactly one of them, after what the
     other had, and the displaced one hears nothing more.
     """
     async with world(store=suspending_store(seed)) as w:
@@ -95,7 +95,7 @@ async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_the_displaced_connection_hears_nothing_more(seed: int) -> None:
-    """B1: what was stored after the takeover never goes to the old connection."""
+    """ATT1: what was stored after the takeover never goes to the old connection."""
     async with world(store=suspending_store(seed)) as w:
         old, old_stream = await with_stream(w)
         started = await old.start()
@@ -121,7 +121,7 @@ async def test_the_displaced_connection_hears_nothing_more(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_rivals_leave_one_owner(seed: int) -> None:
-    """B5: "never two owners, never none"."""
+    """TKO8: "never two owners, never none"."""
     async with world(store=suspending_store(seed)) as w:
         session = (await w.client().start())["sessionId"]
         rivals = [await with_stream(w) for _ in range(4)]
@@ -140,7 +140,7 @@ async def test_rivals_leave_one_owner(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_one_key_runs_once(seed: int) -> None:
-    """C2: "recorded … **before** the handler starts", however the sendings interleave; and each
+    """KEY3: "recorded … **before** the handler starts", however the sendings interleave; and each
     is answered.
     """
     async with world(store=suspending_store(seed)) as w:
@@ -154,7 +154,7 @@ async def test_one_key_runs_once(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_nothing_follows_the_end(seed: int) -> None:
-    """D5, D7: events, requests and questions race with ``session/end``: nothing of the session
+    """SES18, END1: events, requests and questions race with ``session/end``: nothing of the session
     after its answer, and nobody waits for ever.
     """
     async with world(store=suspending_store(seed)) as w:
@@ -185,7 +185,7 @@ async def test_nothing_follows_the_end(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_stream_that_is_fetched_while_it_is_written_is_whole(seed: int) -> None:
-    """A5, A8: progress, answer and ``Last-Event-ID`` in any order."""
+    """ATT6, HTL10: progress, answer and ``Last-Event-ID`` in any order."""
     async with world(store=suspending_store(seed)) as w:
         client = await w.connected()
         sent = client.call("progress", steps=15, gate="g", meta={"progressToken": 1})
@@ -225,7 +225,7 @@ async def test_many_emit_on_one_stream(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_of_two_requests_with_one_id_one_is_served(seed: int) -> None:
-    """C3: ``duplicate_id`` for the other, though both came while the store was asked for their
+    """REQ1: ``duplicate_id`` for the other, though both came while the store was asked for their
     session; one of them with a key, which must not be left behind as running.
     """
     async with world(store=suspending_store(seed)) as w:

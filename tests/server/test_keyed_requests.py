@@ -59,7 +59,7 @@ async def test_the_same_key_after_the_answer_gets_the_answer() -> None:
 
 
 async def test_an_error_is_an_answer_too() -> None:
-    """C2: what failed once failed; the key does not make it run again."""
+    """KEY3: what failed once failed; the key does not make it run again."""
     async with world() as w:
         client, session = await session_of(w)
 
@@ -163,7 +163,7 @@ async def test_other_metadata_is_the_same_content() -> None:
 
 
 async def test_two_sessions_share_no_keys() -> None:
-    """F6: "recorded in the store" with its session."""
+    """SEC7: "recorded in the store" with its session."""
     async with world() as w:
         client, first = await session_of(w)
         second = (await client.start())["sessionId"]
@@ -177,7 +177,7 @@ async def test_two_sessions_share_no_keys() -> None:
 
 
 async def test_an_answer_that_was_dropped_is_unknown() -> None:
-    """Rule: "its answer dropped: ``-31012``": the key is known, and nothing runs (C2)."""
+    """Rule: "its answer dropped: ``-31012``": the key is known, and nothing runs (KEY3)."""
     async with world(request_key_bytes=1_000) as w:
         client, _ = await session_of(w)
         await client.call("echo", text="a" * 600, meta=keyed("1")).result()
@@ -273,7 +273,7 @@ async def test_what_was_given_up_is_unknown() -> None:
 
 
 async def test_what_was_sent_again_is_heard_again() -> None:
-    """C6: the bound on unheard work counts from when nobody listened, and somebody does."""
+    """REQ8: the bound on unheard work counts from when nobody listened, and somebody does."""
     async with world(detached_timeout=60) as w:
         client, session = await session_of(w)
         first = await waiting(w, client)
@@ -397,7 +397,7 @@ async def test_a_newest_sending_without_a_token_gets_no_progress() -> None:
 
 
 async def test_an_open_question_goes_to_the_newest_sending() -> None:
-    """C4: "kept when sent again": the same id, so that either answer counts."""
+    """ASK2: "kept when sent again": the same id, so that either answer counts."""
     async with world() as w:
         old = await w.connected(capabilities=ASKS)
         session = (await old.start())["sessionId"]

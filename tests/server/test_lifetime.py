@@ -28,9 +28,9 @@ async def is_there(w: World, session: str) -> bool:
 
 
 async def test_a_session_expires_when_nothing_was_asked_of_it() -> None:
-    """D2: at its deadline and not before; then it is unknown, and its traces are gone (D4).
+    """SES14: at its deadline and not before; then it is unknown, and its traces are gone (END2).
 
-    B8, as ``protocol.md`` has it: resuming an expired session is ``-32043``.
+    RES2: resuming an expired session is ``-32043``.
     """
     async with world(idle_timeout=100) as w:
         session = (await w.client().start())["sessionId"]
@@ -44,7 +44,7 @@ async def test_a_session_expires_when_nothing_was_asked_of_it() -> None:
 
 
 async def test_every_request_moves_the_deadline() -> None:
-    """D2: whatever it asks for, and however it names the session."""
+    """SES14: whatever it asks for, and however it names the session."""
     async with world(idle_timeout=100) as w:
         client = await w.connected()
         session = (await client.start())["sessionId"]
@@ -59,7 +59,7 @@ async def test_every_request_moves_the_deadline() -> None:
 
 
 async def test_a_notification_moves_no_deadline() -> None:
-    """D2: "from the last finished request"; a client that only chatters is idle."""
+    """SES14: "from the last finished request"; a client that only chatters is idle."""
     async with world(idle_timeout=100) as w:
         client = await w.connected()
         session = (await client.start())["sessionId"]
@@ -71,7 +71,7 @@ async def test_a_notification_moves_no_deadline() -> None:
 
 
 async def test_events_move_no_deadline() -> None:
-    """D2: what the server says is no sign of life of the client."""
+    """SES14: what the server says is no sign of life of the client."""
     async with world(idle_timeout=100) as w:
         client = await w.connected()
         stream = await client.get().started()
@@ -85,7 +85,7 @@ async def test_events_move_no_deadline() -> None:
 
 
 async def test_idle_time_counts_from_the_end_of_a_request() -> None:
-    """D2: "Idle time counts from the last finished request"."""
+    """SES14: "Idle time counts from the last finished request"."""
     async with world(idle_timeout=100) as w:
         client = await w.connected()
         session = (await client.start())["sessionId"]
@@ -102,8 +102,8 @@ async def test_idle_time_counts_from_the_end_of_a_request() -> None:
 
 @pytest.mark.parametrize("rounds", [0, 1, 5])
 async def test_a_busy_session_is_never_reaped(rounds: int) -> None:
-    """D2, D3: "a busy session is never reaped", nor is the connection that carries the request,
-    however long that runs and however rarely anybody looks.
+    """SES14, SES15: "a busy session is never reaped", nor is the connection that carries the
+    request, however long that runs and however rarely anybody looks.
     """
     async with world(idle_timeout=100) as w:
         client = await w.connected()
@@ -126,7 +126,7 @@ async def test_a_busy_session_is_never_reaped(rounds: int) -> None:
 async def test_a_session_that_cannot_be_forgotten_yet_keeps_no_other_from_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """D4: the store says once that a session is over; what follows is done for each of them,
+    """END2: the store says once that a session is over; what follows is done for each of them,
     and for the one whose turn came while the store was away in the next round.
     """
     async with world(idle_timeout=100) as w:
@@ -155,7 +155,7 @@ async def test_a_session_that_cannot_be_forgotten_yet_keeps_no_other_from_its_en
 
 
 async def test_a_busy_session_is_alive_past_its_idle_deadline() -> None:
-    """D2: between two rounds of the reaper, as when a laptop wakes up: changes reach it, and
+    """SES14: between two rounds of the reaper, as when a laptop wakes up: changes reach it, and
     its handler can ask its client; both found it expired.
     """
     async with world(idle_timeout=100) as w:
@@ -184,7 +184,7 @@ async def test_a_busy_session_is_alive_past_its_idle_deadline() -> None:
 
 
 async def test_a_session_that_is_busy_elsewhere_is_not_reaped() -> None:
-    """D2, E: another process on the same store does not know what runs here: the deadline is
+    """SES14, E: another process on the same store does not know what runs here: the deadline is
     kept ahead for it.
     """
     store = MemoryStore()
@@ -205,7 +205,7 @@ async def test_a_session_that_is_busy_elsewhere_is_not_reaped() -> None:
 
 
 async def test_an_unheard_request_still_holds_its_session() -> None:
-    """D2: its client may come back for the answer."""
+    """SES14: its client may come back for the answer."""
     async with world(idle_timeout=100) as w:
         client = await w.connected()
         await client.start()
@@ -228,7 +228,7 @@ async def test_an_unheard_request_still_holds_its_session() -> None:
 
 
 async def test_a_session_ends_at_its_absolute_lifetime_however_busy() -> None:
-    """D3: "Idle *and* absolute lifetime"; what runs is cancelled and answered."""
+    """SES15: "Idle *and* absolute lifetime"; what runs is cancelled and answered."""
     async with world(idle_timeout=100, max_lifetime=300) as w:
         client = await w.connected()
         session = (await client.start())["sessionId"]
@@ -279,7 +279,7 @@ async def test_a_transport_mode_session_ends_at_its_lifetime_too() -> None:
 
 
 async def test_the_number_of_sessions_is_bounded() -> None:
-    """D3: "cap per process"; ``-31011`` with the limit's name; of both modes."""
+    """SES15: "cap per process"; ``-31011`` with the limit's name; of both modes."""
     async with world(max_sessions=3) as w:
         client = await w.connected()
         for _ in range(2):
@@ -301,7 +301,7 @@ _HANDSHAKE: Json = {
 
 
 async def test_the_sessions_of_one_principal_are_bounded() -> None:
-    """D3: "and per principal": one that has too many hinders nobody else."""
+    """SES15: "and per principal": one that has too many hinders nobody else."""
     async with world(max_sessions_per_principal=2) as w:
 
         async def user(subject: str) -> RawClient:
@@ -318,7 +318,7 @@ async def test_the_sessions_of_one_principal_are_bounded() -> None:
 
 
 async def test_expired_sessions_make_room() -> None:
-    """D3: whoever is refused is refused for sessions that live."""
+    """SES15: whoever is refused is refused for sessions that live."""
     async with world(max_sessions=2, idle_timeout=100) as w:
         await w.client().start()
         kept = (await w.client().start())["sessionId"]
@@ -333,7 +333,7 @@ async def test_expired_sessions_make_room() -> None:
 
 
 async def test_no_session_is_evicted_for_another() -> None:
-    """D3: "LRU never evicts a session with work in flight": none is evicted at all."""
+    """SES15: "LRU never evicts a session with work in flight": none is evicted at all."""
     async with world(max_sessions=2) as w:
         client = await w.connected()
         await client.start()
@@ -416,7 +416,7 @@ async def test_a_handler_whose_data_is_too_large_is_told_which_limit() -> None:
 
 
 async def test_subscriptions_are_bounded() -> None:
-    """C6: ``-31011`` with the limit's name; one that is there already is no new one."""
+    """REQ8: ``-31011`` with the limit's name; one that is there already is no new one."""
     async with world(max_subscriptions=2) as w:
         client = await w.connected()
         for uri in ("a:1", "a:2", "a:1"):
@@ -441,7 +441,7 @@ def test_a_limit_is_a_positive_number(wrong: float) -> None:
 @pytest.mark.in_memory
 @pytest.mark.parametrize("end", ["session/end", "expiry"])
 async def test_the_end_removes_every_trace(end: str) -> None:
-    """D4: "remove every trace (session, events, leases …)": in the store and at work."""
+    """END2: "remove every trace (session, events, leases …)": in the store and at work."""
     async with world(idle_timeout=100) as w:
         client = await w.connected()
         session = (await client.start())["sessionId"]
@@ -472,7 +472,7 @@ async def test_the_end_removes_every_trace(end: str) -> None:
 
 
 async def test_a_late_write_does_not_bring_a_session_back() -> None:
-    """D5: "a late write or touch cannot re-create a deleted session": by the handler that
+    """SES18: "a late write or touch cannot re-create a deleted session": by the handler that
     was cancelled with it, by its kept channel, by its handle.
     """
     async with world() as w:

@@ -1,4 +1,4 @@
-"""F8: "The loggable id is not the credential": no whole session id, key or token, anywhere.
+"""SEC2: "The loggable id is not the credential": no whole session id, key or token, anywhere.
 
 One busy scenario that passes by every place that logs; then everything that was logged, by
 whatever logger of ours and at whatever level, with tracebacks, is searched.
@@ -109,7 +109,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> str:
 
 
 async def test_nothing_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """F8; at DEBUG, over a scenario with every kind of line."""
+    """SEC2; at DEBUG, over a scenario with every kind of line."""
     caplog.set_level(logging.DEBUG)
     async with world(detached_timeout=900, idle_timeout=5_000, slow_timeout=5) as w:
         secrets = await busy(w)
@@ -125,7 +125,7 @@ async def test_nothing_secret_is_logged(caplog: pytest.LogCaptureFixture) -> Non
 
 
 async def test_answers_repeat_only_what_the_caller_sent() -> None:
-    """F8, F4: an error text names no session; its data only what came with the request."""
+    """SEC2, ERR2: an error text names no session; its data only what came with the request."""
     async with world() as w:
         client = await w.connected()
         session = (await client.start())["sessionId"]
@@ -154,7 +154,7 @@ async def test_answers_repeat_only_what_the_caller_sent() -> None:
     ids=["200", "404"],
 )
 def test_an_error_does_not_show_what_it_is_about(error: SessionsError) -> None:
-    """F8: neither as text nor in a debugger's or a logger's ``repr``; the answer has it."""
+    """SEC2: neither as text nor in a debugger's or a logger's ``repr``; the answer has it."""
     for shown in (str(error), repr(error), *traceback.format_exception(error)):
         assert UNKNOWN not in shown
     assert UNKNOWN in str(getattr(error, "data", ""))
@@ -168,7 +168,7 @@ def test_an_error_survives_a_copy() -> None:
 
 
 async def test_uvicorn_is_told_no_secret_either(caplog: pytest.LogCaptureFixture) -> None:
-    """F8: an id travels in headers and bodies, never in a URL that access logs show."""
+    """SEC2: an id travels in headers and bodies, never in a URL that access logs show."""
     async with world() as w:
         client: RawClient = await w.connected()
         await client.start()

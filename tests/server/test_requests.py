@@ -47,7 +47,7 @@ async def cut(reply: Reply) -> None:
 
 
 async def test_a_duplicate_id_is_refused() -> None:
-    """C3: "two requests with one id on one connection while the first can still be answered
+    """REQ1: "two requests with one id on one connection while the first can still be answered
     there: ``-32600`` (``duplicate_id``) for the second"; the first is not disturbed.
     """
     async with world() as w:
@@ -88,7 +88,7 @@ async def test_an_id_can_be_used_again_when_it_was_answered() -> None:
 
 
 async def test_one_and_the_text_one_are_two_ids() -> None:
-    """C3: an id is a string or a number, and they never cross (the SDK's streams do)."""
+    """REQ1: an id is a string or a number, and they never cross (the SDK's streams do)."""
     async with world() as w:
         client = await w.connected()
         number = await waiting(w, client, "n", request_id=1)
@@ -163,7 +163,7 @@ async def test_a_cut_stream_cancels_nothing() -> None:
 
 
 async def test_an_explicit_cancel_ends_a_request() -> None:
-    """C5: "An explicit cancel always wins"; the answer is the SDK's (-32800), and ends it."""
+    """REQ5: "An explicit cancel always wins"; the answer is the SDK's (-32800), and ends it."""
     async with world() as w:
         client = await w.connected()
         sent = await waiting(w, client)
@@ -191,7 +191,7 @@ async def test_a_cancel_by_id_means_the_newest() -> None:
 
 
 async def test_a_cancel_reaches_only_its_own_connection() -> None:
-    """C3: ids "mean nothing beyond their connection"."""
+    """REQ1: ids "mean nothing beyond their connection"."""
     async with world() as w:
         client, other = await w.connected(), await w.connected()
         sent = await waiting(w, client, request_id=7)
@@ -379,7 +379,7 @@ async def test_a_question_beside_the_request_goes_to_the_get_stream() -> None:
 
 
 async def test_an_open_question_is_asked_again_of_the_new_connection() -> None:
-    """C4: "never left hanging": after a takeover it goes, with its id, to the new connection;
+    """ASK2: "never left hanging": after a takeover it goes, with its id, to the new connection;
     the old one's copy is withdrawn where it was not sent yet.
     """
     async with world() as w:
@@ -453,7 +453,7 @@ async def test_an_open_question_is_not_asked_of_a_client_that_cannot_answer() ->
 
 
 async def test_a_question_times_out_and_is_taken_back() -> None:
-    """C8: what a handler waits for has an end; the client is told."""
+    """CLI1: what a handler waits for has an end; the client is told."""
     async with world() as w:
 
         async def impatient(ctx: Ctx, arguments: Json) -> str:
@@ -478,7 +478,7 @@ async def test_a_question_times_out_and_is_taken_back() -> None:
 
 
 async def test_unheard_work_is_bounded_in_time() -> None:
-    """C6: "Detached handlers are bounded in number, time and bytes"; who asks later hears
+    """REQ8: "Detached handlers are bounded in number, time and bytes"; who asks later hears
     ``-31012``.
     """
     async with world(detached_timeout=60) as w:
@@ -511,7 +511,7 @@ async def test_work_that_is_heard_again_is_not_bounded() -> None:
 
 
 async def test_unheard_work_is_bounded_in_number() -> None:
-    """C6: the oldest goes first."""
+    """REQ8: the oldest goes first."""
     async with world(max_detached_requests=3) as w:
         client = await w.connected()
         sent = [await waiting(w, client, f"g{number}") for number in range(5)]
@@ -540,7 +540,7 @@ async def test_ones_cut_calls_cancel_nobody_elses() -> None:
 
 
 async def test_unheard_work_is_bounded_in_bytes() -> None:
-    """C6: what it emits stays within its stream's window; its answer is always kept."""
+    """REQ8: what it emits stays within its stream's window; its answer is always kept."""
     async with world(max_bytes=10_000) as w:
 
         async def talk(ctx: Ctx, arguments: Json) -> str:
@@ -571,7 +571,7 @@ async def test_unheard_work_is_bounded_in_bytes() -> None:
     "value", [2**64, -(2**70), "\ud800", [2**200]], ids=["2**64", "-2**70", "surrogate", "nested"]
 )
 async def test_an_answer_that_is_hard_to_write_is_still_an_answer(value: object) -> None:
-    """C8: "nothing waits forever". Python's integers have no end and its text may hold half a
+    """CLI1: "nothing waits forever". Python's integers have no end and its text may hold half a
     character; orjson takes neither, and the caller waited for ever.
     """
     async with world() as w:

@@ -46,7 +46,7 @@ async def test_start_returns_an_id_a_position_and_an_expiry() -> None:
 
 
 async def test_start_takes_no_params_or_any() -> None:
-    """Document 002 sends ``{}``; none at all is as good."""
+    """The elevation document sends ``{}``; none at all is as good."""
     async with world() as w:
         client = await w.connected()
         assert "sessionId" in await client.result("session/start")
@@ -54,7 +54,7 @@ async def test_start_takes_no_params_or_any() -> None:
 
 
 async def test_the_head_of_start_is_a_position_before_the_first_event() -> None:
-    """A9: "a drop before the first event loses nothing"."""
+    """STA4: "a drop before the first event loses nothing"."""
     async with world() as w:
         started = await w.client().start()
         await update(w, started["sessionId"], "a:1", "a:2")
@@ -67,7 +67,7 @@ async def test_the_head_of_start_is_a_position_before_the_first_event() -> None:
 
 
 async def test_a_connection_can_have_many_sessions_attached() -> None:
-    """Document 002: "any number of independent sessions"; each event names its own."""
+    """The elevation document: "any number of independent sessions"; each event names its own."""
     async with world() as w:
         client = await w.connected()
         sessions = [(await client.start())["sessionId"] for _ in range(3)]
@@ -101,7 +101,7 @@ async def test_resume_says_what_it_replays() -> None:
 
 
 async def test_zero_missed_events_are_a_success() -> None:
-    """A7: "a second resume with nothing new replays nothing"; the replay moved the client."""
+    """CUP2: "a second resume with nothing new replays nothing"; the replay moved the client."""
     async with world() as w:
         started = await w.client().start()
         await update(w, started["sessionId"], "a:1")
@@ -118,7 +118,7 @@ async def test_zero_missed_events_are_a_success() -> None:
 
 
 async def test_resume_from_the_middle_replays_what_follows() -> None:
-    """A5: "the replay is (position, head]", in order, once."""
+    """ATT6: "the replay is (position, head]", in order, once."""
     async with world() as w:
         started = await w.client().start()
         await update(w, started["sessionId"], *(f"a:{n}" for n in range(6)))
@@ -163,8 +163,8 @@ SPOILS: dict[str, tuple[Spoil, str]] = {
 
 @pytest.mark.parametrize(("spoil", "reason"), SPOILS.values(), ids=SPOILS)
 async def test_a_bad_position_is_no_error_and_replays_nothing(spoil: Spoil, reason: str) -> None:
-    """A1, A2, A3, A4: "nothing up to head is sent, head is the new position. Never a partial
-    replay, never an error for a bad position".
+    """CUP13, CUP10, CUP6, CUP7: "nothing up to head is sent, head is the new position. Never a
+    partial replay, never an error for a bad position".
     """
     async with world() as w:
         started = await w.client().start()
@@ -182,7 +182,7 @@ async def test_a_bad_position_is_no_error_and_replays_nothing(spoil: Spoil, reas
 
 
 async def test_an_evicted_position_replays_nothing_at_all() -> None:
-    """A3, A13: one missing event is enough; the window is bounded by events."""
+    """CUP6, ATT7: one missing event is enough; the window is bounded by events."""
     async with world(max_events=3) as w:
         started = await w.client().start()
         await update(w, started["sessionId"], *(f"a:{n}" for n in range(4)))
@@ -197,7 +197,7 @@ async def test_an_evicted_position_replays_nothing_at_all() -> None:
 
 
 async def test_the_window_is_bounded_by_bytes_too() -> None:
-    """A13: "Bound bytes as well as counts"."""
+    """ATT7: "Bound bytes as well as counts"."""
     async with world(max_bytes=2_000) as w:
         started = await w.client().start()
         client = await w.connected()
@@ -209,7 +209,7 @@ async def test_the_window_is_bounded_by_bytes_too() -> None:
 
 
 async def test_an_old_position_has_expired() -> None:
-    """A4: lost to time and lost to space are two reasons."""
+    """CUP7: lost to time and lost to space are two reasons."""
     async with world(max_age=60, idle_timeout=1000) as w:
         started = await w.client().start()
         await update(w, started["sessionId"], "a:1")
@@ -295,7 +295,7 @@ async def test_a_lone_post_has_no_stream_and_keeps_its_position() -> None:
 
 
 async def test_the_answer_precedes_the_first_replayed_event() -> None:
-    """A16: "The result is written before the first replayed event", however slow its reader."""
+    """RES6: "The result is written before the first replayed event", however slow its reader."""
     async with world() as w:
         started = await w.client().start()
         await update(w, started["sessionId"], "a:1", "a:2")
@@ -395,7 +395,7 @@ async def test_end_answers_an_empty_object() -> None:
 
 
 async def test_ending_again_finds_nothing() -> None:
-    """D4, D7: "Ending again: ``-32043``"; so does a resume, by anybody, for ever."""
+    """END2, END1: "Ending again: ``-32043``"; so does a resume, by anybody, for ever."""
     async with world() as w:
         client = await w.connected()
         session = (await client.start())["sessionId"]
@@ -408,8 +408,8 @@ async def test_ending_again_finds_nothing() -> None:
 
 
 async def test_nothing_of_an_ended_session_is_delivered() -> None:
-    """Document 002: "MUST NOT deliver further session-scoped notifications"; not even what
-    waited for the stream when it ended. D5: a late write does not bring it back.
+    """END3: "MUST NOT deliver further session-scoped notifications"; not even what waited for
+    the stream when it ended. SES18: a late write does not bring it back.
     """
     async with world() as w:
         client = await w.connected()
@@ -469,7 +469,7 @@ async def test_end_ends_keyed_requests_too() -> None:
 
 
 async def test_end_fails_open_questions() -> None:
-    """C4: "fail open server-to-client requests": on the request's channel and beside it."""
+    """ASK2: "fail open server-to-client requests": on the request's channel and beside it."""
     async with world() as w:
         client = await w.connected(capabilities={"elicitation": {}})
         stream = client.get()

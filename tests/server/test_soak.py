@@ -1,4 +1,4 @@
-"""D8: memory after many clients that came and went is what it was before."""
+"""END2: memory after many clients that came and went is what it was before."""
 
 import asyncio
 import gc
@@ -65,7 +65,7 @@ async def come_and_go(w: World, count: int) -> None:
 
 @pytest.mark.in_memory
 async def test_ten_thousand_that_come_and_go_leave_nothing() -> None:
-    """D8: "10,000 create/drop cycles without DELETE: memory returns to baseline"."""
+    """END2: "10,000 create/drop cycles without DELETE: memory returns to baseline"."""
     async with world(idle_timeout=100) as w:
         await come_and_go(w, 500)
         w.clock.advance(200)
@@ -91,7 +91,7 @@ async def test_ten_thousand_that_come_and_go_leave_nothing() -> None:
 
 @pytest.mark.in_memory
 async def test_sessions_that_are_ended_leave_nothing_before_their_time() -> None:
-    """D4, D8: the place that a session had in the queue of deadlines was kept until then: a
+    """END2: the place that a session had in the queue of deadlines was kept until then: a
     client that starts and ends sessions all day filled the memory.
     """
     async with world() as w:
@@ -107,7 +107,7 @@ async def test_sessions_that_are_ended_leave_nothing_before_their_time() -> None
 
 @pytest.mark.in_memory
 async def test_connections_that_are_deleted_leave_nothing() -> None:
-    """D4: with an open stream, a session attached, and a request that nobody waits for."""
+    """END2: with an open stream, a session attached, and a request that nobody waits for."""
     async with world() as w:
         for number in range(100):
             client: RawClient = await w.connected()

@@ -1,4 +1,4 @@
-"""A layer without a store: document 004 only, and nothing is remembered."""
+"""A layer without a store: ``sessions/*`` only (SLS1), and nothing is remembered."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def served(
 
 @pytest.mark.parametrize("modern", [True, False])
 async def test_the_token_is_the_state(modern: bool) -> None:
-    """protocol.md, "Stateless mode": what the client sends back is what the handler sees."""
+    """SLS3: what the client sends back is what the handler sees."""
     async with served(modern=modern) as client:
         created = (await client.send("sessions/create"))["result"]["session"]
         assert set(created) == {"sessionId", "expiresAt", "state"}
@@ -180,7 +180,7 @@ async def test_delete_answers_and_revokes_nothing() -> None:
 @pytest.mark.parametrize("method", ["session/start", "session/resume", "session/end"])
 @pytest.mark.parametrize("modern", [True, False])
 async def test_the_other_proposal_is_not_spoken(method: str, modern: bool) -> None:
-    """Document 002: a server without protocol-level sessions MUST respond with that error."""
+    """STA6: a server without protocol-level sessions responds with that error."""
     async with served(modern=modern) as client:
         answered = await client.send(method, {"sessionId": "x"})
 

@@ -27,7 +27,7 @@ def told(*arguments: str) -> Any:
 
 
 def test_a_span_of_a_session_names_its_digest_and_no_span_names_an_id() -> None:
-    """F8, and OpenTelemetry's ``gen_ai.conversation.id``."""
+    """SEC2, and OpenTelemetry's ``gen_ai.conversation.id``."""
     seen = told()
     by_session = {seen["session"]: list[str](), seen["transport"]: list[str]()}
     for name, attributes in seen["spans"]:

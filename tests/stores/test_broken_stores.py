@@ -94,7 +94,7 @@ class ReplaysWithoutTheEpoch(MemoryStore):
 
 
 class ReplaysWhatIsLeft(MemoryStore):
-    """A partial replay (pitfall A3)."""
+    """A partial replay (CUP6)."""
 
     async def read(
         self,
@@ -376,7 +376,7 @@ class KeepsItsPositions(MemoryStore):
 async def test_a_store_that_breaks_a_rule_fails_its_check(
     store: type[MemoryStore], check: Check
 ) -> None:
-    """Style.md: "a vector is merged when a broken driver has failed it"."""
+    """A check counts when a broken store has failed it."""
     with pytest.raises(AssertionError):
         await check(store)
 

@@ -35,7 +35,7 @@ def every_check_of_every_store() -> Iterator[object]:
 @pytest.mark.anyio
 @pytest.mark.parametrize(("make", "check"), list(every_check_of_every_store()))
 async def test_a_store_keeps_the_contract(make: MakeStore, check: Check) -> None:
-    """The name of the check is the rule; its docstring cites the pitfalls."""
+    """The name of the check is the rule; its docstring cites the clauses."""
     await check(make)
 
 
@@ -78,7 +78,7 @@ def test_every_check_is_in_the_list(
 
 
 def test_the_checks_need_no_test_framework_and_no_sdk() -> None:
-    """They are for authors of stores outside this repository (style.md 1.7)."""
+    """They are for authors of stores outside this repository."""
     script = (
         "import sys, mcp_sessions.testing as testing; "
         "print({'pytest', 'hypothesis', 'mcp'} & {name.split('.')[0] for name in sys.modules})"

@@ -46,7 +46,7 @@ def new_session(store: SessionStore, *, now: float = NOW) -> SessionId:
 
 
 def test_no_method_of_the_store_in_memory_can_suspend() -> None:
-    """architecture.md: "the fast path must not suspend"; each is atomic by that."""
+    """The fast path does not suspend; each is atomic by that."""
     for name, method in inspect.getmembers(MemoryStore, inspect.iscoroutinefunction):
         source = inspect.getsource(method)
         assert "await " not in source and "async for" not in source, name
@@ -100,7 +100,7 @@ def happens(store: SessionStore, session_id: SessionId, change: Change) -> bool:
 
 @given(st.lists(st.sampled_from(Change), max_size=12))
 def test_the_store_in_memory_goes_only_along_the_table(changes: Sequence[Change]) -> None:
-    """``core/states.py``: what is not in the table cannot happen (D5, D7)."""
+    """``core/states.py``: what is not in the table cannot happen (SES18, END1)."""
     store, state = opened(), BEGINS
     session_id = new_session(store)
     for change in changes:
@@ -116,7 +116,7 @@ def test_the_store_in_memory_goes_only_along_the_table(changes: Sequence[Change]
     ("over", "late"), list(itertools.product([Change.END, Change.EXPIRE], Change))
 )
 def test_nothing_happens_to_a_session_that_is_over(over: Change, late: Change) -> None:
-    """D5, D7: both ways of being over are for ever."""
+    """SES18, END1: both ways of being over are for ever."""
     store = opened()
     session_id = new_session(store)
     assert happens(store, session_id, over)
@@ -172,10 +172,10 @@ def bytes_left(by: Change) -> int:
 
 
 def test_sessions_that_expired_leave_no_memory_behind() -> None:
-    """D8: cycles of create and drop without DELETE; the soak has 10,000."""
+    """END2: cycles of create and drop without DELETE; the soak has 10,000."""
     assert bytes_left(Change.EXPIRE) < 64 * 1024
 
 
 def test_sessions_that_ended_leave_no_memory_behind() -> None:
-    """D4, D8: "every trace", so not its id until its deadline would have come either."""
+    """END2: "every trace", so not its id until its deadline would have come either."""
     assert bytes_left(Change.END) < 64 * 1024

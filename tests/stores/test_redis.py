@@ -229,7 +229,7 @@ async def test_a_server_that_may_evict_sessions_is_warned_of(
 
 
 async def test_nobody_there_is_an_error_at_once() -> None:
-    """E1: not a server that starts, and answers errors."""
+    """HTP5: not a server that starts, and answers errors."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     store = RedisStore(f"redis://user:secret@127.0.0.1:{port}")
@@ -256,7 +256,7 @@ async def test_namespaces_share_a_server_and_nothing_else() -> None:
 
 
 async def test_a_key_names_no_session_and_no_resource() -> None:
-    """F8: names of keys turn up in monitors, slow logs and listings."""
+    """SEC2: names of keys turn up in monitors, slow logs and listings."""
     async with opened() as store:
         session_id = await use_everything(store)
 
@@ -448,7 +448,7 @@ async def test_a_conversation_does_not_go_by_itself() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.PROTOCOL, Mode.TRANSPORT])
 async def test_what_ended_leaves_no_key(mode: Mode) -> None:
-    """D4."""
+    """END2."""
     async with opened() as store:
         session_id = await use_everything(store, mode)
         await use_everything(store, mode)
@@ -465,7 +465,7 @@ def store_name(store: RedisStore) -> str:
 async def test_what_a_script_refuses_is_told_without_what_it_was_sent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """F8. A full Redis is an error; nothing half written."""
+    """SEC2. A full Redis is an error; nothing half written."""
     with redis_server() as server:
         store = RedisStore(server.url)
         await store.open(POLICY)
@@ -691,7 +691,7 @@ async def test_a_server_that_forgot_the_scripts_is_sent_them_again() -> None:
 
 
 async def test_a_process_is_taken_for_dead_when_it_gave_no_sign_of_life() -> None:
-    """B9: who dies does not leave, and the key that says it lives vanishes by itself."""
+    """KEY11: who dies does not leave, and the key that says it lives vanishes by itself."""
     own = namespace()
     async with opened(own) as store:
         async with opened(own) as dying:
@@ -714,7 +714,7 @@ def test_the_program_is_there() -> None:
 
 
 async def test_a_log_whose_events_are_gone_begins_anew() -> None:
-    """A11: a server that evicts takes one key and leaves the other."""
+    """CUP13: a server that evicts takes one key and leaves the other."""
     async with opened() as store:
         session_id = await use_everything(store)
         head = await store.head(session_id)
@@ -732,7 +732,7 @@ async def test_a_log_whose_events_are_gone_begins_anew() -> None:
 
 
 async def test_a_session_whose_record_is_gone_is_gone() -> None:
-    """A11, the reverse: no event comes back without its session."""
+    """CUP13, the reverse: no event comes back without its session."""
     async with opened() as store:
         session_id = await use_everything(store)
         keys = await keys_of(store)

@@ -1,4 +1,4 @@
-"""A Redis that stops, dies, comes back, or comes back with less than it had (E1, E2, E3)."""
+"""A Redis that stops, dies, comes back, or comes back with less (HTP5, CUP13, ATT10)."""
 
 import asyncio
 import logging
@@ -142,7 +142,7 @@ class Heard:
 
 
 async def test_a_redis_that_answers_nothing_is_an_error_in_time() -> None:
-    """E1: for every call that waits, and then at once for those that come later."""
+    """HTP5: for every call that waits, and then at once for those that come later."""
     with redis_server() as server:
         async with opened(server, TIMEOUT) as store:
             session_id = await new(store)
@@ -164,7 +164,7 @@ async def test_a_redis_that_answers_nothing_is_an_error_in_time() -> None:
 
 
 async def test_every_method_says_that_it_is_away_and_none_falls_back() -> None:
-    """E1: never to memory; and no answer is made up."""
+    """HTP5: never to memory; and no answer is made up."""
     with redis_server() as server:
         async with opened(server) as store:
             session_id = await new(store)
@@ -219,7 +219,7 @@ def parse(event_id: str) -> Position:
 
 
 async def test_it_is_asked_no_faster_than_it_can_come_back() -> None:
-    """E1: no busy loop, also where an exchange listens."""
+    """HTP5: no busy loop, also where an exchange listens."""
     with redis_server() as server:
         async with opened(server) as store:
             session_id = await new(store)
@@ -247,7 +247,7 @@ async def test_it_is_asked_no_faster_than_it_can_come_back() -> None:
 async def test_a_redis_that_was_killed_and_comes_back_is_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """E1: by itself; what was written to its disk is there. Only what failed is counted."""
+    """HTP5: by itself; what was written to its disk is there. Only what failed is counted."""
     failed: list[str] = []
     monkeypatch.setattr("mcp_sessions.metrics.store_failed", failed.append)
     with redis_server(*KEPT) as server:
@@ -366,7 +366,7 @@ async def test_a_connection_that_the_server_closed_is_made_again() -> None:
 
 
 async def test_a_redis_that_started_again_has_new_logs() -> None:
-    """E2: what it acknowledged last may be lost, and then a number would be issued twice."""
+    """CUP13: what it acknowledged last may be lost, and then a number would be issued twice."""
     with redis_server(*KEPT) as server:
         async with opened(server) as store:
             session_id, connection = await new(store), await new(store, Mode.TRANSPORT)
@@ -394,7 +394,7 @@ async def test_a_redis_that_started_again_has_new_logs() -> None:
 
 
 async def test_a_failover_that_lost_writes_is_no_silent_hole() -> None:
-    """E2: a replica that missed the last events is promoted; nobody is told it has them all."""
+    """CUP13: a replica that missed the last events is promoted; nobody is told it has them all."""
     with redis_server("--repl-diskless-sync-delay", "0") as master, redis_server() as replica:
         replica.ask(f"REPLICAOF 127.0.0.1 {master.port}")
         replica.wait_for("INFO replication", "master_link_status:up")
@@ -470,7 +470,7 @@ async def test_a_stream_takes_the_events_of_a_log_that_began_anew() -> None:
 
 
 async def test_what_was_lost_while_nothing_was_heard_is_told_as_a_gap() -> None:
-    """E3: told after everything is heard again, so that reading then misses nothing."""
+    """ATT10: told after everything is heard again, so that reading then misses nothing."""
     with redis_server() as server:
         async with opened(server) as store, opened(server) as other:
             session_id, heard = await new(store), Heard()

@@ -101,7 +101,7 @@ async def test_a_slot_that_moved_is_followed(nodes: list[RedisServer]) -> None:
 async def test_a_node_that_is_away_is_an_error_for_its_sessions_only(
     nodes: list[RedisServer],
 ) -> None:
-    """E1. Last, since it takes one away: of the cluster's two others the store asks on."""
+    """HTP5. Last, since it takes one away: of the cluster's two others the store asks on."""
     store = store_on(nodes[0])
     await store.open(POLICY)
     made = [await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW) for _ in range(24)]

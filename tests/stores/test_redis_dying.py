@@ -1,4 +1,4 @@
-"""Processes that die between any two commands, and two that work on one session at once (E4)."""
+"""Processes that die between any two commands, and two that work on one session at once (EVT10)."""
 
 import asyncio
 import signal
@@ -205,7 +205,7 @@ async def everything(store: RedisStore, session_id: SessionId) -> list[int]:
 
 
 async def test_two_processes_neither_repeat_nor_skip_a_number() -> None:
-    """A10, with real processes."""
+    """EVT7, with real processes."""
     own = namespace()
     store = redis_store(own=own)
     await store.open(SessionPolicy(max_events=100_000, max_bytes=10_000_000))

@@ -178,12 +178,12 @@ async def both(steps: Sequence[Sequence[Any]]) -> None:
 @given(LOG_STEPS)
 @settings(max_examples=60)
 def test_logs_are_the_same(steps: list[tuple[Any, ...]]) -> None:
-    """A2, A3, A12, A13."""
+    """CUP10, CUP6, COA6, ATT7."""
     asyncio.run(both(steps))
 
 
 @given(KEY_STEPS)
 @settings(max_examples=60)
 def test_request_keys_are_the_same(steps: list[tuple[Any, ...]]) -> None:
-    """C2, F3."""
+    """KEY3, SEC3."""
     asyncio.run(both(steps))

@@ -145,7 +145,7 @@ async def test_only_connections_that_can_come_back_are_attached_after_a_start(pa
 async def test_what_ran_at_the_end_is_never_run_again_and_its_key_is_not_kept_for_ever(
     path: Path,
 ) -> None:
-    """C2: its runner is gone, so nobody can know how it ended."""
+    """KEY3: its runner is gone, so nobody can know how it ended."""
     policy = SessionPolicy(request_key_lifetime=50, request_key_bytes=200)
     use = KeyUse(RequestKey("key"), b"digest", "process-1")
     async with opened(path, policy=policy) as store:
@@ -400,7 +400,7 @@ async def test_what_was_undone_is_not_remembered(path: Path) -> None:
 
 
 async def test_who_comes_while_his_session_ends_leaves_no_row(path: Path) -> None:
-    """D4: in the same transaction, after the end."""
+    """END2: in the same transaction, after the end."""
     async with opened(path, durability="full") as store:
         of = await new(store)
         use = KeyUse(RequestKey("first"), b"digest", "process-1")
@@ -465,7 +465,7 @@ async def test_a_power_loss_that_may_have_cost_events_is_noticed(
     boots: tuple[str | None, str | None],
     refusal: Refusal | None,
 ) -> None:
-    """A1, E6: an id that a client has seen is never given to another event."""
+    """CUP13: an id that a client has seen is never given to another event."""
     monkeypatch.setattr(sqlite_start, "boot_id", lambda: boots[0])
     if not closed:
         monkeypatch.setattr(sqlite_store, "shut_down", killed)

@@ -58,7 +58,7 @@ def a_session(policy: SessionPolicy | None = None) -> Generator[tuple[Transactio
 
 @given(WINDOWS, STEPS)
 def test_a_log_of_rows_is_an_event_log(window: Window, steps: list[tuple[Any, ...]]) -> None:
-    """A2, A3, A12, A13: window, floor, coalescing, origins and pages, one by one."""
+    """CUP10, CUP6, COA6, ATT7: window, floor, coalescing, origins and pages, one by one."""
     with a_session() as (tx, sid):
         log = logs.opened(tx, sid, EVENTS)
         model = EventLog(log.log_epoch, window)
@@ -110,7 +110,7 @@ def keys_of_session(tx: Transaction, policy: SessionPolicy) -> Keys:
 
 @given(KEY_STEPS)
 def test_keys_of_rows_are_request_keys(steps: list[tuple[Any, ...]]) -> None:
-    """C2: what is known, what is dropped for room, and what is refused, one by one."""
+    """KEY3: what is known, what is dropped for room, and what is refused, one by one."""
     policy = SessionPolicy(request_key_bytes=500, request_key_lifetime=60)
     with a_session(policy) as (tx, _):
         model = RequestKeys(max_bytes=500, lifetime=60)

@@ -1,4 +1,4 @@
-"""What clients see while the store is away, with a real Redis that stops and comes back (E1).
+"""What clients see while the store is away, with a real Redis that stops and comes back (HTP5).
 
 ``503`` with ``Retry-After`` where an HTTP answer has not begun, a JSON-RPC error on connections
 that are open; never a session that exists in this process only; and then it goes on by itself.

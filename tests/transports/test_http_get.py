@@ -71,7 +71,7 @@ async def test_the_first_stream_takes_what_waits() -> None:
 
 
 async def test_what_waits_for_the_first_stream_is_bounded() -> None:
-    """A13: and a first stream that cannot take all of it is not left in silent doubt."""
+    """ATT7: and a first stream that cannot take all of it is not left in silent doubt."""
     async with world(max_events=5) as w:
         client = await subscribed(w, "b:1", "b:2")
         for number in range(8):
@@ -131,7 +131,7 @@ async def test_a_later_stream_without_a_position_hears_what_follows() -> None:
 
 
 async def test_a_stream_that_only_looks_open_was_handed_what_it_was_handed() -> None:
-    """B4: "Half-open old connection: reconnect before the server noticed the drop works at
+    """HTL8: "Half-open old connection: reconnect before the server noticed the drop works at
     once" (the SDK answers 409), and what the dead stream took is not told a second time.
     """
     async with world() as w:
@@ -182,7 +182,7 @@ async def test_a_cut_stream_goes_on_where_it_was_cut() -> None:
 
 
 async def test_a_cut_before_the_first_event_loses_nothing() -> None:
-    """A9: the priming event is a position."""
+    """STA4: the priming event is a position."""
     async with world() as w:
         client = await subscribed(w, "b:1")
         first = client.get()
@@ -195,7 +195,7 @@ async def test_a_cut_before_the_first_event_loses_nothing() -> None:
 
 
 async def test_a_half_open_stream_gives_way() -> None:
-    """B4: with a position, while the old stream still seems to be there."""
+    """HTL8: with a position, while the old stream still seems to be there."""
     async with world() as w:
         client = await subscribed(w, "b:1", "b:2")
         dead = client.get()
@@ -213,7 +213,7 @@ async def test_a_half_open_stream_gives_way() -> None:
 
 
 async def test_what_comes_while_the_past_is_read_comes_once_and_in_order() -> None:
-    """A5, on the stream: a producer writes while the reader is slow with its replay."""
+    """ATT6, on the stream: a producer writes while the reader is slow with its replay."""
     async with world(send_buffer=300) as w:
         every = [f"a:{number}" for number in range(40)]
         client = await subscribed(w, *every)
@@ -258,7 +258,7 @@ async def test_a_position_it_never_gave_is_answered_with_the_truth(position: str
 
 
 async def test_an_evicted_position_is_answered_with_the_truth() -> None:
-    """A3: the same when the position was good once."""
+    """CUP6: the same when the position was good once."""
     async with world(max_events=3) as w:
         client = await subscribed(w, "b:1")
         first = client.get()
@@ -323,7 +323,7 @@ async def test_an_evicted_position_lets_go_of_the_connections_sessions() -> None
 
 
 async def test_the_stream_of_another_connection_never_yields_it() -> None:
-    """F6: "Replay is scoped to session *and* stream *and* owner"."""
+    """SEC7: "Replay is scoped to session *and* stream *and* owner"."""
     async with world() as w:
         client, other = await subscribed(w, "b:1"), await w.connected()
         first = client.get()
@@ -363,7 +363,7 @@ async def test_what_was_withdrawn_is_not_replayed() -> None:
 
 
 async def test_ids_survive_the_trip_through_a_header() -> None:
-    """A14: "survive the trip through an HTTP header (0x21–0x7E)"."""
+    """EVT8: "survive the trip through an HTTP header (0x21–0x7E)"."""
     async with world() as w:
         client = await subscribed(w, "b:1")
         stream = client.get()
@@ -398,7 +398,7 @@ async def test_a_handler_closes_the_stream_and_the_client_comes_back() -> None:
 
 
 async def test_delete_ends_the_stream() -> None:
-    """D4: and with it everything that could be fetched."""
+    """END2: and with it everything that could be fetched."""
     async with world() as w:
         client = await subscribed(w, "b:1")
         stream = client.get()
@@ -413,7 +413,7 @@ async def test_delete_ends_the_stream() -> None:
 
 
 async def test_an_open_stream_does_not_keep_a_session_alive() -> None:
-    """D2: "an open but dead stream does not keep a session alive"; it ends, and 404 follows."""
+    """SES14: "an open but dead stream does not keep a session alive"; it ends, and 404 follows."""
     async with world(idle_timeout=100) as w:
         client = await subscribed(w, "b:1")
         stream = await client.get().started()
@@ -518,7 +518,7 @@ async def test_a_reader_with_room_in_its_buffer_is_never_cut() -> None:
 
 
 async def test_a_stalled_reader_delays_no_other_session() -> None:
-    """A13: "one slow reader cannot hold memory for others", or time."""
+    """ATT7: "one slow reader cannot hold memory for others", or time."""
     async with world(send_buffer=10_000) as w:
         slow, quick = await subscribed(w, "a:1"), await subscribed(w, "a:1")
         slow_stream, stream = slow.get(), quick.get()

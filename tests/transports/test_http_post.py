@@ -186,7 +186,7 @@ async def test_a_lone_post_streams_without_ids() -> None:
 
 
 async def test_the_answer_can_be_fetched_after_its_stream_was_cut() -> None:
-    """A8: "The final response is replayable after its stream ended"; as often as asked."""
+    """HTL10: "The final response is replayable after its stream ended"; as often as asked."""
     async with world() as w:
         client = await w.connected()
         sent = await started(w, client)
@@ -204,7 +204,7 @@ async def test_the_answer_can_be_fetched_after_its_stream_was_cut() -> None:
 
 
 async def test_a_stream_fetched_while_its_request_runs_goes_on_live() -> None:
-    """A5: what was missed, then what comes, once and in order, then the end."""
+    """ATT6: what was missed, then what comes, once and in order, then the end."""
     async with world() as w:
         client = await w.connected()
         sent = client.call("progress", steps=4, gate="g", meta={"progressToken": 1})
@@ -222,7 +222,7 @@ async def test_a_stream_fetched_while_its_request_runs_goes_on_live() -> None:
 
 
 async def test_a_stream_fetched_twice_ends_the_older_reader() -> None:
-    """B4: "Half-open old connection: reconnect … works at once"; and the newer one gets all."""
+    """HTL8: "Half-open old connection: reconnect … works at once"; and the newer one gets all."""
     async with world() as w:
         client = await w.connected()
         sent = await started(w, client)
@@ -238,7 +238,7 @@ async def test_a_stream_fetched_twice_ends_the_older_reader() -> None:
 
 
 async def test_a_fetched_stream_has_an_id_before_its_first_event() -> None:
-    """A9: "Priming events on POST and GET streams": cut again at once, nothing is lost."""
+    """STA4: "Priming events on POST and GET streams": cut again at once, nothing is lost."""
     async with world() as w:
         client = await w.connected()
         sent = await started(w, client)
@@ -255,7 +255,7 @@ async def test_a_fetched_stream_has_an_id_before_its_first_event() -> None:
 
 
 async def test_two_streams_of_one_connection_never_cross() -> None:
-    """C3, F6: "Replay is scoped to session *and* stream"; here with one JSON-RPC id."""
+    """REQ1, SEC7: "Replay is scoped to session *and* stream"; here with one JSON-RPC id."""
     async with world() as w:
         client = await w.connected()
         positions: list[str] = []
@@ -276,7 +276,7 @@ async def test_two_streams_of_one_connection_never_cross() -> None:
 
 
 async def test_a_foreign_position_yields_nothing_of_its_stream() -> None:
-    """F6: the stream of another connection is none of one's own."""
+    """SEC7: the stream of another connection is none of one's own."""
     async with world() as w:
         client, other = await w.connected(), await w.connected()
         sent = await started(w, client)
@@ -292,7 +292,7 @@ async def test_a_foreign_position_yields_nothing_of_its_stream() -> None:
 @pytest.mark.parametrize("request_id", [7, "seven", 'ü/."', 0, "", 2**53])
 async def test_an_evicted_position_is_answered(request_id: int | str) -> None:
     """Rule: "A POST stream's evicted ``Last-Event-ID``: its request id is answered with ``-31012``,
-    and the stream ends": whatever the id is made of (A14).
+    and the stream ends": whatever the id is made of (EVT8).
     """
     async with world(max_events=2) as w:
         client = await w.connected()
@@ -318,7 +318,7 @@ async def test_an_evicted_position_is_answered(request_id: int | str) -> None:
 
 
 async def test_the_ends_of_finished_streams_are_kept_within_a_bound() -> None:
-    """A13, C6: ``max_finished_streams``; the oldest goes first, and says so."""
+    """ATT7, REQ8: ``max_finished_streams``; the oldest goes first, and says so."""
     async with world(max_finished_streams=3) as w:
         client = await w.connected()
         sent = [client.call("progress", steps=1, meta={"progressToken": n}) for n in range(5)]
@@ -333,7 +333,7 @@ async def test_the_ends_of_finished_streams_are_kept_within_a_bound() -> None:
 
 
 async def test_a_stream_is_not_forgotten_while_it_is_read() -> None:
-    """A8: a bound on finished streams must not take the answer from a slow reader's hands, as
+    """HTL10: a bound on finished streams must not take the answer from a slow reader's hands, as
     it did when many calls of one connection ended together.
     """
     async with world(max_finished_streams=3, send_buffer=500) as w:
@@ -356,7 +356,7 @@ async def test_a_stream_is_not_forgotten_while_it_is_read() -> None:
 
 
 async def test_a_position_of_a_stream_that_never_was_is_answered() -> None:
-    """Well-formed and unknown: the client that waits for it must not wait for ever (C8)."""
+    """Well-formed and unknown: the client that waits for it must not wait for ever (CLI1)."""
     async with world() as w:
         client = await w.connected()
         sent = await started(w, client)

@@ -77,7 +77,7 @@ async def test_initialize_opens_a_transport_mode_session(version: str) -> None:
     ids=["none", "empty", "no client", "mistyped version", "mistyped client"],
 )
 async def test_a_handshake_that_fails_registers_nothing(params: Json | None) -> None:
-    """D1: "A session is registered only after the opening request validates"."""
+    """HTL1: "A session is registered only after the opening request validates"."""
     async with world(max_sessions=1) as w:
         for _ in range(3):
             sent = w.client().send("initialize", params)
@@ -203,7 +203,7 @@ async def test_a_protocol_mode_id_is_no_connection(message: Json) -> None:
 
 @pytest.mark.parametrize("mirrors", [False, True], ids=["bare", "with _meta"])
 async def test_resume_with_an_equal_header_is_a_conflict(mirrors: bool) -> None:
-    """Document 002: "both transport headers and protocol resume parameters for the *same*
+    """The elevation document: "both transport headers and protocol resume parameters for the *same*
     logical attempt": ``mode_conflict``, also where ``_meta`` makes the header a mirror
     ("``session/resume`` with an equal ``Mcp-Session-Id`` keeps its ``mode_conflict``").
     """
@@ -277,7 +277,7 @@ async def test_meta_naming_a_transport_mode_session_is_a_conflict() -> None:
 
 
 async def test_an_equal_header_is_a_mirror() -> None:
-    """Rule: "equal to the ``_meta`` sessionId it is a mirror (document 004 wants it), accepted, no
+    """Rule: "equal to the ``_meta`` sessionId it is a mirror (HTP3), accepted, no
     transport session meant".
     """
     async with world() as w:
@@ -353,7 +353,7 @@ async def test_a_mirror_of_an_unknown_session_is_not_found_with_status_200() -> 
 
 
 async def test_a_foreign_session_looks_unknown() -> None:
-    """F4, B7: "the same answer" by every method, of either mode, and nothing is touched: not
+    """ERR2, SES10: "the same answer" by every method, of either mode, and nothing is touched: not
     the attachment, not the deadline, not a request key.
     """
     async with world(idle_timeout=100) as w:
@@ -388,7 +388,7 @@ async def test_a_foreign_session_looks_unknown() -> None:
 
 
 async def test_the_deadline_is_not_moved_by_a_foreign_request() -> None:
-    """B7: "the owner's identity *before*" any effect."""
+    """SES10: "the owner's identity *before*" any effect."""
     async with world(idle_timeout=100) as w:
         owner, thief = await as_user(w, "owner"), await as_user(w, "thief")
         session = (await owner.start())["sessionId"]
@@ -405,7 +405,7 @@ async def test_the_deadline_is_not_moved_by_a_foreign_request() -> None:
 @pytest.mark.parametrize("mode", ["transport", "protocol"])
 @pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
 async def test_a_foreign_id_in_the_header_looks_unknown(mode: str, method: str) -> None:
-    """F4: "somebody else's: 404 like any unknown id", in status, headers and body."""
+    """ERR2: "somebody else's: 404 like any unknown id", in status, headers and body."""
     async with world() as w:
         owner = await as_user(w, "owner")
         await owner.initialize()
@@ -463,7 +463,7 @@ async def test_a_foreign_cancel_is_not_obeyed() -> None:
 
 
 async def test_the_same_person_with_another_token_is_the_same_owner() -> None:
-    """Rule: "a refreshed token of the same identity keeps it" (F2; here by the principal alone)."""
+    """Rule: "a refreshed token of the same identity keeps it" (SES9; here by its principal)."""
     async with world() as w:
         first, second = await as_user(w, "owner"), await as_user(w, "owner")
         session = (await first.start())["sessionId"]

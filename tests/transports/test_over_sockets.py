@@ -127,7 +127,7 @@ async def test_a_client_whose_connection_is_cut_misses_nothing(site: Site) -> No
 
 
 async def test_a_half_open_stream_does_not_lock_its_client_out(site: Site) -> None:
-    """B4: the network swallowed the connection, nobody told the server; the client is back at
+    """HTL8: the network swallowed the connection, nobody told the server; the client is back at
     once (the SDK answers 409 until it notices).
     """
     async with TcpProxy(site.server.host, site.server.port) as proxy:

@@ -78,7 +78,7 @@ async def test_another_process_asks_the_client_what_it_declared() -> None:
 
 
 async def test_a_key_that_runs_elsewhere_is_unknown_here() -> None:
-    """C2: "Its runner gone … ``-31012``": another process cannot know how it goes, and does
+    """KEY3: "Its runner gone … ``-31012``": another process cannot know how it goes, and does
     not run it again; the answer it can give.
     """
     async with two_processes() as (w, client, same):

@@ -314,7 +314,7 @@ async def test_a_silent_stream_sends_comments() -> None:
 
 
 async def test_a_held_stream_sends_nothing_until_it_is_released() -> None:
-    """A16; two holders, and one that releases twice."""
+    """RES6; two holders, and one that releases twice."""
     stream, peer = stream_of(), Peer()
     first, second = stream.hold(), stream.hold()
     task = serving(stream, peer)
@@ -332,7 +332,7 @@ async def test_a_held_stream_sends_nothing_until_it_is_released() -> None:
 
 
 async def test_what_is_purged_is_not_sent() -> None:
-    """B1: the events of one session are taken back, the others stay in order; and there is room
+    """ATT1: the events of one session are taken back, the others stay in order; and there is room
     again.
     """
     stream, peer = stream_of(limit=50), Peer()
@@ -403,7 +403,7 @@ def texts(peer: Peer) -> list[Any]:
 
 
 async def test_a_feed_sends_the_past_and_then_what_comes() -> None:
-    """A5: "subscribe first, read history, merge"."""
+    """ATT6: "subscribe first, read history, merge"."""
     log, stream, peer = Log(), stream_of(limit=10**6), Peer()
     for number in range(3):
         log.add(str(number))
@@ -421,7 +421,7 @@ async def test_a_feed_sends_the_past_and_then_what_comes() -> None:
 
 
 async def test_what_is_appended_while_the_past_is_read_is_not_lost() -> None:
-    """A5: between the store's answer and its arrival: it was in neither."""
+    """ATT6: between the store's answer and its arrival: it was in neither."""
     log, stream, peer = Log(), stream_of(limit=10**6), Peer()
     log.add("0")
     feed = LogFeed(stream, log.read, log.start, plain_frame)
@@ -442,7 +442,7 @@ async def test_what_is_appended_while_the_past_is_read_is_not_lost() -> None:
 
 
 async def test_an_event_that_was_read_already_is_not_sent_twice() -> None:
-    """A5, A7: its append returned after the log had been read."""
+    """ATT6, CUP2: its append returned after the log had been read."""
     log, stream, peer = Log(), stream_of(limit=10**6), Peer()
     feed = LogFeed(stream, log.read, log.start, plain_frame)
     late = log.add("0")
@@ -458,7 +458,7 @@ async def test_an_event_that_was_read_already_is_not_sent_twice() -> None:
 
 
 async def test_events_whose_appends_return_out_of_order_are_sent_in_order() -> None:
-    """A5: two writers, one store, and the second heard back first."""
+    """ATT6: two writers, one store, and the second heard back first."""
     log, stream, peer = Log(), stream_of(limit=10**6), Peer()
     feed = LogFeed(stream, log.read, log.start, plain_frame, is_behind=False)
     task = serving(stream, peer)
@@ -495,7 +495,7 @@ async def test_a_full_stream_reads_on_from_the_log() -> None:
 
 
 async def test_a_window_that_moved_on_ends_the_stream() -> None:
-    """A3: "Going on would leave a hole that nobody sees"."""
+    """CUP6: "Going on would leave a hole that nobody sees"."""
     log, stream, peer = Log(max_events=5), stream_of(limit=100), Peer()
     feed = LogFeed(stream, log.read, log.start, plain_frame, is_behind=False)
     peer.flows.clear()
@@ -511,7 +511,7 @@ async def test_a_window_that_moved_on_ends_the_stream() -> None:
 
 
 async def test_a_store_that_is_away_ends_the_stream() -> None:
-    """E1: "The client comes back with its position and gets everything then"."""
+    """HTP5: "The client comes back with its position and gets everything then"."""
     log, stream, peer = Log(), stream_of(), Peer()
     log.is_away = True
     feed = LogFeed(stream, log.read, log.start, plain_frame)
@@ -522,7 +522,7 @@ async def test_a_store_that_is_away_ends_the_stream() -> None:
 
 @pytest.mark.parametrize("when", ["before", "while read", "after"])
 async def test_the_stream_ends_after_the_final_event(when: str) -> None:
-    """A8: whenever the answer came."""
+    """HTL10: whenever the answer came."""
     log, stream, peer = Log(), stream_of(limit=10**6), Peer()
     log.add("0")
     feed = LogFeed(stream, log.read, log.start, plain_frame)
@@ -574,8 +574,8 @@ async def test_a_frame_can_leave_an_event_out() -> None:
 
 
 async def test_a_stream_ends_when_its_log_was_made_anew() -> None:
-    """E2: the numbers of the new log are small again; taken for old ones, all of its events would
-    be dropped in silence. Whoever comes back is told.
+    """CUP13: the numbers of the new log are small again; taken for old ones, all of its events
+    would be dropped in silence. Whoever comes back is told.
     """
     log, stream, peer = Log(), stream_of(limit=10**6), Peer()
     feed = LogFeed(stream, log.read, log.start, plain_frame)

@@ -39,7 +39,7 @@ class Flaky(MemoryStore):
 
 @pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
 async def test_a_store_that_is_away_is_a_503(method: str) -> None:
-    """E1: "Redis down → errors (503 / retry), never silent fallback to memory"; and it goes on
+    """HTP5: "Redis down → errors (503 / retry), never silent fallback to memory"; and it goes on
     when the store is back.
     """
     store = Flaky()

@@ -1,6 +1,6 @@
 """A connection's GET stream while it is open: its log, as one credential may hear it.
 
-Whoever opened it shall not hear what a stronger credential started (pitfall F3). So an event
+Whoever opened it shall not hear what a stronger credential started (SEC3). So an event
 is handed over when it was found that it may be heard; until then it is left in the log, and
 who reads the log asks. A session that needs more scopes than the stream was opened with ends
 the stream: to hear it, its client has to come back with the stronger credential.

@@ -3,7 +3,7 @@
 Without sessions it does what the SDK's own transport does: the same headers, the same
 errors, the same two attempts with ``Last-Event-ID``. With sessions, a broken response is
 reported at once, and the notification stream is opened again for as long as the link lasts,
-also when it is only silent (pitfall G3).
+also when it is only silent (CLI10).
 """
 
 from __future__ import annotations

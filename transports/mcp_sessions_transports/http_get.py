@@ -57,7 +57,7 @@ class HttpGet:
             return
         connection = self._sessions.connection(record)
         if not await self._may_hear(record, principal):
-            # A weaker credential does not hear what a stronger one may (pitfall F3).
+            # A weaker credential does not hear what a stronger one may (SEC3).
             await send_not_found(send)
             return
         last_event_id = headers.get(b"last-event-id", b"").decode("latin-1") or None

@@ -158,7 +158,7 @@ def _mirrors(message: Message | None, session_header: str) -> bool:
         return False
     members = message.params or {}
     if message.method == "session/resume" and members.get("sessionId") == session_header:
-        # Document 002: both transport headers and resume parameters for one attempt.
+        # The elevation document: both transport headers and resume parameters for one attempt.
         return False
     try:
         named = named_session(members)

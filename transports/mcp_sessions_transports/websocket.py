@@ -65,7 +65,7 @@ class WebSocketBinding:
             return
         retry_after = self._draining()
         if retry_after is not None:
-            # A session must not be attached where it is about to be cut again (pitfall C7).
+            # A session must not be attached where it is about to be cut again (WSS17).
             away = _text(503, "the server is shutting down")
             away.headers.append((b"retry-after", str(math.ceil(retry_after)).encode()))
             await turn_away(scope, receive, send, away)
