@@ -15,7 +15,7 @@ from mcp_sessions.errors import ConfigurationError, DataConflict, SessionNotFoun
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.publisher import Publisher
-from mcp_sessions.stores.base import SessionRecord, SessionStore
+from mcp_sessions.stores.base import SessionRecord, SessionStore, StateConflict
 
 Default = TypeVar("Default")
 
@@ -134,11 +134,14 @@ class SessionHandle:
         store: SessionStore,
         publisher: Publisher,
         locks: Locks,
+        state_locks: Locks,
         check_state: Callable[[SessionRecord, Mapping[str, Any]], None],
     ) -> None:
         """Take what it works with.
 
         Args:
+            locks: Held while a session's data is edited.
+            state_locks: Held while what a request changed is stored, never longer.
             check_state: Raises if that state could not be sent.
         """
         self._check_state = check_state
@@ -147,6 +150,7 @@ class SessionHandle:
         self._store = store
         self._publisher = publisher
         self._locks = locks
+        self._state_locks = state_locks
 
     @property
     def id(self) -> SessionId:
@@ -196,7 +200,8 @@ class SessionHandle:
         Called once, by who runs the request, before its answer.
 
         Raises:
-            StateTooLarge: The token would be too large; nothing was stored.
+            StateTooLarge: The token would be too large, with what others changed, too; nothing
+                was stored.
             LimitReached: With what others changed it is more than ``max_state_bytes``; nothing
                 was stored.
             TypeError: A value was changed in place to what cannot be JSON.
@@ -207,10 +212,33 @@ class SessionHandle:
         if not changed and not removed:
             return None
         if self._store.remembers:
-            return await self._store.change_state(self.id, changed, removed)
+            # Of this process's requests one after the other: else each that is stored sends all
+            # the others round again.
+            async with self._state_locks.of(self.id):
+                return await self._merge(changed, removed)
         self._record.state = dict(self._state)
         self._record.state_version += 1
         return self._record
+
+    async def _merge(
+        self, changed: Mapping[str, Any], removed: frozenset[str]
+    ) -> SessionRecord | None:
+        """Apply changes to the newest state, unless what comes of it could not be sent: the
+        changes of requests at once may come to more than each of them saw.
+        """
+        newest = self._record
+        while True:
+            # Nothing is awaited up to the store: a record may be the store's own, which changes.
+            version = newest.state_version
+            if changed:
+                kept = {key: value for key, value in newest.state.items() if key not in removed}
+                self._check_state(newest, {**kept, **changed})
+            try:
+                return await self._store.change_state(
+                    self.id, changed, removed, expected_version=version
+                )
+            except StateConflict as conflict:
+                newest = conflict.newest
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Send the session's client a notification: a session event, replayed if missed.

@@ -98,6 +98,7 @@ class Router:
         self._peers = UpstreamPeers(upstream, store, hub, publisher, host, policy, advertise)
         host.standalone = self._peers.standalone
         self._locks = Locks()
+        self._state_locks = Locks()
         self._arriving: set[tuple[ConnectionId, RequestId]] = set()
         self._telling: Telling | None = None
 
@@ -339,7 +340,12 @@ class Router:
         handle = None
         if record is not None:
             handle = SessionHandle(
-                record, self._store, self._publisher, self._locks, self._methods.check_state
+                record,
+                self._store,
+                self._publisher,
+                self._locks,
+                self._state_locks,
+                self._methods.check_state,
             )
         key = association.key if record is not None else None
         self._host.start(

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import EventTemplate
 from mcp_sessions.core.request_keys import Begun
-from mcp_sessions.errors import Refusal
+from mcp_sessions.errors import Refusal, SessionsError
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
@@ -274,6 +274,18 @@ class Data:
 
     value: dict[str, Any]
     version: int
+
+
+class StateConflict(SessionsError):
+    """A session's state is another one than the caller looked at; nothing was changed."""
+
+    def __init__(self, newest: SessionRecord) -> None:
+        super().__init__()
+        self.newest = newest
+        """The session as it is."""
+
+    def __str__(self) -> str:
+        return "session.state was changed elsewhere meanwhile"
 
 
 class ExchangeListener(Protocol):
@@ -681,12 +693,21 @@ class SessionStore(Protocol):
         ...
 
     async def change_state(
-        self, session_id: SessionId, changed: Mapping[str, Any], removed: Collection[str]
+        self,
+        session_id: SessionId,
+        changed: Mapping[str, Any],
+        removed: Collection[str],
+        *,
+        expected_version: int | None = None,
     ) -> SessionRecord | None:
         """Apply one request's changes to the newest state, key by key, and raise its
         version; the session as it is then, or None if it is not there.
 
+        Args:
+            expected_version: Of the state that the caller looked at; None: whichever it is.
+
         Raises:
+            StateConflict: The state's version is another one. Nothing was changed.
             LimitReached: It would have more than ``max_state_bytes``. Nothing was changed.
         """
         ...

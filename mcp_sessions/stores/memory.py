@@ -47,6 +47,7 @@ from mcp_sessions.stores.base import (
     Relayed,
     ServerChange,
     SessionRecord,
+    StateConflict,
     Told,
 )
 from mcp_sessions.stores.limits import (
@@ -510,13 +511,20 @@ class MemoryStore:
             session.record.waits_from = event_id
 
     async def change_state(
-        self, session_id: SessionId, changed: Mapping[str, Any], removed: Collection[str]
+        self,
+        session_id: SessionId,
+        changed: Mapping[str, Any],
+        removed: Collection[str],
+        *,
+        expected_version: int | None = None,
     ) -> SessionRecord | None:
         """See :meth:`SessionStore.change_state`."""
         session = self._sessions.get(session_id)
         if session is None:
             return None
         record = session.record
+        if expected_version not in (None, record.state_version):
+            raise StateConflict(record)
         newest = {key: value for key, value in record.state.items() if key not in removed}
         newest.update(copy.deepcopy(dict(changed)))
         sizes = (text_size(key) + _json_size(value) for key, value in newest.items())

@@ -71,6 +71,7 @@ from mcp_sessions.stores.base import (
     Relayed,
     ServerChange,
     SessionRecord,
+    StateConflict,
     Told,
 )
 from mcp_sessions.stores.limits import check_data, check_peer, check_subscriptions, text_size
@@ -717,7 +718,12 @@ class RedisStore:
         await self._set(session_id, "waits", encoded(event_id) if event_id is not None else None)
 
     async def change_state(
-        self, session_id: SessionId, changed: Mapping[str, Any], removed: Collection[str]
+        self,
+        session_id: SessionId,
+        changed: Mapping[str, Any],
+        removed: Collection[str],
+        *,
+        expected_version: int | None = None,
     ) -> SessionRecord | None:
         """See :meth:`SessionStore.change_state`."""
         flat = [part for key, value in changed.items() for part in (encoded(key), packed(value))]
@@ -728,12 +734,15 @@ class RedisStore:
             scripts.CHANGE_STATE,
             *_told(known),
             self._policy.max_state_bytes,
+            expected_version if expected_version is not None else "",
             len(gone),
             *gone,
             *flat,
         )
         if found == b"max_state_bytes":
             raise LimitReached("max_state_bytes")
+        if found is not None and found[0] == b"newer":
+            raise StateConflict(self._record(found[1], known))
         return self._record(found, known) if found is not None else None
 
     async def finish_request(

@@ -94,6 +94,7 @@ from mcp_sessions.stores.base import (
     Relayed,
     ServerChange,
     SessionRecord,
+    StateConflict,
     Told,
 )
 from mcp_sessions.stores.file_lock import FileLock, Locked
@@ -642,7 +643,12 @@ class SQLiteStore:
         await self._set(session_id, "waits_from = ?", (event_id,), apply)
 
     async def change_state(
-        self, session_id: SessionId, changed: Mapping[str, Any], removed: Collection[str]
+        self,
+        session_id: SessionId,
+        changed: Mapping[str, Any],
+        removed: Collection[str],
+        *,
+        expected_version: int | None = None,
     ) -> SessionRecord | None:
         """See :meth:`SessionStore.change_state`.
 
@@ -652,12 +658,12 @@ class SQLiteStore:
         values, gone = encode(dict(changed)), frozenset(removed)
 
         def work(tx: Transaction) -> SessionRecord | None:
-            row = tx.execute(
-                "SELECT state FROM sessions WHERE session_id = ?", (session_id,)
-            ).fetchone()
-            if row is None:
+            there = sessions.record_of(tx, session_id)
+            if there is None:
                 return None
-            before = sessions.load_json(row[0])
+            if expected_version not in (None, there[1].state_version):
+                raise StateConflict(there[1])
+            before = there[1].state
             newest = {name: value for name, value in before.items() if name not in gone}
             newest.update(sessions.load_json(values))
             sizes = (text_size(name) + len(encode(value)) for name, value in newest.items())

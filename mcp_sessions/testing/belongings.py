@@ -25,6 +25,7 @@ from mcp_sessions.stores.base import (
     KeyUse,
     Mode,
     Peer,
+    StateConflict,
 )
 from mcp_sessions.testing.parts import (
     ALICE,
@@ -211,6 +212,29 @@ async def state_is_changed_key_by_key(make: MakeStore) -> None:
         assert len(set(versions)) == 20 and record.state_version == max(versions)
 
 
+async def state_is_changed_only_as_the_caller_saw_it(make: MakeStore) -> None:
+    """What the caller allowed for one state is not done to another, which it is told."""
+    async with opened(make) as store:
+        session = await new_session(store)
+        stored, refused = list[int](), list[StateConflict]()
+
+        async def change(number: int) -> None:
+            try:
+                await store.change_state(session.id, {"n": number}, (), expected_version=0)
+                stored.append(number)
+            except StateConflict as conflict:
+                refused.append(conflict)
+
+        await at_once(change)
+        record = await session.record()
+        assert [record.state] == [{"n": number} for number in stored]
+        assert {conflict.newest.state_version for conflict in refused} == {record.state_version}
+        assert all(conflict.newest.state == record.state for conflict in refused)
+        version = record.state_version
+        changed = await store.change_state(session.id, {"m": 1}, ("n",), expected_version=version)
+        assert changed is not None and changed.state == {"m": 1}
+
+
 async def data_is_replaced_only_by_who_saw_its_newest_version(make: MakeStore) -> None:
     """``session.data``: of many edits at once one is stored; a reader has its own copy."""
     async with opened(make) as store:
@@ -338,6 +362,7 @@ CHECKS: Sequence[Check] = (
     state_is_bounded_in_bytes_whoever_changes_it,
     where_the_next_listen_stream_starts_is_remembered,
     state_is_changed_key_by_key,
+    state_is_changed_only_as_the_caller_saw_it,
     data_is_replaced_only_by_who_saw_its_newest_version,
     a_connections_own_state_is_kept_with_its_session,
     every_text_is_a_text,

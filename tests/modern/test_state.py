@@ -10,6 +10,7 @@ from mcp_sessions import SessionLayer, SessionPolicy, SessionSecurity, current_s
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.handle import SessionState
 from tests.modern.test_sessions import NOBODYS, not_found
+from tests.stores.every_store import STORES
 from tests.support.modern import ModernClient, session_meta
 from tests.support.raw import KEY, SESSION, Json, RawClient, in_process
 from tests.support.virtual_time import cycles
@@ -169,6 +170,36 @@ async def test_a_state_too_large_for_its_token_is_the_handlers_error() -> None:
             assert (await heard.error())["code"] == -32603
         await result_of(client, "look", session)
         assert box.seen == [{"a": 1}]
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+async def test_requests_at_once_do_not_make_a_state_together_that_cannot_be_sent(
+    store: str,
+) -> None:
+    """STT12: each is applied to the newest. The one that would make it too large fails, changes
+    nothing, and leaves a session whose answers can be sent.
+    """
+    async with notebook(store=STORES[store]()) as (_, box, client):
+        session = (await client.start())["sessionId"]
+        await result_of(client, "set", session, values={"kept": 1})
+        at_once = [
+            client.call("set", {"values": {name: "x" * 2_000}, "gate": name}, session=session)
+            for name in "ab"
+        ]
+        for name in "ab":
+            await box.gate(name).started.wait()
+        for name in "ab":
+            box.gate(name).go.set()
+        [(stored, refused)] = [
+            (name, answer["error"])
+            for name, answer in zip("ba", [await heard.answer() for heard in at_once], strict=True)
+            if "error" in answer
+        ]
+
+        assert refused["code"] == -32603
+        await result_of(client, "look", session)
+        assert box.seen == [{"kept": 1, stored: "x" * 2_000}]
+        assert token_of(await result_of(client, "set", session, without=[stored]))
 
 
 async def test_an_older_token_is_accepted_and_rolls_nothing_back(era: str) -> None:

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 from mcp.server import MCPServer
 
+from mcp_sessions import current_session
 from mcp_sessions.ids import SessionId
 from tests.support.modern import Heard, ModernClient
-from tests.support.raw import UPDATED, at_most, in_session, text_of
+from tests.support.raw import UPDATED, Json, at_most, in_session, text_of
 from tests.support.replicas import Cluster, cluster, events_are_lost, lost, numbers
 from tests.support.virtual_time import cycles
-from tests.support.world import Toolbox
+from tests.support.world import Ctx, Toolbox
 
 pytestmark = pytest.mark.anyio
 
@@ -67,6 +68,41 @@ async def test_a_newer_listen_stream_elsewhere_ends_the_older_one() -> None:
         await modern(c, 0).text("update", {"uri": "a:9"}, session=session)
         assert len(await at_most(SOON, new.has_events(1))) == 1
         assert not old.events
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_requests_at_once_do_not_make_a_state_together_that_cannot_be_sent(
+    replicas: int,
+) -> None:
+    """STT12: each sees the same state, and adds half of what a token can hold. One is refused,
+    and the session's answers can be sent.
+    """
+    async with cluster(replicas) as c:
+        session = await created(c)
+        both = asyncio.Barrier(2)
+
+        async def set_half(ctx: Ctx, arguments: Json) -> str:
+            current_session().state[arguments["name"]] = "x" * 2_000
+            await both.wait()
+            return "set"
+
+        async def look(ctx: Ctx, arguments: Json) -> str:
+            return ",".join(current_session().state)
+
+        for number in range(replicas):
+            c[number].box.tools |= {"set_half": set_half, "look": look}
+        clients = modern(c, 0), modern(c, replicas - 1)
+        heard = [
+            client.call("set_half", {"name": name}, session=session)
+            for client, name in zip(clients, "ab", strict=True)
+        ]
+        answers = [await at_most(SOON, each.answer()) for each in heard]
+
+        [refused] = [answer["error"] for answer in answers if "error" in answer]
+        assert refused["code"] == -32603
+        [stored] = [name for name, a in zip("ab", answers, strict=True) if "result" in a]
+        for client in clients:
+            assert await client.text("look", session=session) == stored
 
 
 @pytest.mark.parametrize("told", [True, False])

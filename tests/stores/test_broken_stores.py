@@ -269,13 +269,34 @@ class MergesIntoAnOldState(MemoryStore):
     """Two requests at once lose each other's changes."""
 
     async def change_state(
-        self, session_id: SessionId, changed: Mapping[str, Any], removed: Collection[str]
+        self,
+        session_id: SessionId,
+        changed: Mapping[str, Any],
+        removed: Collection[str],
+        *,
+        expected_version: int | None = None,
     ) -> SessionRecord | None:
         session = self._sessions.get(session_id)
         if session is not None:
             read = session.record.state
             await checkpoint()
             session.record.state = read
+        return await super().change_state(
+            session_id, changed, removed, expected_version=expected_version
+        )
+
+
+class ChangesAnyState(MemoryStore):
+    """What was allowed for one state is done to another."""
+
+    async def change_state(
+        self,
+        session_id: SessionId,
+        changed: Mapping[str, Any],
+        removed: Collection[str],
+        *,
+        expected_version: int | None = None,
+    ) -> SessionRecord | None:
         return await super().change_state(session_id, changed, removed)
 
 
@@ -365,6 +386,7 @@ class KeepsItsPositions(MemoryStore):
         (ReapsWhatIsBusy, lives.expire_ends_what_is_overdue_and_spares_what_is_at_work),
         (BringsTheEndedBack, lives.an_ended_session_leaves_no_trace_and_never_comes_back),
         (MergesIntoAnOldState, belongings.state_is_changed_key_by_key),
+        (ChangesAnyState, belongings.state_is_changed_only_as_the_caller_saw_it),
         (LastWriteWins, belongings.data_is_replaced_only_by_who_saw_its_newest_version),
         (SharesItsData, belongings.data_is_replaced_only_by_who_saw_its_newest_version),
         (TellsWhoeverItIsGiven, telling.who_is_entitled_to_a_change_is_told),
