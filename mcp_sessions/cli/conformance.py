@@ -63,6 +63,8 @@ def main(arguments: Sequence[str]) -> int:
         signal.raise_signal(signal.SIGINT)
 
     before = signal.signal(signal.SIGTERM, terminated)
+    # A shell's background job is started with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     status = NOT_CONFORMANT
     try:
         if options.client:

@@ -296,7 +296,7 @@ async def test_a_conversation_outlives_a_power_loss(
 ) -> None:
     """Logs whose last events may be missing are made anew; a conversation keeps what it has."""
 
-    def killed(_: sqlite3.Connection) -> None:
+    def killed(_: sqlite3.Connection, seen: object) -> None:
         """Instead of ``shut_down``: nothing was said at the end."""
 
     monkeypatch.setattr(sqlite_start, "boot_id", lambda: "one")
