@@ -322,7 +322,7 @@ async def test_503_is_asked_again_after_as_long_as_it_says() -> None:
 
 async def test_a_server_that_never_answers_a_call() -> None:
     """CLI1: bounded, and the caller knows that nobody knows."""
-    policy = ReconnectPolicy(answer_timeout=0.3, jar_interval=0.05, closing_timeout=0.2)
+    policy = ReconnectPolicy(answer_timeout=2, jar_interval=0.05, closing_timeout=0.2)
     script: dict[str, Any] = {"tools/call": never}
     async with (
         ScriptedServer(script) as server,

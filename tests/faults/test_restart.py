@@ -135,7 +135,7 @@ class Served:
         runs = self.place / "runs"
         return runs.read_text().splitlines() if runs.exists() else []
 
-    async def until(self, look: Callable[[], bool], *, within: float = 10) -> None:
+    async def until(self, look: Callable[[], bool], *, within: float = 30) -> None:
         """Wait for what another process does."""
         async with asyncio.timeout(within):
             while not look():  # noqa: ASYNC110  (no event of this process)

@@ -131,7 +131,7 @@ class StockClient(ABC):
         """The URIs of the ``resources/updated`` notifications, in the order they came."""
         return [params["uri"] for params in self.notifications(UPDATED)]
 
-    async def until(self, is_so: Callable[[], bool], *, what: str, within: float = 10.0) -> None:
+    async def until(self, is_so: Callable[[], bool], *, what: str, within: float = 30.0) -> None:
         """Return once ``is_so()``; it is asked again whenever the client is told something.
 
         Raises:
@@ -143,7 +143,7 @@ class StockClient(ABC):
             within=within,
         )
 
-    async def updated(self, uri: str, *, times: int = 1, within: float = 10.0) -> None:
+    async def updated(self, uri: str, *, times: int = 1, within: float = 30.0) -> None:
         """Return once ``resources/updated`` came for ``uri``, ``times`` times in all."""
         await self.until(
             lambda: self.updated_uris().count(uri) >= times,

@@ -33,7 +33,7 @@ class Board:
                 loop.call_soon_threadsafe(event.set)
 
     async def until(
-        self, look: Callable[[], T | None], *, what: str | Callable[[], str], within: float = 10.0
+        self, look: Callable[[], T | None], *, what: str | Callable[[], str], within: float = 30.0
     ) -> T:
         """The first value of ``look()`` that is neither ``None`` nor ``False``.
 
@@ -84,7 +84,7 @@ class Stage:
         """How often ``name`` was marked."""
         return self._marks.count(name)
 
-    async def reached(self, name: str, *, times: int = 1, within: float = 10.0) -> None:
+    async def reached(self, name: str, *, times: int = 1, within: float = 30.0) -> None:
         """Return once ``name`` was marked ``times`` times.
 
         Raises:

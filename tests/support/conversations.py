@@ -20,7 +20,7 @@ from mcp_sessions.stores.memory import MemoryStore
 
 Json = dict[str, Any]
 
-WITHIN = 10.0
+WITHIN = 30.0
 """Seconds after which a test that waits has failed."""
 
 ALL_CAPABILITIES: Json = {

@@ -37,7 +37,7 @@ DECLARED: Json = {"extensions": {EXTENSION: {}}}
 ELICITS: Json = {"elicitation": {}}
 """Client capabilities: can be asked."""
 
-WITHIN = 10.0
+WITHIN = 30.0
 """Seconds that anything may take."""
 
 

@@ -130,7 +130,7 @@ class ProxiedConnection:
             writer.write_eof()
 
     async def sent(
-        self, needle: bytes | re.Pattern[bytes], *, by: Side = Side.SERVER, within: float = 10.0
+        self, needle: bytes | re.Pattern[bytes], *, by: Side = Side.SERVER, within: float = 30.0
     ) -> None:
         """Return once ``by`` sent ``needle`` and it was passed on.
 
@@ -147,7 +147,7 @@ class ProxiedConnection:
             within=within,
         )
 
-    async def closed(self, *, within: float = 10.0) -> None:
+    async def closed(self, *, within: float = 30.0) -> None:
         """Return once the connection is gone, whoever ended it.
 
         Raises:
@@ -326,7 +326,7 @@ class TcpProxy:
         self._target = (host, port)
 
     async def carrying(
-        self, needle: bytes, *, sent_by: Side = Side.CLIENT, within: float = 10.0
+        self, needle: bytes, *, sent_by: Side = Side.CLIENT, within: float = 30.0
     ) -> ProxiedConnection:
         """The open connection on which ``sent_by`` sent ``needle`` (the newest such one).
 
@@ -344,7 +344,7 @@ class TcpProxy:
         is_meant: Callable[[ProxiedConnection], bool],
         *,
         what: str = "an open connection as described",
-        within: float = 10.0,
+        within: float = 30.0,
     ) -> ProxiedConnection:
         """The newest open connection for which ``is_meant`` holds.
 
@@ -357,7 +357,7 @@ class TcpProxy:
             within=within,
         )
 
-    async def accepted_total(self, count: int, *, within: float = 10.0) -> None:
+    async def accepted_total(self, count: int, *, within: float = 30.0) -> None:
         """Return once ``count`` connections were accepted, counted from the start.
 
         Raises:

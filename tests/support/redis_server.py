@@ -31,7 +31,7 @@ MISSING = (
     "these tests need a Redis 7 or later, or a Valkey: sudo apt install redis-server, or brew "
     "install redis; or leave them out: pytest -m 'not redis and not full'"
 )
-WITHIN = 10.0
+WITHIN = 30.0
 """Seconds for a server to start, or to stop."""
 
 

@@ -37,7 +37,7 @@ class RunningServer:
         return f"{scheme}://{self.host}:{self.port}{path}"
 
     async def call(
-        self, function: Callable[..., Awaitable[T]], *args: object, within: float = 10.0
+        self, function: Callable[..., Awaitable[T]], *args: object, within: float = 30.0
     ) -> T:
         """Await ``function(*args)`` in the server's event loop and return what it returns.
 
@@ -69,7 +69,7 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def serve(
-    app: ASGIApp, *, port: int = 0, uvloop: bool = False, within: float = 10.0
+    app: ASGIApp, *, port: int = 0, uvloop: bool = False, within: float = 30.0
 ) -> Generator[RunningServer]:
     """Run ``app`` until the block ends.
 

@@ -155,7 +155,7 @@ class Wire:
         session_id: str | None = None,
         rpc: str | None = None,
         since: int = 0,
-        within: float = 10.0,
+        within: float = 30.0,
     ) -> Exchange:
         """The first exchange as described, once there is one.
 
