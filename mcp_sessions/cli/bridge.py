@@ -14,7 +14,11 @@ from urllib.parse import urlsplit
 
 from mcp_sessions.cli import arguments as types
 from mcp_sessions.cli import logs
+from mcp_sessions.cli.logs import complain
 from mcp_sessions.errors import ConfigurationError
+
+NEVER_ANSWERED = 1
+"""The exit status if no request of the host was ever answered by the server."""
 
 INTERRUPTED = 130
 """The exit status that shells give to a command that Ctrl-C ended."""
@@ -44,15 +48,20 @@ def main(arguments: Sequence[str]) -> int:
 async def _bridge(
     urls: Sequence[str], headers: dict[str, str], jar_path: str | None, user: str
 ) -> int:
-    """Pass messages on until stdin ends, or the other side is gone for good."""
+    """Pass messages on until stdin ends, or the other side is gone for good.
+
+    Returns:
+        0, or `NEVER_ANSWERED`; the reason for it was written to stderr.
+    """
     import anyio
 
     from mcp_sessions.client.jar import FileJar
-    from mcp_sessions.client.sdk import over_stdio
+    from mcp_sessions.client.sdk import Answers, over_stdio
     from mcp_sessions.client_transport import resumable
 
     jar = FileJar(jar_path) if jar_path is not None else None
     transport = resumable(*urls, headers=headers, jar=jar, user=user)
+    answers = Answers()
     # Stdio ends only when what is written to it is closed.
     async with over_stdio() as (from_host, to_host), to_host, transport as (read, write):
         async with anyio.create_task_group() as tasks:
@@ -60,12 +69,17 @@ async def _bridge(
             async def pass_on(source: Any, sink: Any) -> None:
                 async for item in source:
                     if not isinstance(item, Exception):
+                        if sink is to_host:
+                            answers.note(item)
                         await sink.send(item)
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(pass_on, from_host, write)
             tasks.start_soon(pass_on, read, to_host)
-    return 0
+    if answers.has_result or answers.last_error is None:
+        return 0
+    complain("mcp-sessions bridge", answers.last_error)
+    return NEVER_ANSWERED
 
 
 def _url(text: str) -> str:

@@ -68,7 +68,8 @@ class Recovery:
             try:
                 at.link = await self._connect(at.addresses.current)
             except Failed as failed:
-                logger.info("%s", failed)
+                # For who sees no more than the log: one is told of the last address only.
+                logger.warning("%s", failed)
                 reason = f": {failed}"
                 at.addresses.move_on()
             else:
@@ -84,7 +85,10 @@ class Recovery:
         at = self._at
         if at.phase is not Phase.OPEN or pending.method not in (wire.INITIALIZE, wire.DISCOVER):
             return False
-        if failure.cause is Cause.STATUS and failure.status not in AWAY:
+        is_refused = failure.cause is Cause.STATUS and failure.status not in AWAY
+        if not is_refused or pending.method == wire.INITIALIZE:
+            logger.warning("%s", failure.explanation)
+        if is_refused:
             return False
         self._failed_first += 1
         if self._failed_first >= len(at.addresses):
@@ -110,7 +114,8 @@ class Recovery:
             with anyio.fail_after(at.policy.connect_timeout):
                 await at.tasks.start(link.run, self.on_event)
         except TimeoutError:
-            raise Failed(Failure(Cause.SILENT, "no connection in time")) from None
+            text = f"{link.name}: no connection within {at.policy.connect_timeout:g} s"
+            raise Failed(Failure(Cause.SILENT, text)) from None
         return link
 
     async def on_event(self, link: Link, event: Event) -> None:
@@ -300,6 +305,7 @@ class Recovery:
                 at.addresses.rest(failed.failure.retry_after or 0.0, now=now)
                 at.addresses.move_on()
                 if now - since >= at.policy.give_up_after:
+                    logger.warning("gave up after %g s: %s", at.policy.give_up_after, failed)
                     await self._cut_off()
                     return
             except Hopeless:

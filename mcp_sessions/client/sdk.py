@@ -19,7 +19,7 @@ from mcp import MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.server.stdio import stdio_server
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
-from mcp_types import jsonrpc_message_adapter
+from mcp_types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from mcp_sessions.client.dialer import (
@@ -37,7 +37,7 @@ from mcp_sessions.client.jar import Jar
 from mcp_sessions.client.outcome import KnownSession, OnResume, ResumeOutcome
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.resuming import ResumingClient
-from mcp_sessions.core.messages import RequestId
+from mcp_sessions.core.messages import RequestId, answer_in_place_of
 from mcp_sessions.core.resume import Cause
 from mcp_sessions.errors import OUTCOME_UNKNOWN
 
@@ -146,8 +146,15 @@ class ResumableTransport(AbstractAsyncContextManager[Streams]):
             try:
                 parsed = jsonrpc_message_adapter.validate_python(message, by_name=False)
             except ValidationError as error:
-                logger.warning("dropped a message that the SDK refuses: %s", error.error_count())
-                return
+                logger.warning("the SDK refuses a message: %d mistakes", error.error_count())
+                answer = answer_in_place_of(message, "the SDK refuses the message")
+                if answer is None:
+                    return
+                if isinstance(message.get("method"), str):
+                    # Not here: it goes out where the question came in.
+                    tasks.start_soon(client.take, answer, dict[str, str]())
+                    return
+                parsed = jsonrpc_message_adapter.validate_python(answer, by_name=False)
             try:
                 await to_app.send(SessionMessage(parsed))
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -195,6 +202,22 @@ def _headers(item: SessionMessage) -> Mapping[str, str]:
     if isinstance(metadata, ClientMessageMetadata) and metadata.headers:
         return metadata.headers
     return {}
+
+
+class Answers:
+    """What became of a host's requests: for a bridge, to say whether it was of any use."""
+
+    def __init__(self) -> None:
+        self.has_result = False
+        self.last_error: str | None = None
+        """In one line; None: there was none."""
+
+    def note(self, item: SessionMessage) -> None:
+        """Look at a message that goes to the host."""
+        if isinstance(item.message, JSONRPCResponse):
+            self.has_result = True
+        elif isinstance(item.message, JSONRPCError):
+            self.last_error = " ".join(item.message.error.message.split())
 
 
 @asynccontextmanager
@@ -253,7 +276,10 @@ class StdioLink:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._cancel_when_closing, tasks.cancel_scope)
                     async for item in read:
-                        if isinstance(item, SessionMessage):
+                        if not isinstance(item, SessionMessage):
+                            # A line without a usable id: nobody can be told.
+                            logger.warning("dropped what is no message: %s", type(item).__name__)
+                        else:
                             message = item.message.model_dump(
                                 by_alias=True, mode="json", exclude_unset=True
                             )

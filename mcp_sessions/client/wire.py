@@ -7,6 +7,7 @@ Raw, because the SDK's typed models drop what this is about: ``capabilities.sess
 from __future__ import annotations
 
 import base64
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,13 +20,19 @@ from mcp_sessions.core.messages import (
     INSTANCE_META,
     REQUEST_KEY_META,
     SESSION_META,
+    Malformed,
     RequestId,
+    answer_in_place_of,
+    decode,
     error_body,
     meta_of,
+    parse,
 )
 from mcp_sessions.core.messages import without_session as without_session_members
 from mcp_sessions.core.resume import EventId, SessionView, is_event_id, is_sendable, is_session_id
 from mcp_sessions.errors import INVALID_PARAMS
+
+logger = logging.getLogger(__name__)
 
 INITIALIZE = "initialize"
 INITIALIZED = "notifications/initialized"
@@ -178,6 +185,27 @@ def modern_headers(message: Json, envelope: Envelope) -> dict[str, str]:
         encoded = base64.b64encode(name.encode()).decode("ascii")
         headers["mcp-name"] = name if safe else f"=?base64?{encoded}?="
     return headers
+
+
+def received(data: bytes) -> Json | None:
+    """A message of the server, read.
+
+    What is no message, but names a request, shall not leave anybody waiting: an answer is
+    replaced by an error, and a question goes to the application's side, which refuses it.
+
+    Returns:
+        The message; None: there is nothing in it that could be used, which is logged.
+    """
+    value: object = None
+    try:
+        value = decode(data)
+        parse(value)
+    except (ValueError, Malformed) as error:
+        logger.warning("received what is no message: %s", error)
+        answer = answer_in_place_of(value, str(error))
+        members = cast("Json", value)
+        return members if answer and isinstance(members.get("method"), str) else answer
+    return cast("Json", value)
 
 
 def notification(method: str, params: Json | None = None) -> Json:

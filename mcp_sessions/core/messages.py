@@ -17,7 +17,7 @@ from typing import Any, cast
 import orjson
 
 from mcp_sessions.core.log import Draft
-from mcp_sessions.errors import InvalidParams, WireError
+from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR, InvalidParams, WireError
 from mcp_sessions.ids import RequestKey, SessionId, parse_session_id
 
 SESSION_META = "io.modelcontextprotocol/session"
@@ -158,8 +158,8 @@ def parse(value: Any) -> Message:
     message = cast(dict[str, Any], value)
     if message.get("jsonrpc") != "2.0":
         raise Malformed('"jsonrpc" must be "2.0"')
-    method = message.get("method")
-    if method is not None:
+    if "method" in message:
+        method = message["method"]
         if not isinstance(method, str):
             raise Malformed('"method" must be a string')
         params = message.get("params")
@@ -190,6 +190,25 @@ def id_of(value: object) -> RequestId | None:
     if isinstance(given, (str, int)) and not isinstance(given, bool):
         return given
     return None
+
+
+def answer_in_place_of(value: object, why: str) -> dict[str, Any] | None:
+    """The error that answers the request which a refused value asks, or answers.
+
+    Args:
+        value: Decoded JSON that is no message, or none that can be used.
+        why: In words.
+
+    Returns:
+        An answer with the value's id; None: it has none that can be one.
+    """
+    refused_id = id_of(value)
+    if refused_id is None:
+        return None
+    asks = isinstance(cast(dict[str, Any], value).get("method"), str)
+    code, what = (INVALID_REQUEST, "Invalid request") if asks else (PARSE_ERROR, "Invalid answer")
+    error = error_body(code, f"{what}: {why}")
+    return {"jsonrpc": "2.0", "id": refused_id, "error": error}
 
 
 def _request_id(value: object) -> RequestId:

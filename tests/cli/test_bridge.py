@@ -1,5 +1,6 @@
 """``mcp-sessions bridge``: a stdio-only host, a remote server, and a network between them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from tests.support.apps import DEPRECATED
 from tests.support.proxy import TcpProxy
 from tests.support.resuming import MODES, Heard, serving, text_of
 
+CLIENT = {"name": "test", "version": "1"}
 COMMAND = [sys.executable, "-m", "mcp_sessions.cli", "bridge"]
 
 
@@ -117,3 +119,32 @@ def test_what_the_user_did_wrong_is_one_line(arguments: list[str], said: str) ->
     [line] = done.stderr.splitlines()
     assert said in line
     assert "secret" not in line
+
+
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+def test_a_server_that_cannot_be_reached_is_named_on_stderr_with_the_cause(scheme: str) -> None:
+    """A host shows its user what a server that it started wrote there, and how it ended."""
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": CLIENT}
+    initialize = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+    program = subprocess.Popen(
+        [*COMMAND, f"{scheme}://user:secret@127.0.0.1:1/mcp?token=secret"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert program.stdin is not None and program.stdout is not None
+        program.stdin.write(json.dumps(initialize) + "\n")
+        program.stdin.flush()
+        answer = program.stdout.readline()
+        rest, errors = program.communicate(timeout=50)
+    finally:
+        program.kill()
+
+    assert "error" in json.loads(answer)
+    assert program.returncode == 1, errors
+    last = errors.splitlines()[-1]
+    assert f"{scheme}://127.0.0.1:1/mcp" in last
+    assert "connection refused: nothing listens there" in last
+    assert "secret" not in errors + answer + rest

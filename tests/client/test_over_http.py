@@ -427,6 +427,31 @@ async def test_a_server_that_cannot_be_reached_fails_the_first_request() -> None
 
 
 @pytest.mark.parametrize("mode", MODES)
+async def test_an_address_where_nothing_listens_is_named_with_the_cause(
+    mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the error and by the log, and without the credentials that the URL holds."""
+    transport = resumable("http://user:secret@127.0.0.1:1/mcp?token=secret", policy=QUICK)
+    named = "http://127.0.0.1:1/mcp: connection refused: nothing listens there"
+    with anyio.fail_after(20):
+        with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match=named), flatten_subgroups=True):
+            async with Client(transport, mode=mode):
+                raise AssertionError("it connected")
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("mcp_")]
+    assert named in ours
+    assert not any("secret" in line for line in ours)
+
+
+async def test_a_name_that_is_none_is_named() -> None:
+    transport = resumable("http://no-such-host.invalid/mcp", policy=QUICK)
+    named = "http://no-such-host.invalid/mcp: its name cannot be resolved"
+    with anyio.fail_after(20):
+        with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match=named), flatten_subgroups=True):
+            async with Client(transport, mode="legacy"):
+                raise AssertionError("it connected")
+
+
+@pytest.mark.parametrize("mode", MODES)
 async def test_nothing_waits_for_ever_for_a_server_that_is_gone(mode: str) -> None:
     """CLI1: outcome unknown to who was sent, a closed connection to who was not."""
     policy = ReconnectPolicy(

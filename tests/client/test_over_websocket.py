@@ -274,6 +274,52 @@ async def test_an_address_where_nothing_listens_is_named_with_the_cause() -> Non
                 raise AssertionError("it connected")
 
 
+UNUSABLE: dict[str, Json] = {
+    "a result that is no object": {"result": "fine"},
+    "an error without a message": {"error": {"code": 5}},
+    "a method that is null": {"method": None, "result": {}},
+    "neither": {},
+    "no version": {"jsonrpc": "1.0", "result": {}},
+}
+
+
+@pytest.mark.parametrize("answer", UNUSABLE.values(), ids=UNUSABLE)
+async def test_a_call_whose_answer_cannot_be_used_fails_at_once(answer: Json) -> None:
+    """Nothing better comes: its caller need not wait for `answer_timeout`."""
+
+    async def mumbles(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
+        if message.get("method") != "tools/call" or scripted.asked.count("tools/call") > 1:
+            return None
+        await socket.send(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}))
+        return SAID
+
+    with anyio.fail_after(10):
+        async with client_of(mumbles) as (client, _, scripted):
+            with pytest.raises(MCPError):
+                await client.call_tool("echo", {})
+
+            assert text_of(await client.call_tool("echo", {})) == "fine"
+            assert scripted.connections == 1
+
+
+async def test_a_question_that_the_sdk_refuses_is_answered_with_an_error() -> None:
+    """Else the server's handler would wait for as long as it is patient."""
+    answers: list[Json] = []
+
+    async def asks(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
+        if message.get("method") == "tools/call":
+            question: Json = {"jsonrpc": "2.0", "id": "q", "method": "roots/list", "params": []}
+            await socket.send(json.dumps(question))
+            answers.append(json.loads(await socket.recv()))
+        return None
+
+    with anyio.fail_after(10):
+        async with client_of(asks) as (client, _, _):
+            assert text_of(await client.call_tool("echo", {})) == "fine"
+
+    assert [(a["id"], a["error"]["code"]) for a in answers] == [("q", -32600)]
+
+
 async def test_it_offers_the_subprotocol_and_sends_its_headers() -> None:
     async def nothing(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
         return None

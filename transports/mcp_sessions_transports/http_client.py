@@ -12,7 +12,7 @@ import logging
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import httpx2
@@ -34,6 +34,7 @@ from mcp_sessions.client.dialer import (
 )
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.situation import CONNECTION_CLOSED
+from mcp_sessions.client.wire import received
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import (
     Malformed,
@@ -110,7 +111,7 @@ def _may_have_been_served(error: Exception) -> bool:
     """Whether a request that failed may have had an effect at the server, or may have it yet."""
     if isinstance(error, httpx2.HTTPStatusError):
         return error.response.status_code >= 500 and error.response.status_code not in NEVER_RAN
-    return describe(error).cause is not Cause.UNREACHABLE
+    return describe(error, name="").cause is not Cause.UNREACHABLE
 
 
 def without_credentials(url: str) -> str:
@@ -226,7 +227,7 @@ class HttpLink:
             try:
                 failure = await self._exchange(message, headers)
             except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
-                failure = describe(error)
+                failure = describe(error, name=self.name)
         if scope.cancel_called:
             return
         if self._posts.get(request_id) is scope:
@@ -312,7 +313,7 @@ class HttpLink:
                 return self._too_large("SSE event")
             except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
                 logger.debug("a response stream ended: %r", error)
-                failure = describe(error, was_sent=True)
+                failure = describe(error, name=self.name, was_sent=True)
             finally:
                 # The first is closed by whoever opened it as well, which does no harm.
                 with anyio.CancelScope(shield=True):
@@ -361,12 +362,12 @@ class HttpLink:
         except TimeoutError:
             return Failure(Cause.SILENT, "the server did not take a message in time")
         except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
-            return describe(error)
+            return describe(error, name=self.name)
         return None
 
     async def _refused(self, response: httpx2.Response, request_id: RequestId | None) -> Failure:
         is_in_session = self.transport_session is not None
-        return await failure_of(response, request_id, is_in_session=is_in_session)
+        return await failure_of(response, request_id, name=self.name, is_in_session=is_in_session)
 
     # --- the notification stream ------------------------------------------------------------
 
@@ -416,7 +417,7 @@ class HttpLink:
                 failures += 1
                 was_lost = True
                 if not may_be_open:
-                    await self._tell(StreamFailed(describe(error)))
+                    await self._tell(StreamFailed(describe(error, name=self.name)))
                 may_be_open = may_be_open or _may_have_been_served(error)
             was_tried = was_tried or may_be_open
             if may_be_open and last_id is None:
@@ -443,13 +444,7 @@ class HttpLink:
     def _message(self, event: ReadEvent) -> Json | None:
         if not event.data or event.event != "message":
             return None
-        try:
-            message = decode(event.data)
-            parse(message)
-        except (ValueError, Malformed) as error:
-            logger.warning("dropped what is no message: %s", error)
-            return None
-        return cast(Json, message)
+        return received(event.data)
 
     async def _tell(self, event: Event) -> None:
         if self._sink is not None and not self._done.is_set():

@@ -1,7 +1,8 @@
 """What it means that an HTTP exchange brought no answer.
 
-The errors that an application sees are the SDK's own, to the sentence; what a reconnecting
-client has to know beside them is in the :class:`~mcp_sessions.client.dialer.Failure`.
+The errors that an application sees are the SDK's own, and name the address and the cause; what
+a reconnecting client has to know beside them is in the
+:class:`~mcp_sessions.client.dialer.Failure`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mcp_sessions.core.messages import Malformed, RequestId, decode, error_body,
 from mcp_sessions.core.resume import MAX_SECONDS, Cause
 from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions_transports.bounded_body import pieces
+from mcp_sessions_transports.connect_errors import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +28,13 @@ _BODY_LOOKED_AT = 65_536
 
 
 async def failure_of(
-    response: httpx2.Response, request_id: RequestId | None, *, is_in_session: bool
+    response: httpx2.Response, request_id: RequestId | None, *, name: str, is_in_session: bool
 ) -> Failure:
     """What a response means that is no success.
 
     Args:
         request_id: Of the request it responds to; None: it was no request.
+        name: Its server's address, without credentials.
         is_in_session: The request named a transport session.
     """
     status = response.status_code
@@ -54,17 +57,18 @@ async def failure_of(
             logger.debug("the body of a %d is no JSON-RPC error", status)
     if error is None:
         if status == 404 and not is_in_session:
-            error = error_body(METHOD_NOT_FOUND, "Not Found")
+            error = error_body(METHOD_NOT_FOUND, f"Not Found: {name}")
         elif status == 404:
             error = error_body(INVALID_REQUEST, "Session terminated")
         else:
-            error = error_body(INTERNAL_ERROR, "Server returned an error response")
+            text = f"Server returned an error response: {name}: HTTP status {status}"
+            error = error_body(INTERNAL_ERROR, text)
     if status in (401, 403):
         # What the application is told is the SDK's sentence, which does not say it.
-        logger.warning("the server answered %d: the credential was not accepted", status)
+        logger.warning("%s: the server answered %d: the credential was not accepted", name, status)
     return Failure(
         Cause.STATUS,
-        f"the server answered {status}",
+        f"{name}: the server answered with HTTP status {status}",
         status=status,
         retry_after=_retry_after(response),
         error=error,
@@ -73,9 +77,15 @@ async def failure_of(
     )
 
 
-def describe(error: Exception, *, was_sent: bool = False) -> Failure:
-    """What a failed exchange means."""
-    closed = error_body(CONNECTION_CLOSED, f"Connection closed: {type(error).__name__}")
+def describe(error: Exception, *, name: str, was_sent: bool = False) -> Failure:
+    """What a failed exchange means.
+
+    Args:
+        name: The server's address, without credentials.
+        was_sent: The server has the request already.
+    """
+    text = f"{name}: {reason_of(error, seconds=_waited(error))}"
+    closed = error_body(CONNECTION_CLOSED, f"Connection closed: {text}")
     unsent = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
     if not was_sent and isinstance(error, unsent):
         cause = Cause.UNREACHABLE
@@ -83,8 +93,20 @@ def describe(error: Exception, *, was_sent: bool = False) -> Failure:
         cause = Cause.SILENT
     else:
         cause = Cause.CUT
-    # Not the error's text: it may hold the URL with its query.
-    return Failure(cause, f"{cause.value}: {type(error).__name__}", error=closed)
+    return Failure(cause, text, error=closed)
+
+
+def _waited(error: Exception) -> float | None:
+    """Seconds after which a request timed out; None: it did not, or that is not known."""
+    if not isinstance(error, httpx2.TimeoutException):
+        return None
+    try:
+        limits = cast(Json, error.request.extensions.get("timeout") or {})
+    except RuntimeError:
+        # It was raised outside of a request.
+        return None
+    seconds = limits.get("connect" if isinstance(error, httpx2.ConnectTimeout) else "read")
+    return seconds if isinstance(seconds, (int, float)) else None
 
 
 def refusal(status: int, code: int, text: str) -> Failure:

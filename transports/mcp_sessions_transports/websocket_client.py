@@ -7,8 +7,6 @@ so is the link, and the client opens another.
 from __future__ import annotations
 
 import logging
-import socket
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
@@ -35,9 +33,11 @@ from mcp_sessions.client.dialer import (
     Received,
 )
 from mcp_sessions.client.policy import ReconnectPolicy
-from mcp_sessions.core.messages import Malformed, RequestId, decode, encode, parse
+from mcp_sessions.client.wire import received
+from mcp_sessions.core.messages import RequestId, encode
 from mcp_sessions.core.resume import Cause
 from mcp_sessions_transports.close_codes import CloseCode, should_come_back
+from mcp_sessions_transports.connect_errors import reason_of
 from mcp_sessions_transports.http_client import without_credentials
 
 logger = logging.getLogger(__name__)
@@ -132,10 +132,11 @@ class WebSocketLink:
             )
         except InvalidStatus as error:
             status = error.response.status_code
-            text = f"{self.name}: the WebSocket was refused with {status}"
+            text = f"{self.name}: the WebSocket was refused with HTTP status {status}"
             raise Failed(Failure(Cause.UNREACHABLE, text, status=status)) from None
         except (OSError, TimeoutError, InvalidHandshake, InvalidURI, WebSocketException) as error:
-            text = f"{self.name}: no WebSocket: {_why(error)}"
+            reason = reason_of(error, seconds=self._policy.connect_timeout)
+            text = f"{self.name}: no WebSocket: {reason}"
             raise Failed(Failure(Cause.UNREACHABLE, text)) from None
 
     async def _credentials(self) -> dict[str, str]:
@@ -153,13 +154,7 @@ class WebSocketLink:
         return {"Authorization": value} if value is not None else {}
 
     def _message(self, frame: str | bytes) -> Json | None:
-        try:
-            message: Json = decode(frame.encode() if isinstance(frame, str) else frame)
-            parse(message)
-        except (ValueError, Malformed) as error:
-            logger.warning("dropped what is no message: %s", error)
-            return None
-        return message
+        return received(frame.encode() if isinstance(frame, str) else frame)
 
     def _closed(self, code: int | None) -> Failure:
         # 1005 and 1006 are never sent: the peer gave no code, or the connection broke.
@@ -195,23 +190,6 @@ class WebSocketLink:
         if self._socket is not None:
             with anyio.move_on_after(self._policy.closing_timeout, shield=True):
                 await self._socket.close()
-
-
-def _why(error: Exception) -> str:
-    """Why a connection could not be opened, in words that hold nothing secret."""
-    match error:
-        case socket.gaierror():
-            return "its name cannot be resolved"
-        case ssl.SSLCertVerificationError():
-            return "TLS: its certificate is not accepted"
-        case ssl.SSLError():
-            return "TLS failed"
-        case ConnectionRefusedError():
-            return "connection refused: nothing listens there"
-        case TimeoutError():
-            return "no answer in time"
-        case _:
-            return type(error).__name__
 
 
 class _Connect(connect):

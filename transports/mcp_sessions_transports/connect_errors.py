@@ -1,0 +1,66 @@
+"""Why a connection could not be opened, or broke, in words that a person can act on.
+
+They hold nothing secret: not the error's own text, which may have the URL with its query.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from typing import cast
+
+import httpx2
+
+_DEPTH = 8
+"""How far down the causes of an error are looked at."""
+
+
+def reason_of(error: BaseException, *, seconds: float | None = None) -> str:
+    """The first cause of ``error`` that says something; without one, the error's type.
+
+    Args:
+        seconds: How long was waited, should it be that nobody answered in time.
+    """
+    cause: BaseException | None = error
+    for _ in range(_DEPTH):
+        if cause is None:
+            break
+        said = _said(cause, seconds)
+        if said is not None:
+            return said
+        cause = _cause_of(cause)
+    return type(error).__name__
+
+
+def _cause_of(error: BaseException) -> BaseException | None:
+    if isinstance(error, BaseExceptionGroup):
+        # One for each address of a name: the last was tried last.
+        return cast("BaseExceptionGroup[BaseException]", error).exceptions[-1]
+    return error.__cause__ or error.__context__
+
+
+def _said(error: BaseException, seconds: float | None) -> str | None:
+    match error:
+        case httpx2.ConnectTimeout() | httpx2.ReadTimeout() | TimeoutError():
+            return "no answer in time" if seconds is None else f"no answer within {seconds:g} s"
+        case httpx2.PoolTimeout():
+            return "too many connections of this client are open already"
+        case httpx2.RemoteProtocolError():
+            return "the server closed the connection, or does not speak HTTP there"
+        case httpx2.UnsupportedProtocol() | httpx2.InvalidURL():
+            return "this is no address of an HTTP server"
+        case socket.gaierror():
+            return "its name cannot be resolved"
+        case ssl.SSLCertVerificationError():
+            return "TLS: its certificate is not accepted"
+        case ssl.SSLError():
+            return "TLS failed"
+        case ConnectionRefusedError():
+            return "connection refused: nothing listens there"
+        case ConnectionResetError() | BrokenPipeError():
+            return "the connection was reset"
+        case OSError() if error.errno is not None:
+            return os.strerror(error.errno).lower()
+        case _:
+            return None
