@@ -136,8 +136,10 @@ class SessionLayer:
         self.sessions = Sessions(self.store, clock, self._methods.finish)
         """Lists and ends sessions."""
 
-        self._reaper = Reaper(self.store, self._host, self.policy, clock, self._methods.forget)
-        self._methods.make_room = self._make_room
+        self._reaper = Reaper(
+            self.store, self._host, self._hub, self.policy, clock, self._methods.forget
+        )
+        self._methods.make_room = self._reaper.make_room
         self._router = Router(
             store=self.store,
             hub=self._hub,
@@ -553,9 +555,6 @@ class SessionLayer:
     def _check_running(self) -> None:
         if self._state != "running":
             raise ConfigurationError(_NOT_RUNNING)
-
-    async def _make_room(self) -> None:
-        await self._reaper.round()
 
 
 _NOT_RUNNING = (

@@ -41,7 +41,7 @@ def session_made(mode: str) -> None:
 
 
 def session_over(mode: str, reason: str) -> None:
-    """A session is over: ``ended`` or ``expired``."""
+    """A session is over: ``ended``, ``expired``, or ``evicted`` to make room."""
     _counter("ended").add(1, {"mode": mode, "reason": reason})
 
 

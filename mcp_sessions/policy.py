@@ -47,6 +47,13 @@ class SessionPolicy:
     """Open sessions of one principal; None: only ``max_sessions``. Without authentication
     everyone is one principal."""
 
+    min_evictable_idle_time: float = 60
+    """Where ``max_sessions``, or ``max_sessions_per_principal`` without authentication, is
+    reached, the server ends early those transport-mode sessions that are nobody's (no
+    authentication), hold nothing (no running request, no open GET stream, no subscription, no
+    session) and were not used for this long: those first that were never used for longer. Their
+    clients are answered 404, and initialize again. Not below ``idle_timeout``: none is."""
+
     max_client_bytes: int = 65_536
     """Of what a client says of itself in ``initialize`` (``capabilities``, ``clientInfo``), as
     JSON. Its session keeps it, to serve it in another process; a client that says more is

@@ -107,6 +107,11 @@ class TransportConnection(Protocol):
     """Closes its GET stream so that the client comes back with ``Last-Event-ID``; None
     where there is none."""
 
+    @property
+    def is_streaming(self) -> bool:
+        """Over HTTP: whether its GET stream is open in this process."""
+        ...
+
     async def current(self) -> CurrentSession | None:
         """Its current session (ASC2), as it is now. A request asks its
         :class:`Inbound`, which knows it from the request's own admission.

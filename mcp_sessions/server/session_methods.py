@@ -41,7 +41,7 @@ from mcp_sessions.errors import (
     SessionNotFound,
 )
 from mcp_sessions.ids import ConnectionId, SessionEventId, SessionId, digest, parse_position
-from mcp_sessions.principal import Principal
+from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.host import Host
@@ -88,8 +88,9 @@ class SessionMethods:
         self._security = security
         self._owed = owed
         self._tokens: OrderedDict[SessionId, tuple[int, str]] = OrderedDict()
-        self.make_room: Callable[[], Awaitable[None]] = _no_room
-        """Ends what has expired; called when a limit is reached, before it is refused."""
+        self.make_room: Callable[[bool], Awaitable[None]] = _no_room
+        """Ends what has expired, and (if told so) sessions that are nobody's and hold nothing;
+        called when a limit is reached, before it is refused."""
 
         self.telling: Telling | None = None
         """To the other processes that share the store; None: there are none."""
@@ -121,8 +122,8 @@ class SessionMethods:
         """A new session.
 
         Raises:
-            LimitReached: Too many are open, even after the expired ones were ended; or the
-                client says too much of itself.
+            LimitReached: Too many are open, even after those were ended that can be (SES20); or
+                the client says too much of itself.
         """
         if mode is Mode.PROTOCOL and peer is not None:
             peer = replace(peer, initialize_params=outlined(peer.initialize_params))
@@ -131,7 +132,8 @@ class SessionMethods:
         except LimitReached as reached:
             if reached.limit == "max_client_bytes":
                 raise
-            await self.make_room()
+            # Where it is one principal's own limit, others' sessions are not in the way.
+            await self.make_room(reached.limit == "max_sessions" or principal == ANONYMOUS)
             record = await self._store.create(mode, principal, peer=peer, now=self._clock())
         metrics.session_made(mode.value)
         return record
@@ -424,5 +426,5 @@ def _whole_second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-async def _no_room() -> None:
+async def _no_room(evicts: bool) -> None:
     return None

@@ -462,6 +462,33 @@ class SessionStore(Protocol):
         """
         ...
 
+    async def evict(
+        self,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+        opened: bool,
+    ) -> Sequence[SessionRecord]:
+        """End up to ``limit`` of the transport-mode sessions that are nobody's
+        (:data:`~mcp_sessions.principal.ANONYMOUS`) and hold nothing: no subscription, no current
+        session, no session that is attached there. The records as they were.
+
+        First go those that were used for no longer than ``unused_for`` after they were made;
+        of both kinds those that were not used for longest.
+
+        Args:
+            now: Seconds since 1970.
+            unused_for: Seconds that nobody used it. Of one whose lifetime ends before its idle
+                time that is not known; it stays.
+            held: Never one of these.
+            limit: How many at the most.
+            opened: Those too whose GET stream was open once: the caller holds those where it
+                still is, and nobody else serves them.
+        """
+        ...
+
     async def append(
         self,
         session_id: SessionId,

@@ -30,7 +30,7 @@ from mcp_sessions.ids import (
     StreamName,
 )
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.principal import Principal
+from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores.base import (
     Admitted,
@@ -234,6 +234,40 @@ class MemoryStore:
         for entry in put_back:
             heapq.heappush(self._deadlines, entry)
         return expired
+
+    async def evict(
+        self,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+        opened: bool,
+    ) -> Sequence[SessionRecord]:
+        """See :meth:`SessionStore.evict`."""
+        before, idle = now - unused_for, self._policy.idle_timeout
+
+        def order(session: _Session) -> tuple[bool, float]:
+            record = session.record
+            used_at = record.expires_at - idle
+            return used_at - record.created_at > unused_for, used_at
+
+        def goes(session: _Session) -> bool:
+            record = session.record
+            return (
+                record.mode is Mode.TRANSPORT
+                and record.expires_at - idle <= before
+                and record.expires_at < record.ends_at
+                and record.principal == ANONYMOUS
+                and (opened or not record.stream_opened)
+                and not (record.subscriptions or record.carried or record.current)
+                and record.session_id not in held
+            )
+
+        going = heapq.nsmallest(limit, filter(goes, self._sessions.values()), key=order)
+        for session in going:
+            self._finish(session, Change.END)
+        return [session.record for session in going]
 
     async def append(
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS

@@ -29,6 +29,7 @@ import math
 import re
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -54,7 +55,7 @@ from mcp_sessions.ids import (
     parse_position,
 )
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.principal import Principal
+from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores import redis_scripts as scripts
 from mcp_sessions.stores.base import (
@@ -124,6 +125,9 @@ it."""
 
 _BATCH = 200
 
+_MOST_LOOKED_AT = 2_048
+"""Sessions that are asked whether they hold something, when room has to be made."""
+
 _PAGE = 256
 """Sessions that one step of a scan looks at."""
 
@@ -181,6 +185,12 @@ class RedisStore:
         self._peers = Peers()
         self._clock = SharedClock(self._time, clock)
         self._all = f"{{{namespace}}}:all"
+        self._looked_at = 0
+        """Where :meth:`evict` goes on: how many it looked at in vain."""
+
+        self._healed: dict[str, float] = {}
+        """When each list was last looked through, by the server's clock."""
+
         self.exchange: Exchange | None = RedisExchange(make, self._link, namespace, self._key)
 
     async def open(self, policy: SessionPolicy) -> None:
@@ -373,6 +383,49 @@ class RedisStore:
                 if record is not None:
                     expired.append(record)
         return expired
+
+    async def evict(
+        self,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+        opened: bool,
+    ) -> Sequence[SessionRecord]:
+        """See :meth:`SessionStore.evict`."""
+        now = await self._clock.at(now)
+        idle, owner = self._policy.idle_timeout, owner_of(ANONYMOUS)
+        before, of = now - unused_for, f".{self._owned(owner)[-16:]}.".encode()
+        held_tags = {tag_of(session_id) for session_id in held}
+        listed: list[bytes] = await self._command(
+            "ZRANGEBYSCORE", self._all, "-inf", repr(before + idle)
+        )
+        known = [member for member in listed if of in member and _tag(member) not in held_tags]
+        # Those that were looked at in vain have their turn again after all others.
+        start = self._looked_at if self._looked_at < len(known) else 0
+        known = known[start : start + _MOST_LOOKED_AT]
+        times: list[list[bytes | None]] = await _all_of(
+            self._command("HMGET", self._key_of(_tag(member)), "expires", "created")
+            for member in known
+        )
+        order: list[tuple[bool, float, bytes]] = []
+        for member, (expires, created) in zip(known, times, strict=True):
+            if expires is not None and created is not None:
+                used_at = float(expires) - idle
+                order.append((used_at - float(created) > unused_for, used_at, member))
+        waiting = deque(member for *_, member in sorted(order))
+        evicted: list[SessionRecord] = []
+        while waiting and len(evicted) < limit:
+            most = min(len(waiting), limit - len(evicted))
+            members = [waiting.popleft() for _ in range(most)]
+            done = await _each_of(
+                self._leave(member, scripts.EVICT, owner, repr(before), idle, int(opened), now=now)
+                for member in members
+            )
+            evicted += [each[0] for each in done if each is not None and each[0] is not None]
+        self._looked_at = start if evicted else start + len(known)
+        return evicted
 
     async def append(
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
@@ -828,14 +881,19 @@ class RedisStore:
         self, member: bytes, held: Collection[str], now: float
     ) -> tuple[SessionRecord | None, bool]:
         """The record, if the session is over; whether its place is due still."""
-        tag = _tag(member)
-        outcome, *rest = await self._run(
-            scripts.EXPIRE,
-            [self._key_of(tag)],
-            repr(now),
-            self._policy.idle_timeout,
-            int(tag in held),
+        is_held = int(_tag(member) in held)
+        return await self._leave(
+            member, scripts.EXPIRE, repr(now), self._policy.idle_timeout, is_held, now=now
         )
+
+    async def _leave(
+        self, member: bytes, script: Script, *args: Value, now: float
+    ) -> tuple[SessionRecord | None, bool]:
+        """Run what may end a session, and take it out of every list then; see :meth:`_expire`."""
+        tag = _tag(member)
+        outcome, *rest = await self._run(script, [self._key_of(tag)], *args)
+        if outcome == b"kept":
+            return None, True
         if outcome == b"later":
             # XX: whoever ended it meanwhile has taken it out.
             await self._command("ZADD", self._all, "XX", rest[0], member)
@@ -890,12 +948,19 @@ class RedisStore:
         await self._run(scripts.RELEASE, [self._all, owned], member)
 
     async def _heal(self, places: str) -> bool:
-        """Give up the places of sessions that are not there; whether there were any."""
+        """Give up the places of sessions that are not there; whether there were any. Not again
+        before others can have become old: it asks for every session.
+        """
+        there = await self._clock.now()
+        if there - self._healed.get(places, -math.inf) < IN_FLIGHT:
+            return False
+        if len(self._healed) >= _PAGE:
+            self._healed.clear()
+        self._healed[places] = there
         kind = "ZRANGE" if places == self._all else "SMEMBERS"
         members: list[bytes] = await self._command(
             kind, places, *((0, -1) if kind[0] == "Z" else ())
         )
-        there = await self._clock.now()
         old = [member for member in members if _is_old(member, there)]
         found = await _all_of(self._command("EXISTS", self._key_of(_tag(member))) for member in old)
         gone = [member for member, is_there in zip(old, found, strict=True) if not is_there]

@@ -336,6 +336,33 @@ class SQLiteStore:
         self._hot.were_written(moved)
         return gone
 
+    async def evict(
+        self,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+        opened: bool,
+    ) -> Sequence[SessionRecord]:
+        """See :meth:`SessionStore.evict`."""
+        idle = self._policy.idle_timeout
+        moved = self._hot.moved(written_by=now - unused_for + idle)
+        gone = await self._writer.call(
+            lambda tx: sessions.evict(
+                tx,
+                now=now,
+                unused_for=unused_for,
+                held=frozenset(held),
+                deadlines=moved,
+                idle_timeout=idle,
+                limit=limit,
+                opened=opened,
+            )
+        )
+        self._hot.were_written(moved)
+        return gone
+
     # --- the log ---------------------------------------------------------------------------
 
     async def append(

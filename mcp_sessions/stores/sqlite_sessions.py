@@ -20,7 +20,7 @@ from mcp_sessions.ids import (
     StreamName,
 )
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.principal import Principal
+from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores import sqlite_logs as logs
 from mcp_sessions.stores.base import Attachment, CurrentSession, Mode, Peer, SessionRecord
 from mcp_sessions.stores.limits import check_sizes
@@ -220,6 +220,44 @@ def expire(
         if found is not None:
             expired.append(found[1])
     return expired
+
+
+def evict(
+    tx: Transaction,
+    *,
+    now: float,
+    unused_for: float,
+    held: Collection[SessionId],
+    deadlines: Mapping[SessionId, float],
+    idle_timeout: float,
+    limit: int,
+    opened: bool,
+) -> list[SessionRecord]:
+    """See :meth:`SessionStore.evict`.
+
+    Args:
+        deadlines: Those that were moved, but not yet in the file.
+    """
+    move_deadlines(tx, deadlines)
+    rows = tx.execute(
+        "SELECT session_id FROM sessions AS s"
+        " WHERE expires_at <= ? AND mode = ? AND owner = ? AND expires_at < ends_at"
+        " AND current_id IS NULL AND (? OR NOT stream_opened)"
+        " AND NOT EXISTS (SELECT 1 FROM subscriptions WHERE sid = s.sid)"
+        " AND NOT EXISTS (SELECT 1 FROM carried WHERE sid = s.sid)"
+        " ORDER BY expires_at - created_at > ?, expires_at LIMIT ?",
+        (
+            now - unused_for + idle_timeout,
+            Mode.TRANSPORT.value,
+            owner_bytes(ANONYMOUS),
+            opened,
+            idle_timeout + unused_for,
+            limit + len(held),
+        ),
+    ).fetchall()
+    going = [SessionId(session_id) for (session_id,) in rows if session_id not in held]
+    ended = [end(tx, session_id) for session_id in going[:limit]]
+    return [record for record in ended if record is not None]
 
 
 def move_deadlines(tx: Transaction, deadlines: Mapping[SessionId, float]) -> None:

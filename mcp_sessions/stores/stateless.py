@@ -114,6 +114,18 @@ class Stateless:
         """There is nothing that could be ended."""
         return ()
 
+    async def evict(
+        self,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+        opened: bool,
+    ) -> Sequence[SessionRecord]:
+        """Nothing is kept."""
+        return ()
+
     async def append(
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from mcp_sessions.core.log import PAGE_BYTES, Draft
 from mcp_sessions.ids import (
     GET_STREAM,
+    FencingEpoch,
+    LogEpoch,
+    Position,
     SessionId,
     parse_session_id,
 )
-from mcp_sessions.principal import Principal
+from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.base import (
+    CurrentSession,
     Mode,
     Peer,
 )
@@ -195,6 +200,52 @@ async def expire_ends_what_is_overdue_and_spares_what_is_at_work(make: MakeStore
         assert held.id in {record.session_id for record in gone}
 
 
+async def evict_ends_what_is_nobodys_and_holds_nothing(make: MakeStore) -> None:
+    """SES20: those first that were used only when they were made, then the others; of both those
+    that were not used for longest. What is somebody's, of another mode, or holds something stays.
+    """
+    async with opened(make, idle_timeout=500.0) as store:
+
+        async def made(principal: Principal = ANONYMOUS, mode: Mode = Mode.TRANSPORT) -> SessionOf:
+            return await new_session(store, principal, mode=mode)
+
+        async def used(session: SessionOf, at: float) -> None:
+            await session.admit(principal=ANONYMOUS, mode=Mode.TRANSPORT, now=NOW + at)
+
+        async def evicted(
+            at: float, limit: int, *held: SessionOf, opened: bool = True
+        ) -> list[Any]:
+            gone = await store.evict(
+                now=NOW + at,
+                unused_for=60,
+                held=[each.id for each in held],
+                limit=limit,
+                opened=opened,
+            )
+            return [record.session_id for record in gone]
+
+        others = [await made(ALICE), await made(mode=Mode.PROTOCOL)]
+        subscribed, current, carrying = [await made() for _ in range(3)]
+        await store.subscribe(subscribed.id, "note://1")
+        at_work = CurrentSession(others[1].id, FencingEpoch(1))
+        await store.set_current(current.id, at_work)
+        position = Position(LogEpoch("e" * 22), 0)
+        assert await store.carry(carrying.id, others[1].id, FencingEpoch(1), position)
+        kept = {each.id for each in (*others, subscribed, current, carrying)}
+        long_used, longer_used, held, late, opened_once, early = [await made() for _ in range(6)]
+        await store.mark_stream_opened(opened_once.id)
+        for session, at in ((late, 50), (opened_once, 40), (longer_used, 90), (long_used, 80)):
+            await used(session, at)
+        assert await evicted(59.9, 9) == []
+
+        assert await evicted(155, 1, held) == [early.id]
+        assert await evicted(155, 2, held, opened=False) == [late.id, long_used.id]
+        assert await evicted(155, 9, held) == [opened_once.id, longer_used.id]
+        await early.check_gone()
+        assert await ids_of(store) == kept | {held.id}
+        assert await evicted(155, 9) == [held.id]
+
+
 async def an_ended_session_leaves_no_trace_and_never_comes_back(make: MakeStore) -> None:
     """END2, SES18, END1: every late call is refused, and ending again finds nothing."""
     async with opened(make) as store:
@@ -224,5 +275,6 @@ CHECKS: Sequence[Check] = (
     a_conversation_never_expires_and_forgets_nothing,
     an_append_after_the_lifetime_stores_nothing,
     expire_ends_what_is_overdue_and_spares_what_is_at_work,
+    evict_ends_what_is_nobodys_and_holds_nothing,
     an_ended_session_leaves_no_trace_and_never_comes_back,
 )

@@ -10,6 +10,7 @@ from tests.support.raw import (
     call_params,
     event_ids,
     in_session,
+    text_of,
     uris,
 )
 from tests.support.replicas import cluster, events_are_lost, lost, numbers
@@ -390,3 +391,23 @@ async def test_a_request_costs_one_admission_per_session_it_names() -> None:
             .result("tools/call", call_params("echo", {"text": "x"}, in_session(other)))
         )
         assert list(store.calls) == ["admit"]
+
+
+async def test_a_session_whose_stream_another_replica_may_serve_makes_no_room() -> None:
+    """SES20: what was never listened to goes; who listens elsewhere hears on, and calls."""
+    async with cluster(2, max_sessions=3) as c:
+        listener, left = await c[0].connected(), await c[0].connected()
+        stream = await listener.get().started()
+        at_work = await c[0].connected()
+        call = at_work.call("wait", gate="g")
+        await c[0].box.gate("g").started.wait()
+        c.clock.advance(61)
+        await c[0].expire()
+
+        await c[1].connected()
+
+        assert not stream.ended
+        assert await listener.text("echo", text="x") == "x"
+        c[0].box.gate("g").go.set()
+        assert text_of(await call.result()) == "through g"
+        assert (await left.send("tools/list").reply.done()).status == 404

@@ -333,7 +333,9 @@ async def test_expired_sessions_make_room() -> None:
 
 
 async def test_no_session_is_evicted_for_another() -> None:
-    """SES15: "LRU never evicts a session with work in flight": none is evicted at all."""
+    """SES15, SES20: a session with work in flight is not, nor one that a client started; and
+    no other, up to a minute after it was used.
+    """
     async with world(max_sessions=2) as w:
         client = await w.connected()
         await client.start()
@@ -343,6 +345,53 @@ async def test_no_session_is_evicted_for_another() -> None:
             assert (await w.client().error("session/start"))["code"] == -31011
         w.box.gate("g").go.set()
         assert text_of(await running.result()) == "through g"
+
+
+async def test_sessions_that_nobody_uses_make_room_where_no_one_can_be_asked() -> None:
+    """SES20: a client that leaves a connection behind for each call fills the server alone. Those
+    go, those that were used for longer do not, and whoever's is gone initializes again.
+    """
+    async with world(max_sessions=300, min_evictable_idle_time=60) as w:
+        person = await w.connected()
+        w.clock.advance(90)
+        assert await person.text("echo", text="x") == "x"
+        listening = await w.connected()
+        await listening.get().started()
+        running = await w.connected()
+        call = running.call("wait", gate="g")
+        await w.box.gate("g").started.wait()
+        left = [await w.connected() for _ in range(297)]
+        for _ in range(2):
+            refused = await w.client().send("initialize", _HANDSHAKE).error()
+            assert (refused["code"], refused["data"]) == (-31011, {"limit": "max_sessions"})
+            w.clock.advance(30)
+
+        newcomers = await asyncio.gather(*(w.connected() for _ in range(10)))
+
+        # Many at once, and not once for each who comes.
+        assert len(await w.layer.store.all_sessions()) == 300 - 256 + 10
+        for client in (person, listening, *newcomers):
+            assert await client.text("echo", text="x") == "x"
+        w.box.gate("g").go.set()
+        assert text_of(await call.result()) == "through g"
+        reply = await left[0].send("tools/list").reply.done()
+        assert reply.status == 404
+
+
+async def test_a_principals_own_limit_ends_nobodys_session() -> None:
+    """SES20: others' sessions are not in its way."""
+    async with world(max_sessions_per_principal=1) as w:
+        token = AccessToken(token="x", client_id="c", scopes=[], subject="x")
+        user = RawClient(await w.carrier_of(AuthenticatedUser(token)))
+        await user.start()
+        nobodys = await w.connected()
+        w.clock.advance(61)
+
+        assert (await user.error("session/start"))["code"] == -31011
+        assert await nobodys.text("echo", text="x") == "x"
+        w.clock.advance(61)
+        await w.connected()
+        assert (await nobodys.send("tools/list").reply.done()).status == 404
 
 
 LARGE = "x" * 100_000

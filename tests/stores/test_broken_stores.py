@@ -254,6 +254,21 @@ class ReapsWhatIsBusy(MemoryStore):
         return await super().expire(now=now, held=(), limit=limit)
 
 
+class EvictsWhatIsUsed(MemoryStore):
+    """Whoever comes pushes out who is at work."""
+
+    async def evict(
+        self,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+        opened: bool,
+    ) -> Sequence[SessionRecord]:
+        return await super().evict(now=now, unused_for=0, held=(), limit=limit, opened=True)
+
+
 class BringsTheEndedBack(MemoryStore):
     """A late write stores the session again (toolhive)."""
 
@@ -384,6 +399,7 @@ class KeepsItsPositions(MemoryStore):
         (AdmitsToItsFirstAttachment, admission.a_keyed_request_goes_with_its_attachment),
         (KeepsAnswersOfTheEnded, admission.a_session_that_ends_meanwhile_admits_nothing),
         (ReapsWhatIsBusy, lives.expire_ends_what_is_overdue_and_spares_what_is_at_work),
+        (EvictsWhatIsUsed, lives.evict_ends_what_is_nobodys_and_holds_nothing),
         (BringsTheEndedBack, lives.an_ended_session_leaves_no_trace_and_never_comes_back),
         (MergesIntoAnOldState, belongings.state_is_changed_key_by_key),
         (ChangesAnyState, belongings.state_is_changed_only_as_the_caller_saw_it),

@@ -148,6 +148,9 @@ class _Lane:
 class DuplexConnection:
     """A :class:`~mcp_sessions.server.connection.TransportConnection` both ways."""
 
+    is_streaming = False
+    """It has no GET stream."""
+
     def __init__(self, kind: str, principal: Principal, served: Served, rules: ModernRules) -> None:
         """Take what it works with.
 
