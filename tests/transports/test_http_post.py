@@ -4,6 +4,7 @@ import asyncio
 
 import mcp_types as types
 import pytest
+from mcp.server.context import CallNext, HandlerResult
 
 from tests.support.raw import (
     NEWEST,
@@ -180,6 +181,51 @@ async def test_a_lone_post_streams_without_ids() -> None:
         await sent.reply.done()
 
         assert [sorted(event.fields) for event in sent.reply.events] == [["data", "event"]] * 3
+
+
+def logs_at_initialize(w: World, *texts: str) -> None:
+    """The server logs while it handles ``initialize``."""
+
+    async def log(ctx: Ctx, call_next: CallNext) -> HandlerResult:
+        result = await call_next(ctx)
+        if ctx.method == "initialize":
+            for text in texts:
+                params = types.LoggingMessageNotificationParams(level="info", data=text)
+                await ctx.session.send_notification(
+                    types.LoggingMessageNotification(params=params), ctx.request_id
+                )
+        return result
+
+    w.box.server.middleware.append(log)
+
+
+async def test_what_a_server_says_while_it_handles_initialize_comes_before_the_answer() -> None:
+    """On the response's stream, whose headers name the session all the same."""
+    async with world() as w:
+        logs_at_initialize(w, "hello", "again")
+
+        client_info = {"name": "raw", "version": "1"}
+        handshake = {"protocolVersion": NEWEST, "capabilities": {}, "clientInfo": client_info}
+        sent = w.client().send("initialize", handshake)
+        answer = await sent.result()
+        await sent.reply.done()
+
+        assert "capabilities" in answer
+        messages = sent.reply.messages
+        assert [said["params"]["data"] for said in messages[:-1]] == ["hello", "again"]
+        assert messages[-1]["id"] == sent.id
+        assert not any("id" in event.fields for event in sent.reply.events)
+        assert sent.reply.header("mcp-session-id") is not None
+
+
+async def test_initialize_is_answered_whatever_a_server_says_meanwhile() -> None:
+    """More than the buffer takes: what waits too long is given up, and not the handshake."""
+    async with world(send_buffer=10_000) as w:
+        logs_at_initialize(w, *("x" * 1_000 for _ in range(100)))
+
+        client = await w.connected()
+
+        assert client.session_id is not None
 
 
 # --- cut, and fetched again --------------------------------------------------------------------

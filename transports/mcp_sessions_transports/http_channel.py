@@ -180,10 +180,18 @@ class PostChannel:
 
     # --- the response --------------------------------------------------------------------
 
-    async def respond(self, receive: Receive, send: Send, watch: Watch) -> None:
+    @property
+    def has_stream(self) -> bool:
+        """Whether something was emitted, and who is to read it has not been given up."""
+        return self._stream is not None and not self._stream.closed
+
+    async def respond(
+        self, receive: Receive, send: Send, watch: Watch, *, opened: SessionId | None = None
+    ) -> None:
         """Send the response: called once, by the task that took the POST.
 
         Args:
+            opened: The transport session that the request made.
             receive: ASGI's.
             send: ASGI's.
             watch: Over the credential that the POST came with. A stream ends with it (SEC4), and
@@ -201,7 +209,7 @@ class PostChannel:
             if self._is_away:
                 self._is_read = False
                 raise StoreUnavailable("this request could not be served")
-            session_id = self._connection.session_id if self._connection is not None else None
+            session_id = self._connection.session_id if self._connection is not None else opened
             if self._json is not None:
                 self._is_read = False
                 await send_json(send, self._json, session_id=session_id)

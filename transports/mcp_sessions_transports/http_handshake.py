@@ -40,6 +40,7 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.session_methods import SESSION_METHODS
 from mcp_sessions.stores.base import Mode, Peer, SessionRecord
+from mcp_sessions_transports.credentials import Watch
 from mcp_sessions_transports.http_channel import PostChannel
 from mcp_sessions_transports.http_connection import HttpConnection
 from mcp_sessions_transports.http_elsewhere import Elsewhere
@@ -197,7 +198,8 @@ class HandshakeHttp:
         )
         if isinstance(message, Request):
             if message.method == "initialize":
-                await self._initialize(message, inbound, send)
+                watch = partial(self._served.credentials.over, scope, principal)
+                await self._initialize(message, inbound, channel, receive, send, watch)
             elif connection is None and not self._may_be_alone(message):
                 await send_missing(send)
             else:
@@ -246,7 +248,15 @@ class HandshakeHttp:
         if not self._handled[sender]:
             del self._handled[sender]
 
-    async def _initialize(self, request: Request, inbound: Inbound, send: Send) -> None:
+    async def _initialize(
+        self,
+        request: Request,
+        inbound: Inbound,
+        channel: PostChannel,
+        receive: Receive,
+        send: Send,
+        watch: Watch,
+    ) -> None:
         served = self._served
         # A client that initializes has no connection yet, whatever header came along.
         alone = Inbound(
@@ -260,7 +270,12 @@ class HandshakeHttp:
 
         answer, connection = await served.router.initialize(request, alone, register)
         session_id = connection.transport_session if connection is not None else None
-        await send_json(send, answer, session_id=session_id)
+        if not channel.has_stream:
+            await send_json(send, answer, session_id=session_id)
+            return
+        # The server said something meanwhile. It had to wait: the headers name the session.
+        await channel.answer(answer)
+        await channel.respond(receive, send, watch, opened=session_id)
 
     def _channel(
         self,
