@@ -55,6 +55,8 @@ async def _asgi_server(
     _connections += 1
     path = path or "/mcp"
     stateless = options.get("stateless_http")
+    if stateless is None:
+        stateless = fastmcp.settings.stateless_http
     _asked_for.append({"transport": transport, **options})
     try:
         app = SessionLayer(server, store=None if stateless else "memory://").asgi_app(path)
