@@ -100,13 +100,20 @@ class StreamRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class Missed:
+    """A message was too large and is dropped, and answered nothing: perhaps an event."""
+
+
+@dataclass(frozen=True, slots=True)
 class Down:
     """The link is over; nothing follows."""
 
     failure: Failure
 
 
-Event = Received | Unanswered | Accepted | StreamReopened | StreamFailed | StreamRefused | Down
+Event = (
+    Received | Unanswered | Accepted | StreamReopened | StreamFailed | StreamRefused | Missed | Down
+)
 
 
 @dataclass(slots=True)

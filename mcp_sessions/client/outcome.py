@@ -18,8 +18,9 @@ class ResumeOutcome:
     """The old session is gone; this is another one, with nothing of the old."""
 
     reason: str | None = None
-    """Why not: the server's ``reason``, ``session_lost``, ``taken_over``, ``gave_up`` or
-    ``refused``."""
+    """Why not: the server's ``reason``, ``session_lost``, ``taken_over``, ``gave_up``,
+    ``refused``, or ``too_large``: a message of more than ``ReconnectPolicy.max_message`` bytes
+    was passed over."""
 
     replayed: int = 0
     """Missed events that are being replayed, if the server said how many."""

@@ -51,7 +51,10 @@ class ReconnectPolicy:
     """The least time between two writes of a jar; the last one comes at the end."""
 
     max_message: int = 4_194_304
-    """Bytes of one message from the server."""
+    """Bytes of one message from the server. A larger one is passed over and not kept: the
+    request that it answers has no outcome (-31012), and is not sent again; if it may have been
+    an event, ``on_resume`` is told of a gap. What is more than 64 times as large costs the
+    connection."""
 
     def __post_init__(self) -> None:
         for limit in fields(self):

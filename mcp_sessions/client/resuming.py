@@ -26,6 +26,7 @@ from mcp_sessions.client.dialer import (
     Event,
     Json,
     Link,
+    Missed,
     Received,
     StreamFailed,
     StreamRefused,
@@ -260,6 +261,12 @@ class ResumingClient:
                 if link is at.link and at.phase is Phase.READY:
                     logger.info("the notification stream is refused: %s", failure.explanation)
                     at.begin(Way.RECOVER)
+            case Missed():
+                if link is at.link and at.phase is not Phase.OVER:
+                    # As after a gap: it does not come again in any other way.
+                    await at.tell_everything_changed()
+                    missed = ResumeOutcome(False, reason="too_large", connected_to=link.name)
+                    await at.tell_outcome(missed)
             case Down(failure):
                 await self._recovery.down(link, failure)
 

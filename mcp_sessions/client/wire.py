@@ -29,8 +29,9 @@ from mcp_sessions.core.messages import (
     parse,
 )
 from mcp_sessions.core.messages import without_session as without_session_members
+from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import EventId, SessionView, is_event_id, is_sendable, is_session_id
-from mcp_sessions.errors import INVALID_PARAMS
+from mcp_sessions.errors import INVALID_PARAMS, INVALID_REQUEST, OUTCOME_UNKNOWN
 
 logger = logging.getLogger(__name__)
 
@@ -206,6 +207,39 @@ def received(data: bytes) -> Json | None:
         members = cast("Json", value)
         return members if answer and isinstance(members.get("method"), str) else answer
     return cast("Json", value)
+
+
+def in_place_of_dropped(
+    outline: Outline, name: str, limit: int, *, answers: RequestId | None = None
+) -> Json | None:
+    """What to do about a message that was too large to be kept, which is logged.
+
+    Args:
+        name: Its server's address.
+        limit: ``ReconnectPolicy.max_message``.
+        answers: What it answers if it is an answer, whatever it says itself.
+
+    Returns:
+        An answer: to our request, whose outcome is unknown; or, for a question of the server
+        (``outline.has_method``), for the server. None: nobody waits for one.
+    """
+    size = outline.size
+    logger.warning(
+        "%s: a message of %d bytes was dropped: ReconnectPolicy.max_message is %d",
+        name,
+        size,
+        limit,
+    )
+    text = f"too large: {size} bytes, and ReconnectPolicy.max_message is {limit}"
+    if outline.has_method:
+        if outline.id is None:
+            return None
+        return error_answer(outline.id, INVALID_REQUEST, "Invalid request: too large")
+    request_id = answers if answers is not None else outline.id
+    if request_id is None:
+        return None
+    data = {"reason": "too_large", "size": size, "limit": limit}
+    return error_answer(request_id, OUTCOME_UNKNOWN, f"Outcome unknown: the answer is {text}", data)
 
 
 def notification(method: str, params: Json | None = None) -> Json:

@@ -650,6 +650,50 @@ async def test_no_server_makes_anybody_wait_longer_than_it_waits_for_a_connectio
             await client.call_tool("echo", {})
 
 
+SMALL = ReconnectPolicy(backoff_base=0.02, backoff_cap=0.2, give_up_after=5, max_message=20_000)
+
+
+async def test_a_streamed_answer_that_is_too_large_is_an_unknown_outcome() -> None:
+    """Asked for again under its key it would be as large, each time."""
+    large = iter([True])
+
+    def entry(exchange: Exchange) -> None:
+        if exchange.method == "tools/call" and next(large, False):
+            result = tool_result("x" * 50_000)
+            exchange.event({"jsonrpc": "2.0", "id": exchange.message["id"], "result": result})
+            exchange.end()
+
+    async with (
+        ScriptedServer({"*": entry}) as server,
+        client_of(server, policy=SMALL) as (client, heard),
+    ):
+        with pytest.raises(MCPError) as unknown:
+            await call(client)
+
+        assert is_outcome_unknown(unknown.value)
+        assert unknown.value.error.data["reason"] == "too_large"
+        await call(client)
+        assert len(server.asked("tools/call")) == 2
+        assert heard.outcomes == []
+
+
+async def test_an_event_that_is_too_large_is_passed_over_and_does_not_come_again() -> None:
+    """The application is told to read again, and the stream goes on after it."""
+    async with ScriptedServer() as server, client_of(server, policy=SMALL) as (client, heard):
+        await server.has(lambda: server.stream, "the notification stream")
+        assert server.stream is not None
+        params = {"level": "info", "data": "x" * 50_000, "sessionEventId": "1"}
+        event = {"jsonrpc": "2.0", "method": "notifications/message", "params": params}
+        server.stream.event(event, "e-1")
+        server.push(UPDATED, "2", uri="note://2")
+
+        outcome = await heard.outcome()
+        assert (outcome.recovered, outcome.reason) == (False, "too_large")
+        await heard.has(lambda: heard.updates == ["note://2"], "the event after it")
+        assert len([r for r in server.requests if r.verb == "GET"]) == 1
+        await call(client)
+
+
 async def test_a_response_that_unpacks_to_more_than_the_limit_is_left_there(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -664,8 +708,9 @@ async def test_a_response_that_unpacks_to_more_than_the_limit_is_left_there(
             exchange.respond(200, bomb, fields)
 
     async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, _):
-        with pytest.raises(MCPError, match="more than 4194304 bytes"):
+        with pytest.raises(MCPError, match="more than 4194304 bytes") as unknown:
             await call(client)
+        assert is_outcome_unknown(unknown.value)
         assert "more than 4194304 bytes" in caplog.text
         assert await call(client) == "s-1"
 

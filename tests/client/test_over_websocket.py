@@ -302,6 +302,72 @@ async def test_a_call_whose_answer_cannot_be_used_fails_at_once(answer: Json) ->
             assert scripted.connections == 1
 
 
+SMALL = ReconnectPolicy(backoff_base=0.02, backoff_cap=0.2, give_up_after=5, max_message=20_000)
+
+
+async def test_an_answer_that_is_too_large_is_an_unknown_outcome_and_costs_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """KEY11: asked for again under its key it would be as large, at each connection."""
+
+    async def brags(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
+        is_first = scripted.asked.count("tools/call") == 1
+        return (
+            tool_result("x" * 50_000)
+            if message.get("method") == "tools/call" and is_first
+            else None
+        )
+
+    with anyio.fail_after(20):
+        async with client_of(brags, policy=SMALL) as (client, heard, scripted):
+            with pytest.raises(MCPError) as unknown:
+                await client.call_tool("echo", {})
+
+            assert is_outcome_unknown(unknown.value)
+            assert unknown.value.error.data["reason"] == "too_large"
+            assert unknown.value.error.data["limit"] == 20_000
+            assert text_of(await client.call_tool("echo", {})) == "fine"
+            assert (scripted.asked.count("tools/call"), scripted.connections) == (2, 1)
+            assert heard.outcomes == []
+    assert "bytes was dropped: ReconnectPolicy.max_message is 20000" in caplog.text
+
+
+async def test_an_event_that_is_too_large_is_passed_over_and_told_as_a_gap() -> None:
+    async def shouts(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
+        if message.get("method") == "tools/call":
+            params = {"level": "info", "data": "x" * 50_000, "sessionEventId": "1"}
+            event = {"jsonrpc": "2.0", "method": "notifications/message", "params": params}
+            await socket.send(json.dumps(event))
+        return None
+
+    with anyio.fail_after(20):
+        async with client_of(shouts, policy=SMALL) as (client, heard, scripted):
+            assert text_of(await client.call_tool("echo", {})) == "fine"
+
+            outcome = await heard.outcome()
+            assert (outcome.recovered, outcome.reason) == (False, "too_large")
+            assert "notifications/tools/list_changed" in heard.methods
+            assert scripted.connections == 1
+
+
+async def test_a_question_that_is_too_large_is_refused() -> None:
+    answers: list[Json] = []
+
+    async def asks(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
+        if message.get("method") == "tools/call":
+            question: Json = {"jsonrpc": "2.0", "method": "roots/list", "id": "q"}
+            question["params"] = {"pad": "x" * 50_000}
+            await socket.send(json.dumps(question))
+            answers.append(json.loads(await socket.recv()))
+        return None
+
+    with anyio.fail_after(20):
+        async with client_of(asks, policy=SMALL) as (client, _, _):
+            assert text_of(await client.call_tool("echo", {})) == "fine"
+
+    assert [(a["id"], a["error"]["code"]) for a in answers] == [("q", -32600)]
+
+
 async def test_a_question_that_the_sdk_refuses_is_answered_with_an_error() -> None:
     """Else the server's handler would wait for as long as it is patient."""
     answers: list[Json] = []

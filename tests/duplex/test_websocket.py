@@ -128,6 +128,21 @@ async def test_a_message_is_too_big_above_the_limit_and_not_at_it() -> None:
         assert (await peer.closed())[0] == 1009
 
 
+async def test_a_client_that_refuses_a_message_as_too_large_is_told_of_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once, with how large it was: nobody else knows why the client went."""
+    async with duplex_world() as world:
+        peer = await world.websocket()
+        await peer.initialize()
+        await peer.text("echo", text="x" * 30_000)
+        await peer.connection.close(1009)
+        await peer.until(lambda: "too large for it" in caplog.text, "the log")
+
+    [line] = [r.getMessage() for r in caplog.records if "too large for it" in r.getMessage()]
+    assert int(line.split()[-2]) > 30_000
+
+
 async def test_who_says_nothing_is_closed_1008() -> None:
     """WSS16: init timeout. Who said something may be silent for as long as it likes."""
     async with duplex_world(init_timeout=0.05) as world:

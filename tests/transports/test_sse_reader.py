@@ -42,6 +42,30 @@ def test_an_event_that_is_too_large_is_refused_before_it_is_complete() -> None:
         reader.feed(b"data: " + b"x" * 200)
 
 
+@pytest.mark.parametrize("step", [1, 7, 100, 10_000])
+def test_an_event_that_is_too_large_is_passed_over_and_its_id_is_known(step: int) -> None:
+    reader = SseReader(max_bytes=100, drops=True)
+    large = b'data: {"id":4,"result":\ndata: {"x":"' + b"y" * 900 + b'"}}\nid: 2\n\n'
+    stream = b"id: 1\ndata: {}\n\n" + large + b"id: 3\ndata: {}\n\n"
+    found: list[ReadEvent] = []
+
+    for start in range(0, len(stream), step):
+        found += reader.feed(stream[start : start + step])
+
+    assert [(event.id, event.data) for event in found] == [("1", b"{}"), ("2", b""), ("3", b"{}")]
+    dropped = found[1].dropped
+    assert dropped is not None
+    assert (dropped.id, dropped.has_method) == (4, False)
+    assert dropped.size > 900
+
+
+def test_an_event_without_end_is_not_waited_for() -> None:
+    reader = SseReader(max_bytes=100, drops=True)
+    with pytest.raises(EventTooLarge):
+        for _ in range(1_000):
+            reader.feed(b"data: " + b"x" * 90 + b"\n")
+
+
 def test_comments_cost_nothing() -> None:
     """A stream that only shows signs of life is no event that grows."""
     reader = SseReader(max_bytes=100)

@@ -26,6 +26,7 @@ from mcp_sessions.client.dialer import (
     Json,
     Link,
     LinkSettings,
+    Missed,
     Received,
     StreamFailed,
     StreamRefused,
@@ -34,7 +35,7 @@ from mcp_sessions.client.dialer import (
 )
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.situation import CONNECTION_CLOSED
-from mcp_sessions.client.wire import received
+from mcp_sessions.client.wire import in_place_of_dropped, received
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import (
     Malformed,
@@ -44,8 +45,9 @@ from mcp_sessions.core.messages import (
     error_body,
     parse,
 )
+from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import NEVER_RAN, Cause, is_sendable
-from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR
+from mcp_sessions.errors import INVALID_REQUEST, OUTCOME_UNKNOWN, PARSE_ERROR
 from mcp_sessions_transports.bounded_body import ACCEPTED, BodyTooLarge, pieces, whole
 from mcp_sessions_transports.http_failures import (
     describe,
@@ -285,8 +287,8 @@ class HttpLink:
             what,
             limit,
         )
-        text = f"the {what} is too large: more than {limit} bytes (max_message)"
-        return refusal(200, CONNECTION_CLOSED, text)
+        text = f"Outcome unknown: the {what} is too large: more than {limit} bytes (max_message)"
+        return refusal(200, OUTCOME_UNKNOWN, text, {"reason": "too_large", "limit": limit})
 
     async def _read_answer(
         self, response: httpx2.Response, request_id: RequestId
@@ -342,6 +344,8 @@ class HttpLink:
 
     async def _is_answer(self, event: ReadEvent, request_id: RequestId) -> bool:
         """Hand over one event of a response stream; whether it was the answer."""
+        if event.dropped is not None:
+            return await self._was_dropped(event.dropped, request_id)
         message = self._message(event)
         if message is None:
             return False
@@ -351,6 +355,33 @@ class HttpLink:
             message["id"] = request_id
         await self._tell(Received(message))
         return is_answer
+
+    async def _notified(self, event: ReadEvent) -> None:
+        """Hand over one event of the notification stream."""
+        if event.dropped is not None:
+            await self._was_dropped(event.dropped, None)
+            return
+        message = self._message(event)
+        if message is not None:
+            await self._tell(Received(message))
+
+    async def _was_dropped(self, outline: Outline, request_id: RequestId | None) -> bool:
+        """Tell of a message that was too large; whether it was the answer to that request."""
+        limit = self._policy.max_message
+        answer = in_place_of_dropped(outline, self.name, limit, answers=request_id)
+        if answer is None:
+            await self._tell(Missed())
+        elif not outline.has_method:
+            await self._tell(Received(answer))
+        elif self._tasks is not None:
+            # Its asker waits; and what is read here need not wait for that.
+            self._tasks.start_soon(self._refuse, answer)
+        return not outline.has_method
+
+    async def _refuse(self, answer: Json) -> None:
+        failure = await self._post_other(answer, {})
+        if failure is not None:
+            logger.info("a question was not refused: %s", failure.explanation)
 
     async def _post_other(self, message: Json, headers: Mapping[str, str]) -> Failure | None:
         """Send a notification or an answer: the server only takes it."""
@@ -406,9 +437,7 @@ class HttpLink:
                             backoff.progressed()
                             last_id = _position(event, last_id)
                             retry = event.retry if event.retry is not None else retry
-                            message = self._message(event)
-                            if message is not None:
-                                await self._tell(Received(message))
+                            await self._notified(event)
                 failures = 0
             except (httpx2.HTTPError, httpx2.StreamError, OSError, EventTooLarge) as error:
                 logger.debug("the notification stream ended: %r", error)
@@ -435,7 +464,7 @@ class HttpLink:
             await anyio.sleep(delay)
 
     async def _events(self, response: httpx2.Response) -> AsyncGenerator[ReadEvent]:
-        reader = SseReader(max_bytes=self._policy.max_message)
+        reader = SseReader(max_bytes=self._policy.max_message, drops=True)
         async with aclosing(pieces(response)) as chunks:
             async for chunk in chunks:
                 for event in reader.feed(chunk):

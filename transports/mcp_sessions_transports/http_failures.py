@@ -109,9 +109,10 @@ def _waited(error: Exception) -> float | None:
     return seconds if isinstance(seconds, (int, float)) else None
 
 
-def refusal(status: int, code: int, text: str) -> Failure:
+def refusal(status: int, code: int, text: str, data: Json | None = None) -> Failure:
     """A response that answers the request with an error of this side."""
-    return Failure(Cause.STATUS, text, status=status, error=error_body(code, text), is_answer=True)
+    error = error_body(code, text, data)
+    return Failure(Cause.STATUS, text, status=status, error=error, is_answer=True)
 
 
 def is_sse(response: httpx2.Response) -> bool:

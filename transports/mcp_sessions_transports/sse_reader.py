@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mcp_sessions.core.outline import Outline
+
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -16,6 +18,13 @@ MAX_RETRY = 3_600_000
 """Milliseconds: no server is left alone for longer than an hour because it said so."""
 
 _RETRY_DIGITS = len(str(MAX_RETRY))
+
+
+MOST = 64
+"""What is more than so many limits long is not passed over."""
+
+_OTHER_LINE = 65_536
+"""Bytes of a line that is no data, in an event that is passed over."""
 
 
 class EventTooLarge(Exception):
@@ -38,12 +47,18 @@ class ReadEvent:
     retry: int | None
     """Milliseconds, `MAX_RETRY` at the most."""
 
+    dropped: Outline | None = None
+    """What is known of the data, if it was too large to be kept; then ``data`` is empty."""
+
 
 class SseReader:
     """The events of one stream."""
 
     __slots__ = (
         "_after_cr",
+        "_drops",
+        "_in_data",
+        "_outline",
         "_data",
         "_event",
         "_id",
@@ -54,9 +69,15 @@ class SseReader:
         "_size",
     )
 
-    def __init__(self, *, max_bytes: int) -> None:
-        """Take the limit of one event."""
+    def __init__(self, *, max_bytes: int, drops: bool = False) -> None:
+        """Take the limit of one event.
+
+        Args:
+            drops: What is over the limit is passed over (`ReadEvent.dropped`), up to `MOST`
+                times the limit.
+        """
         self._limit = max_bytes
+        self._drops = drops
         self._line = bytearray()
         self._after_cr = False
         self._is_first = True
@@ -68,6 +89,8 @@ class SseReader:
         self._event = ""
         self._retry: int | None = None
         self._size = 0
+        self._outline: Outline | None = None
+        self._in_data = False
 
     def feed(self, chunk: bytes) -> list[ReadEvent]:
         """The events that ``chunk`` completes.
@@ -85,18 +108,60 @@ class SseReader:
         *lines, rest = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         for line in lines:
             self._count(len(line))
+            if self._outline is not None:
+                event = self._pass_over(self._outline, line, ends=True)
+                if event is not None:
+                    found.append(event)
+                continue
             whole, self._line = bytes(self._line + line), bytearray()
             event = self._take(whole)
             if event is not None:
                 found.append(event)
         self._count(len(rest))
-        self._line += rest
+        if self._outline is not None:
+            self._pass_over(self._outline, rest, ends=False)
+        else:
+            self._line += rest
         return found
 
     def _count(self, size: int) -> None:
         self._size += size
-        if self._size > self._limit:
+        if self._size <= self._limit or self._outline is not None:
+            if self._size > self._limit * MOST:
+                raise EventTooLarge
+            return
+        is_comment = self._line.startswith(b":")
+        if not self._drops or is_comment:
             raise EventTooLarge
+        self._outline = Outline()
+        for data in self._data:
+            self._outline.feed(data + b"\n")
+        self._data.clear()
+
+    def _pass_over(self, outline: Outline, piece: bytes, *, ends: bool) -> ReadEvent | None:
+        """Take a piece of a line of an event that is too large; the event, if it ends it."""
+        if self._in_data:
+            outline.feed(piece)
+        else:
+            self._line += piece
+            if self._line.startswith(b"data:"):
+                self._in_data = True
+                outline.feed(bytes(self._line[len(b"data:") :]))
+                self._line.clear()
+            elif len(self._line) > _OTHER_LINE:
+                raise EventTooLarge
+        if not ends:
+            return None
+        whole, self._line = bytes(self._line), bytearray()
+        was_data, self._in_data = self._in_data, False
+        if was_data:
+            return None
+        if whole:
+            self._take(whole)
+            return None
+        event = ReadEvent(self._id, b"", self._event or "message", self._retry, outline)
+        self._clear()
+        return event
 
     def _take(self, line: bytes) -> ReadEvent | None:
         if self._is_first:

@@ -117,7 +117,7 @@ class WebSocketBinding:
         logger.info("websocket %s opened", digest(connection.id))
         closing = Closing()
         reader = asyncio.ensure_future(self._read(connection, receive, closing))
-        writer = asyncio.ensure_future(self._write(connection, send))
+        writer = asyncio.ensure_future(self._write(connection, send, closing))
         # A writer whose peer takes nothing hears of no cut: it waits for the network.
         cut = asyncio.ensure_future(connection.outbox.until_cut())
 
@@ -128,6 +128,9 @@ class WebSocketBinding:
         try:
             async with served.credentials.over(scope, principal, expired):
                 await asyncio.wait({reader, writer, cut}, return_when=asyncio.FIRST_COMPLETED)
+            if writer.done() and not writer.cancelled() and writer.exception() is not None:
+                # The peer is gone, and perhaps said why.
+                await asyncio.wait({reader}, timeout=1)
         finally:
             if connection.outbox.was_slow:
                 closing.because(CloseCode.TRY_AGAIN_LATER, "too slow")
@@ -165,6 +168,12 @@ class WebSocketBinding:
                 return
             if message["type"] == "websocket.disconnect":
                 closing.by_peer = True
+                if message.get("code") == CloseCode.TOO_BIG:
+                    logger.warning(
+                        "a client closed its WebSocket, since a message was too large for it: "
+                        "the largest that was sent has %d bytes",
+                        closing.largest,
+                    )
                 return
             text: str | None = message.get("text")
             if text is None:
@@ -176,9 +185,10 @@ class WebSocketBinding:
                 return
             await connection.take(text.encode())
 
-    async def _write(self, connection: DuplexConnection, send: Send) -> None:
+    async def _write(self, connection: DuplexConnection, send: Send, closing: Closing) -> None:
         async def write(chunks: list[bytes]) -> None:
             for chunk in chunks:
+                closing.largest = max(closing.largest, len(chunk))
                 await send({"type": "websocket.send", "text": chunk.decode()})
 
         await connection.outbox.empty_into(write, idle=None, interval=0)
@@ -191,6 +201,8 @@ class Closing:
         self.code = CloseCode.NORMAL
         self.reason = ""
         self.by_peer = False
+        self.largest = 0
+        """Bytes of the largest message that was sent."""
 
     def because(self, code: CloseCode, reason: str) -> None:
         """Give the reason, if there is none yet."""

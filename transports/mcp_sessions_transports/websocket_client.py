@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
 
 import anyio
 import httpx2
 from anyio.abc import TaskStatus
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.client import ClientProtocol
 from websockets.exceptions import (
     ConnectionClosed,
     InvalidHandshake,
@@ -30,14 +32,17 @@ from mcp_sessions.client.dialer import (
     Json,
     Link,
     LinkSettings,
+    Missed,
     Received,
 )
 from mcp_sessions.client.policy import ReconnectPolicy
-from mcp_sessions.client.wire import received
+from mcp_sessions.client.wire import in_place_of_dropped, received
 from mcp_sessions.core.messages import RequestId, encode
+from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import Cause
 from mcp_sessions_transports.close_codes import CloseCode, should_come_back
 from mcp_sessions_transports.connect_errors import reason_of
+from mcp_sessions_transports.frame_sieve import FrameSieve
 from mcp_sessions_transports.http_client import without_credentials
 
 logger = logging.getLogger(__name__)
@@ -88,7 +93,7 @@ class WebSocketLink:
         self._headers = dict(headers)
         self._auth = auth
         self._policy = policy
-        self._socket: ClientConnection | None = None
+        self._socket: _Connection | None = None
         self._is_closing = False
 
     async def run(
@@ -102,6 +107,10 @@ class WebSocketLink:
         task_status.started()
         try:
             async for frame in socket:
+                dropped = socket.sieve.dropped(frame)
+                if dropped is not None:
+                    await self._was_dropped(sink, dropped)
+                    continue
                 message = self._message(frame)
                 if message is not None:
                     await sink(self, Received(message))
@@ -116,11 +125,28 @@ class WebSocketLink:
         if not self._is_closing:
             await sink(self, Down(failure))
 
-    async def _open(self) -> ClientConnection:
+    async def _was_dropped(
+        self, sink: Callable[[Link, Event], Awaitable[None]], outline: Outline
+    ) -> None:
+        """Tell of a message that was too large."""
+        answer = in_place_of_dropped(outline, self.name, self._policy.max_message)
+        if answer is None:
+            await sink(self, Missed())
+        elif outline.has_method:
+            # Its asker waits.
+            try:
+                await self.send(answer, {})
+            except Failed as failed:
+                logger.info("a question was not refused: %s", failed)
+        else:
+            await sink(self, Received(answer))
+
+    async def _open(self) -> _Connection:
         headers = {**self._headers, **await self._credentials()}
         try:
-            return await _Connect(
+            connected = await _Connect(
                 self._url,
+                create_connection=_connection_of(self._policy.max_message),
                 subprotocols=[SUBPROTOCOL],
                 additional_headers=headers,
                 compression=None,
@@ -130,6 +156,7 @@ class WebSocketLink:
                 ping_interval=PING_INTERVAL,
                 ping_timeout=PING_INTERVAL,
             )
+            return cast(_Connection, connected)
         except InvalidStatus as error:
             status = error.response.status_code
             text = f"{self.name}: the WebSocket was refused with HTTP status {status}"
@@ -190,6 +217,32 @@ class WebSocketLink:
         if self._socket is not None:
             with anyio.move_on_after(self._policy.closing_timeout, shield=True):
                 await self._socket.close()
+
+
+class _Connection(ClientConnection):
+    """A connection that does not break over a message that is too large."""
+
+    limit: int
+    """Bytes of one message."""
+
+    def __init__(self, protocol: ClientProtocol, **options: Any) -> None:
+        super().__init__(protocol, **options)
+        self.sieve = FrameSieve(self.limit)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        left = self.sieve.feed(data)
+        if left:
+            super().data_received(left)
+
+
+def _connection_of(most: int) -> type[_Connection]:
+    """The class of connections whose messages have at most so many bytes."""
+
+    class Limited(_Connection):
+        limit = most
+
+    return Limited
 
 
 class _Connect(connect):
