@@ -253,12 +253,17 @@ class RedisExchange:
         confirms = [loop.create_future() for _ in channels]
         for channel, confirm in zip(channels, confirms, strict=True):
             self._confirms[channel].append(confirm)
+        # From here on: whoever gives up while it is written leaves no failure that nobody takes.
+        confirmed = asyncio.gather(*confirms, return_exceptions=True)
         await self._send_to(connection, "SUBSCRIBE", *channels)
         try:
             async with asyncio.timeout(self._link.timeout):
-                await asyncio.gather(*confirms)
+                outcomes = await confirmed
         except TimeoutError as failed:
             raise unavailable(failed) from failed
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
 
     async def _read(self, connection: Connection) -> None:
         while connection is self._connection:
@@ -329,9 +334,14 @@ class RedisExchange:
         return encoded(f"{self._key_of(session_id)}:w:{stream}")
 
     async def _send_to(self, connection: Connection, *args: Value) -> None:
+        # Whole, whoever is cancelled meanwhile: all that is watched is heard on it.
+        writing = self._writes.begin(connection, connection.pack_command(*args))
+        await asyncio.wait({writing})
+        if writing.cancelled():
+            # The connection was given up. Nobody cancelled who asked.
+            raise StoreUnavailable("Redis is away")
         try:
-            # Whole, whoever is cancelled meanwhile: all that is watched is heard on it.
-            await asyncio.shield(self._writes.begin(connection, connection.pack_command(*args)))
+            writing.result()
         except (RedisError, OSError) as failed:
             raise unavailable(failed) from failed
 

@@ -1,0 +1,135 @@
+"""How a process listens to others over Redis, over a connection of this process."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+from redis.exceptions import ConnectionError as ConnectionBroke
+
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.ids import EVENTS, SessionId
+from mcp_sessions.stores.base import Attachment
+from mcp_sessions.stores.redis_exchange import RedisExchange
+from mcp_sessions.stores.redis_link import Connection
+from tests.support.virtual_time import VIRTUAL, Backend
+
+pytestmark = pytest.mark.anyio
+
+SESSION = SessionId("session")
+
+
+@pytest.fixture
+def anyio_backend() -> Backend:
+    return VIRTUAL
+
+
+class FakeConnection:
+    """Confirms every subscription, unless its peer takes nothing."""
+
+    def __init__(self) -> None:
+        self.takes = asyncio.Event()
+        self.takes.set()
+        self.comes: asyncio.Queue[Any] = asyncio.Queue()
+        self.is_connected = False
+
+    async def connect(self) -> None:
+        """It does."""
+        self.is_connected = True
+
+    async def disconnect(self, nowait: bool = False) -> None:
+        """Close."""
+        self.is_connected = False
+
+    def pack_command(self, *args: Any) -> list[Any]:
+        """Its words."""
+        return list(args)
+
+    async def send_packed_command(self, command: list[Any], check_health: bool = True) -> None:
+        """Answer it when it is taken."""
+        await self.takes.wait()
+        for channel in command[1:]:
+            self.comes.put_nowait([command[0].lower().encode(), channel, 1])
+
+    async def read_response(self, disable_decoding: bool = False) -> Any:
+        """The next answer, or what goes wrong."""
+        answer = await self.comes.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class FakeLink:
+    """Every command succeeds."""
+
+    timeout = 3.0
+
+    async def call(self, *args: object) -> Any:
+        """See `Sender`."""
+        return 1
+
+
+class Deaf:
+    """An `ExchangeListener` that minds nothing."""
+
+    def on_event(
+        self, session_id: SessionId, stream: str, event: object, attachment: Attachment | None
+    ) -> None:
+        """See `ExchangeListener`."""
+
+    def on_message(self, message: bytes) -> None:
+        """See `ExchangeListener`."""
+
+    def on_gap(self) -> None:
+        """See `ExchangeListener`."""
+
+
+@asynccontextmanager
+async def joined() -> AsyncGenerator[tuple[RedisExchange, list[FakeConnection]]]:
+    """An exchange that has joined, and the connections that it made."""
+    connections: list[FakeConnection] = []
+
+    def make() -> Connection:
+        connections.append(FakeConnection())
+        return cast(Connection, connections[-1])
+
+    exchange = RedisExchange(make, FakeLink(), "namespace", str)
+    await exchange.join("process", cast(Any, Deaf()))
+    yield exchange, connections
+    await exchange.close()
+
+
+@pytest.mark.parametrize("what", ["watch", "unwatch"])
+async def test_what_waits_to_be_written_when_the_connection_breaks_finds_the_store_away(
+    what: str,
+) -> None:
+    """Nobody cancelled who asked: a request would end without any answer."""
+    async with joined() as (exchange, connections):
+        if what == "unwatch":
+            await exchange.watch(SESSION, EVENTS)
+        connection = connections[-1]
+        connection.takes.clear()
+        asking = asyncio.create_task(getattr(exchange, what)(SESSION, EVENTS))
+        await asyncio.sleep(0.1)
+        connection.comes.put_nowait(ConnectionBroke())
+        await asyncio.wait({asking}, timeout=10)
+        assert not asking.cancelled()
+        with pytest.raises(StoreUnavailable):
+            await asking
+
+
+async def test_who_gives_up_does_not_take_back_what_is_being_written() -> None:
+    """Half a command would be the end of what all others hear."""
+    async with joined() as (exchange, connections):
+        connection = connections[-1]
+        connection.takes.clear()
+        asking = asyncio.create_task(exchange.watch(SESSION, EVENTS))
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        await asyncio.wait({asking}, timeout=10)
+        assert asking.cancelled()
+        connection.takes.set()
+        await asyncio.sleep(0.1)
+        await exchange.watch(SESSION, EVENTS)
+        assert len(connections) == 1
