@@ -11,10 +11,12 @@ import pytest
 
 from mcp_sessions.stores.base import SessionStore
 from tests.stores.every_store import sqlite_store
-from tests.support.faulty import HOWS, How
+from tests.support.faulty import HOWS, How, faulty
 from tests.support.patient import NOT_FOUND, HandshakeHttp, Patient
+from tests.support.redis_server import redis_store, two_redis_stores
+from tests.support.redis_wire import redis_wire
 from tests.support.replicas import two_shared_stores
-from tests.support.stage import Conversation, MakeStores, Stage, failures
+from tests.support.stage import Conversation, Failing, MakeStores, Stage, failures
 from tests.support.suspending import suspending_store
 from tests.support.virtual_time import VIRTUAL, Backend
 
@@ -186,6 +188,8 @@ ALONE: dict[str, Conversation] = {
 }
 TOGETHER: dict[str, Conversation] = {"two-replicas": on_two_replicas}
 
+COMMANDS_FAIL: tuple[How, ...] = ("before", "cut")
+
 
 def one_process() -> list[SessionStore]:
     return [suspending_store(1)]
@@ -199,13 +203,25 @@ def in_a_file() -> list[SessionStore]:
     return [sqlite_store()]
 
 
-async def check(conversation: Conversation, make: MakeStores, how: How) -> None:
+def on_redis() -> list[SessionStore]:
+    return [redis_store()]
+
+
+def two_on_redis() -> list[SessionStore]:
+    return list(two_redis_stores())
+
+
+async def check(
+    conversation: Conversation, make: MakeStores, how: How, *, failing: Failing = faulty
+) -> None:
     """Play it for each call that may fail, and tell what went wrong in which.
 
     ``MCP_SESSIONS_FAULT=17`` plays one alone, with its traceback.
     """
     only = os.environ.get("MCP_SESSIONS_FAULT")
-    count, wrong = await failures(conversation, make, how, only=int(only) if only else None)
+    count, wrong = await failures(
+        conversation, make, how, only=int(only) if only else None, failing=failing
+    )
     assert count
     if wrong:
         pytest.fail(f"{len(wrong)} of {count}:\n" + "\n".join(wrong), pytrace=False)
@@ -229,3 +245,38 @@ async def test_replicas_bear_it(name: str, how: How) -> None:
 @pytest.mark.parametrize("name", ALONE)
 async def test_one_process_bears_it_on_sqlite(name: str, how: How) -> None:
     await check(ALONE[name], in_a_file, how)
+
+
+@pytest.mark.full
+@pytest.mark.redis
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", ALONE)
+async def test_one_process_bears_it_on_redis(name: str, how: How) -> None:
+    with redis_wire():
+        await check(ALONE[name], on_redis, how)
+
+
+@pytest.mark.full
+@pytest.mark.redis
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", TOGETHER)
+async def test_replicas_bear_it_on_redis(name: str, how: How) -> None:
+    with redis_wire():
+        await check(TOGETHER[name], two_on_redis, how)
+
+
+@pytest.mark.full
+@pytest.mark.redis
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", COMMANDS_FAIL)
+@pytest.mark.parametrize("name", [*ALONE, *TOGETHER])
+async def test_they_bear_it_at_every_command_to_redis(name: str, how: How) -> None:
+    """Between two commands of one of the store's methods, too."""
+    alone = ALONE.get(name)
+    with redis_wire() as wire:
+        if alone is not None:
+            await check(alone, on_redis, how, failing=wire.failing)
+        else:
+            await check(TOGETHER[name], two_on_redis, how, failing=wire.failing)

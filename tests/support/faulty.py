@@ -4,7 +4,8 @@ A `Fault` says which call, counted from where `FaultyStore.arm` was called, and 
 
 * ``before``: it raises, and had no effect;
 * ``after``: it had its effect, and its reply was lost;
-* ``away``: from this call on, for some seconds, every call raises and has no effect.
+* ``away``: from this call on, for some seconds, every call raises and has no effect;
+* ``cut``: it has its effect, and what it is called over breaks (`tests.support.redis_wire`).
 
 The calls of the store's exchange count too.
 """
@@ -20,8 +21,9 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.base import ExchangeListener, SessionStore
 from tests.support.virtual_time import VirtualTimeLoop
 
-How = Literal["before", "after", "away"]
+How = Literal["before", "after", "away", "cut"]
 HOWS: tuple[How, ...] = ("before", "after", "away")
+"""How any store may fail."""
 
 AWAY = 3.0
 """Seconds of the event loop's clock."""
@@ -54,20 +56,32 @@ class Plan:
         """Nothing fails any more, and nothing is counted."""
         self._armed = False
 
-    async def call(self, name: str, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Do it, or fail as planned."""
+    async def call(
+        self,
+        name: str,
+        work: Callable[[], Awaitable[Any]],
+        *,
+        cut: Callable[[], None] | None = None,
+    ) -> Any:
+        """Do it, or fail as planned.
+
+        Args:
+            cut: Breaks what ``work`` is done over, after its effect.
+        """
         loop = asyncio.get_running_loop()
         if not isinstance(loop, VirtualTimeLoop):
-            return await self._call(name, work)
+            return await self._call(name, work, cut)
         # Where time jumps, it stands still while a store on a disk or a network is at work.
         here = object()
         loop.elsewhere.add(here)
         try:
-            return await self._call(name, work)
+            return await self._call(name, work, cut)
         finally:
             loop.elsewhere.discard(here)
 
-    async def _call(self, name: str, work: Callable[[], Awaitable[Any]]) -> Any:
+    async def _call(
+        self, name: str, work: Callable[[], Awaitable[Any]], cut: Callable[[], None] | None
+    ) -> Any:
         if not self._armed:
             return await work()
         number = len(self.calls)
@@ -79,6 +93,10 @@ class Plan:
             if fault.how == "after":
                 await work()
                 raise StoreUnavailable("the reply was lost")
+            if fault.how == "cut":
+                assert cut is not None
+                cut()
+                return await work()
             self._away_until = now + AWAY
         if self._away_until is not None and now < self._away_until:
             raise StoreUnavailable("away")

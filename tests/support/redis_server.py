@@ -13,7 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -249,17 +249,25 @@ def dies_after(store: RedisStore, commands: int) -> Callable[[], bool]:
     return lambda: bool(refused)
 
 
+SCRIPTS = [each for each in vars(redis_scripts).values() if type(each) is Script]
+_NAMES = {each.sha: each.name for each in SCRIPTS}
+
+
+def name_of(command: Sequence[Value]) -> str:
+    """Of a script its name, else the command's."""
+    return _NAMES.get(str(command[-1 if len(command) == 1 else 1]), str(command[0]))
+
+
 def sent_by(store: RedisStore) -> list[str]:
     """The commands that the store's process sends from now on: of a script its name, else the
     command's; but for its looks at the server's clock, which it takes every few seconds.
     """
     link = store._link  # pyright: ignore[reportPrivateUsage]
     call, names = link.call, list[str]()
-    scripts = {each.sha: each.name for each in vars(redis_scripts).values() if type(each) is Script}
 
     async def noting(*command: Value) -> Any:
         if command[0] != "TIME":
-            names.append(scripts.get(str(command[-1 if len(command) == 1 else 1]), str(command[0])))
+            names.append(name_of(command))
         return await call(*command)
 
     link.call = noting

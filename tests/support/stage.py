@@ -164,18 +164,28 @@ async def _pass(seconds: float) -> None:
 
 Conversation = Callable[[Stage], Awaitable[None]]
 
+Failing = Callable[[SessionStore, Plan], SessionStore]
+"""Makes a store, not open yet, fail as planned."""
+
 
 async def play(
-    conversation: Conversation, make_stores: MakeStores, fault: Fault | None = None
+    conversation: Conversation,
+    make_stores: MakeStores,
+    fault: Fault | None = None,
+    *,
+    failing: Failing = faulty,
 ) -> list[str]:
     """Play it, and look whether all is well; the store's calls, in order.
+
+    Args:
+        failing: Says which of them are counted, and fail.
 
     Raises:
         Violation: It is not.
     """
     plan = Plan(fault)
     with _errors() as errors:
-        async with staged([faulty(store, plan) for store in make_stores()]) as stage:
+        async with staged([failing(store, plan) for store in make_stores()]) as stage:
             plan.arm()
             try:
                 async with asyncio.timeout(LIMIT):
@@ -266,23 +276,23 @@ async def failures(
     make_stores: MakeStores,
     how: How,
     *,
-    every: int = 1,
-    first: int = 0,
     only: int | None = None,
+    failing: Failing = faulty,
 ) -> tuple[int, list[str]]:
     """Play it once for each of its calls; how many times, and what went wrong in which.
 
     Args:
-        every: Only each so many-th call fails.
-        first: From this one on.
-        only: Only this one.
+        only: Only this one fails.
+        failing: See `play`.
     """
-    calls = await play(conversation, make_stores)
-    numbers = range(first, len(calls), every) if only is None else [only]
+    calls = await play(conversation, make_stores, failing=failing)
+    numbers = range(len(calls)) if only is None else [only]
     wrong: list[str] = []
     for number in numbers:
         try:
-            await play(conversation, make_stores, Fault(number, how))
+            played = await play(conversation, make_stores, Fault(number, how), failing=failing)
+            if number >= len(played):
+                raise Violation("it never came to this call: nothing failed")
         except Exception as failed:
             name = calls[number] if number < len(calls) else "?"
             told = "".join(traceback.format_exception(failed)) if only is not None else ""

@@ -13,7 +13,8 @@ Rules:
 
 1. Nothing in such a test may wait for the network or for a thread: the clock would not
    wait for them. Tools and resources are async functions; clients are `tests.support.raw`.
-   (A store with a thread says what it waits for, in `elsewhere`: then time stands still.)
+   (A store with a thread says what it waits for, in `elsewhere`: then time stands still; one
+   in Redis does by `tests.support.redis_wire`.)
 2. The clock of the loop is not the clock of the layer, which each test passes in.
 """
 
@@ -55,7 +56,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     @property
     def elsewhere(self) -> set[object]:
-        """What threads are at work on, for tasks that wait for it."""
+        """What threads, or servers, are at work on, for tasks that wait for it."""
         return self._jumping.elsewhere
 
     def time(self) -> float:
