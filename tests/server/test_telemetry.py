@@ -61,6 +61,21 @@ def test_what_happens_to_sessions_is_counted() -> None:
     }
 
 
+def test_work_that_fails_where_nobody_awaits_it_is_counted() -> None:
+    """What an operator is told to alert on; with its kind, and without what it says."""
+    seen = told("failing")
+    counted = {
+        (name, attributes.get("work"), attributes.get("error")): value
+        for name, attributes, value in seen["points"]
+    }
+    work = "the rounds over expired sessions"
+    assert counted["mcp_sessions.background_failures", work, "KeyError"] == len(seen["raised"]) == 2
+    assert not [value for value in seen["raised"] if value in json.dumps(seen["points"])]
+    # It was begun anew.
+    ended = [attributes for name, attributes, _ in seen["points"] if name == "mcp_sessions.ended"]
+    assert {"mode": "protocol", "reason": "expired"} in ended
+
+
 def test_without_a_provider_nothing_is_told() -> None:
     """No exporter, no cost: the server is not wrapped, and the counters are the API's own."""
     seen = told("bare")

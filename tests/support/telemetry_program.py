@@ -1,12 +1,14 @@
 """A layer under OpenTelemetry's SDK, in a process of its own: providers are set once for all.
 
 Prints one JSON object: the spans and the counters of what it did. With ``bare`` nothing is
-set up, and it prints which of OpenTelemetry's instruments were made real.
+set up, and it prints which of OpenTelemetry's instruments were made real. With ``failing`` it
+does something else: work of the library's own fails, that nobody awaits.
 """
 
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from opentelemetry import metrics, trace
@@ -17,7 +19,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from mcp_sessions.ids import digest
+from mcp_sessions.stores.base import SessionRecord
+from mcp_sessions.stores.memory import MemoryStore
 from tests.support.raw import in_session
+from tests.support.virtual_time import VirtualTimeLoop
 from tests.support.world import world
 
 UPDATED = "notifications/resources/updated"
@@ -48,16 +53,38 @@ async def story() -> dict[str, Any]:
         }
 
 
+async def failing() -> dict[str, Any]:
+    """Two rounds over expired sessions raise; a session that expires then ends all the same."""
+    store, raised = MemoryStore(), list[str]()
+    real = store.expire
+
+    async def expire(**arguments: Any) -> Sequence[SessionRecord]:
+        if len(raised) < 2:
+            raised.append("a session's id")
+            raise KeyError(raised[-1])
+        return await real(**arguments)
+
+    store.expire = expire
+    async with world(store=store) as w:
+        client = await w.connected()
+        await client.start()
+        w.clock.advance(86_400 * 8)
+        await asyncio.sleep(60)
+        return {"raised": raised}
+
+
 def main() -> None:
     """Do it, and print what was seen."""
     bare = sys.argv[1:] == ["bare"]
+    tell = failing if sys.argv[1:] == ["failing"] else story
     spans, reader = InMemorySpanExporter(), InMemoryMetricReader()
     if not bare:
         tracing = TracerProvider()
         tracing.add_span_processor(SimpleSpanProcessor(spans))
         trace.set_tracer_provider(tracing)
         metrics.set_meter_provider(MeterProvider(metric_readers=[reader]))
-    names = asyncio.run(story())
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        names = runner.run(tell())
     read = reader.get_metrics_data()
     points = [
         [metric.name, dict(point.attributes or {}), getattr(point, "value", None)]
