@@ -44,6 +44,8 @@ def run(
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
         "MCP_SESSIONS_LEG": leg,
+        # Some start a child process by the name `python`.
+        "PATH": os.pathsep.join([str(installed.python.parent), os.environ.get("PATH", "")]),
         "PYTHONPATH": os.pathsep.join(map(str, path)),
     }
     command = [str(installed.python), "-m", "pytest", "-q", "-n", "2", "--tb", "native"]

@@ -23,7 +23,8 @@ import mcp_sessions.fastmcp
 from mcp_sessions.layer import SessionLayer
 
 LEG = os.environ["MCP_SESSIONS_LEG"]
-BASE_URL = "http://127.0.0.1:8000"
+BASE_URL = "http://127.0.0.1"
+"""As FastMCP's. An SDK server takes a host with a port only."""
 
 _asked_for: list[dict[str, Any]] = []
 """The options of the application that is being made, while the layer asks the server for what
@@ -62,8 +63,10 @@ async def _asgi_server(
         app = SessionLayer(server, store=None if stateless else "memory://").asgi_app(path)
     finally:
         _asked_for.pop()
+    is_own = isinstance(cast(object, server), fastmcp.FastMCP)
+    base_url = BASE_URL if is_own else f"{BASE_URL}:8000"
     async with run_asgi_lifespan(app):
-        yield testing.ASGIServer(url=f"{BASE_URL}{path}", app=app, transport_type=transport)
+        yield testing.ASGIServer(url=f"{base_url}{path}", app=app, transport_type=transport)
 
 
 @asynccontextmanager
@@ -101,6 +104,15 @@ _own_connection: Any = FastMCPTransport.connect_session
 setattr(fastmcp.FastMCP, "http_app", _http_app)  # noqa: B010
 setattr(testing, "asgi_server", _asgi_server)  # noqa: B010
 setattr(FastMCPTransport, "connect_session", _connect_session)  # noqa: B010
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Some have a time limit of their own, for a machine that does nothing else. That of the
+    whole run holds.
+    """
+    for item in items:
+        for node in item.listchain():
+            node.own_markers[:] = [mark for mark in node.own_markers if mark.name != "timeout"]
 
 
 @pytest.hookimpl(wrapper=True)
