@@ -112,6 +112,9 @@ class ListenStream:
     is_leaving = False
     """Nothing is asked on it."""
 
+    is_streaming = False
+    """It is no GET stream."""
+
     def __init__(
         self,
         session_id: SessionId,
