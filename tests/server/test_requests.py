@@ -523,7 +523,6 @@ async def test_unheard_work_is_bounded_in_number() -> None:
         assert gone == [True, True, False, False, False]
 
 
-@pytest.mark.in_memory
 async def test_ones_cut_calls_cancel_nobody_elses() -> None:
     """REQ8: the bound over all takes from who has most, and each session has one of its own."""
     async with world(max_detached_requests=6, max_detached_requests_per_session=4) as w:
@@ -539,6 +538,7 @@ async def test_ones_cut_calls_cancel_nobody_elses() -> None:
         assert cancelled == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.in_memory
 async def test_unheard_work_is_bounded_in_bytes() -> None:
     """REQ8: what it emits stays within its stream's window; its answer is always kept."""
     async with world(max_bytes=10_000) as w:
