@@ -63,6 +63,17 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Seconds that have passed, or were skipped."""
         return self._jumping.now
 
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """End the threads of ``to_thread``. They do that in real time, so the clock stands still
+        for them; from 3.12 on the runner gives them a time that it would jump over.
+        """
+        waiting = object()
+        self.elsewhere.add(waiting)
+        try:
+            await super().shutdown_default_executor()
+        finally:
+            self.elsewhere.discard(waiting)
+
 
 def _new_loop() -> asyncio.AbstractEventLoop:
     return VirtualTimeLoop()
