@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from mcp_sessions.policy import SessionPolicy
     from mcp_sessions.principal import Principal
     from mcp_sessions.security import SessionSecurity
-    from mcp_sessions.server.admin import SessionInfo
-    from mcp_sessions.server.handle import SessionHandle, current_session
-    from mcp_sessions.stores.redis import RedisStore
-    from mcp_sessions.stores.sqlite import SQLiteStore
+    from mcp_sessions.server.dispatch.admin import SessionInfo
+    from mcp_sessions.server.requests.handle import SessionHandle, current_session
+    from mcp_sessions.stores.redis.store import RedisStore
+    from mcp_sessions.stores.sqlite.store import SQLiteStore
 
 __version__ = "0.1.0"
 
@@ -88,12 +88,12 @@ _DEFINED_IN = {
     "LimitReached": "mcp_sessions.errors",
     "Principal": "mcp_sessions.principal",
     "ReconnectPolicy": "mcp_sessions.client.policy",
-    "RedisStore": "mcp_sessions.stores.redis",
+    "RedisStore": "mcp_sessions.stores.redis.store",
     "ResumableTransport": "mcp_sessions.client.sdk",
     "ResumeOutcome": "mcp_sessions.client.outcome",
-    "SQLiteStore": "mcp_sessions.stores.sqlite",
-    "SessionHandle": "mcp_sessions.server.handle",
-    "SessionInfo": "mcp_sessions.server.admin",
+    "SQLiteStore": "mcp_sessions.stores.sqlite.store",
+    "SessionHandle": "mcp_sessions.server.requests.handle",
+    "SessionInfo": "mcp_sessions.server.dispatch.admin",
     "SessionLayer": "mcp_sessions.layer",
     "SessionNotFound": "mcp_sessions.errors",
     "SessionPolicy": "mcp_sessions.policy",
@@ -102,7 +102,7 @@ _DEFINED_IN = {
     "SessionsError": "mcp_sessions.errors",
     "StateTooLarge": "mcp_sessions.errors",
     "StoreUnavailable": "mcp_sessions.errors",
-    "current_session": "mcp_sessions.server.handle",
+    "current_session": "mcp_sessions.server.requests.handle",
     "is_outcome_unknown": "mcp_sessions.client.sdk",
     "resumable": "mcp_sessions.client_transport",
 }

@@ -24,8 +24,8 @@ from mcp_sessions.client.outcome import OnResume
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions_transports.http_client import HttpDialer
-from mcp_sessions_transports.websocket_client import WebSocketDialer
+from mcp_sessions_transports.http.client import HttpDialer
+from mcp_sessions_transports.websocket.client import WebSocketDialer
 
 if TYPE_CHECKING:
     import httpx2

@@ -13,15 +13,15 @@ from typing import Any
 from mcp_sessions.endpoint import Endpoint
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.cluster.bus import Replicas
 from mcp_sessions.server.connection import TransportConnection
-from mcp_sessions.server.detached import declares_extension, tell_detached
-from mcp_sessions.server.host import Host
-from mcp_sessions.server.hub import Hub
-from mcp_sessions.server.owed import Owed
-from mcp_sessions.server.replicas import Replicas
-from mcp_sessions.stores.base import SessionStore
+from mcp_sessions.server.delivery.detached import declares_extension, tell_detached
+from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.owed import Owed
+from mcp_sessions.server.requests.runner import Host
+from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions_transports.duplex import DuplexConnection
-from mcp_sessions_transports.http_connection import HttpConnection
+from mcp_sessions_transports.http.connection import HttpConnection
 
 logger = logging.getLogger(__name__)
 

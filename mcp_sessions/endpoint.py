@@ -14,19 +14,19 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mcp_sessions.server.sdk.http import http_shell, principal_of, security_settings
-from mcp_sessions.server.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
-from mcp_sessions.server.sdk.modern import SdkModernRules
+from mcp_sessions.server.upstream.sdk.http import http_shell, principal_of, security_settings
+from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
+from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
 from mcp_sessions.serving import MountedApp
 from mcp_sessions_transports.credentials import StillValid
-from mcp_sessions_transports.doorkeeper import Doorkeeper
-from mcp_sessions_transports.http_handshake import HandshakeHttp
-from mcp_sessions_transports.http_modern import ModernHttp
-from mcp_sessions_transports.http_sessions import TransportSessions
+from mcp_sessions_transports.http.endpoint import StreamableHttp
+from mcp_sessions_transports.http.handshake import HandshakeHttp
+from mcp_sessions_transports.http.modern import ModernHttp
+from mcp_sessions_transports.http.sessions import TransportSessions
 from mcp_sessions_transports.origin import OriginGuard, SecuritySettings
 from mcp_sessions_transports.served import Served
-from mcp_sessions_transports.streamable_http import StreamableHttp
-from mcp_sessions_transports.websocket import WebSocketBinding
+from mcp_sessions_transports.websocket.authorizer import Doorkeeper
+from mcp_sessions_transports.websocket.server import WebSocketBinding
 
 
 class Endpoint:

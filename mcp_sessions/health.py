@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.ids import SessionId
-from mcp_sessions.stores.base import SessionStore
+from mcp_sessions.stores.contract import SessionStore
 
 STORE_WITHIN = 2.0
 """Seconds in which the store answers, or it is away."""

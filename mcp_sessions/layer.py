@@ -28,21 +28,21 @@ from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.health import Health
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
-from mcp_sessions.server.admin import Sessions
-from mcp_sessions.server.announced import noting
-from mcp_sessions.server.capabilities import advertise
-from mcp_sessions.server.changes import Changes
-from mcp_sessions.server.gates import Gates
-from mcp_sessions.server.host import Host
-from mcp_sessions.server.hub import Hub
-from mcp_sessions.server.owed import Owed
-from mcp_sessions.server.publisher import Publisher
-from mcp_sessions.server.reaper import Reaper
-from mcp_sessions.server.replicas import Replicas
-from mcp_sessions.server.router import Router
-from mcp_sessions.server.sdk.kernel import SdkUpstream, primes_streams
-from mcp_sessions.server.sdk.modern import SdkModernRules
-from mcp_sessions.server.session_methods import SessionMethods
+from mcp_sessions.server.cluster.bus import Replicas
+from mcp_sessions.server.delivery.announced import noting
+from mcp_sessions.server.delivery.changes import Changes
+from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.owed import Owed
+from mcp_sessions.server.delivery.publisher import Publisher
+from mcp_sessions.server.dispatch.admin import Sessions
+from mcp_sessions.server.dispatch.capabilities import advertise
+from mcp_sessions.server.dispatch.gates import Gates
+from mcp_sessions.server.dispatch.reaper import Reaper
+from mcp_sessions.server.dispatch.router import Router
+from mcp_sessions.server.dispatch.session_methods import SessionMethods
+from mcp_sessions.server.requests.runner import Host
+from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream, primes_streams
+from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
 from mcp_sessions.serving import (
     RUN_IS_REFUSED,
     ClosingResponses,
@@ -51,13 +51,13 @@ from mcp_sessions.serving import (
     MountedApp,
     listen_on,
 )
-from mcp_sessions.stores.base import SessionStore
+from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.stateless import Stateless
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.credentials import CredentialWatch, StillValid
 from mcp_sessions_transports.origin import SecuritySettings
 from mcp_sessions_transports.served import Served
-from mcp_sessions_transports.stdio import StdioBinding, standard_streams
+from mcp_sessions_transports.stdio.server import StdioBinding, standard_streams
 
 logger = logging.getLogger(__name__)
 

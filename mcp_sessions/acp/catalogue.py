@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from mcp_sessions.acp.refusals import invalid_params
 from mcp_sessions.ids import digest
-from mcp_sessions.stores.base import Mode, SessionRecord
+from mcp_sessions.stores.contract import Mode, SessionRecord
 
 CWD = "cwd"
 TITLE = "title"

@@ -15,7 +15,7 @@ import anyio.from_thread
 from mcp_sessions.client.jar import SavedSession
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
-from mcp_sessions.stores.base import SessionStore
+from mcp_sessions.stores.contract import SessionStore
 
 MEMBER = "mcpSessions"
 """The member of the conversation's data that holds them."""

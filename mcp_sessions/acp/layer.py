@@ -26,7 +26,7 @@ from mcp_sessions.stores.urls import open_store
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mcp_sessions.stores.base import SessionStore
+    from mcp_sessions.stores.contract import SessionStore
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from mcp_sessions.acp.servers import Servers
 from mcp_sessions.acp.tasks import to_the_end
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId, parse_position
-from mcp_sessions.stores.base import Attachment, SessionStore
+from mcp_sessions.stores.contract import Attachment, SessionStore
 
 logger = logging.getLogger(__name__)
 

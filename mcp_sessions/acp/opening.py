@@ -41,7 +41,7 @@ from mcp_sessions.acp.servers import Servers, Unreachable
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.base import Mode, SessionRecord, SessionStore
+from mcp_sessions.stores.contract import Mode, SessionRecord, SessionStore
 
 logger = logging.getLogger(__name__)
 

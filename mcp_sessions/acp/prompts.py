@@ -29,7 +29,7 @@ from mcp_sessions.acp.options import Options
 from mcp_sessions.acp.params import session_id_of
 from mcp_sessions.acp.registry import Registry, for_agent
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.stores.base import SessionStore
+from mcp_sessions.stores.contract import SessionStore
 
 logger = logging.getLogger(__name__)
 

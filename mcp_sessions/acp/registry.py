@@ -19,7 +19,7 @@ from mcp_sessions.acp.open_conversation import OpenConversation
 from mcp_sessions.acp.params import session_id_of
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.base import Mode, SessionRecord, SessionStore
+from mcp_sessions.stores.contract import Mode, SessionRecord, SessionStore
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from mcp_sessions.acp.prompts import Prompts
 from mcp_sessions.acp.registry import Registry, for_agent
 from mcp_sessions.core.messages import Notification
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
-from mcp_sessions.stores.base import SessionStore
+from mcp_sessions.stores.contract import SessionStore
 
 logger = logging.getLogger(__name__)
 

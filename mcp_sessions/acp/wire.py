@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from mcp_sessions_transports.stdio import lines, standard_streams, writing
+from mcp_sessions_transports.stdio.server import lines, standard_streams, writing
 
 
 class MessageTooLong(Exception):

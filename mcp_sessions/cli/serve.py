@@ -185,7 +185,7 @@ def _security(options: argparse.Namespace) -> SecuritySettings | None:
     """Which Hosts and Origins may come in; None: by where it listens."""
     if not options.allowed_host and not options.allowed_origin:
         return None
-    from mcp_sessions.server.sdk.http import allowing
+    from mcp_sessions.server.upstream.sdk.http import allowing
 
     return allowing(options.allowed_host, options.allowed_origin)
 
@@ -259,7 +259,7 @@ def _is_layer(value: object) -> bool:
 
 
 def _is_server(value: object) -> bool:
-    from mcp_sessions.server.sdk import is_server
+    from mcp_sessions.server.upstream.sdk import is_server
 
     return is_server(value)
 

@@ -25,9 +25,9 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.server.ending import ended_beside
-from mcp_sessions.stores.base import Mode, SessionRecord
-from mcp_sessions.stores.beside import open_beside
+from mcp_sessions.server.dispatch.ending import ended_beside
+from mcp_sessions.stores.contract import Mode, SessionRecord
+from mcp_sessions.stores.operator import open_beside
 
 _DIGITS = re.compile(r"[0-9a-f]{4,12}")
 """What names a session: so much of its digest."""

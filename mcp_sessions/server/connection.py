@@ -16,7 +16,7 @@ from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import RequestId, encode
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.base import (
+from mcp_sessions.stores.contract import (
     Attached,
     Attachment,
     CurrentSession,
@@ -25,8 +25,8 @@ from mcp_sessions.stores.base import (
 )
 
 if TYPE_CHECKING:
-    from mcp_sessions.server.running import RunningRequest
-    from mcp_sessions.server.upstream import UpstreamPeer
+    from mcp_sessions.server.requests.running import RunningRequest
+    from mcp_sessions.server.upstream.port import UpstreamPeer
 
 
 class RequestChannel(Protocol):

@@ -32,7 +32,7 @@ from mcp_sessions.ids import (
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
-from mcp_sessions.stores.base import (
+from mcp_sessions.stores.contract import (
     Admitted,
     Appended,
     Attached,
@@ -79,7 +79,7 @@ class _Session:
 
 
 class MemoryStore:
-    """A :class:`~mcp_sessions.stores.base.SessionStore` of dictionaries."""
+    """A :class:`~mcp_sessions.stores.contract.SessionStore` of dictionaries."""
 
     name = "memory"
     survives_process = False

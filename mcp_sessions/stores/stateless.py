@@ -26,7 +26,7 @@ from mcp_sessions.ids import (
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import SessionSecurity
-from mcp_sessions.stores.base import (
+from mcp_sessions.stores.contract import (
     Admitted,
     Appended,
     Attached,
@@ -45,7 +45,7 @@ from mcp_sessions.stores.base import (
 
 
 class Stateless:
-    """A :class:`~mcp_sessions.stores.base.SessionStore` that stores nothing."""
+    """A :class:`~mcp_sessions.stores.contract.SessionStore` that stores nothing."""
 
     name = "stateless"
     survives_process = True

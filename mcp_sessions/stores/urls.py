@@ -7,7 +7,7 @@ from typing import cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.stores.base import SessionStore
+from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 
 _REDIS = frozenset({"redis", "rediss", "valkey", "valkeys", "unix"})
@@ -32,7 +32,7 @@ def open_store(url: str) -> SessionStore:
         return MemoryStore()
     if scheme in _REDIS:
         try:
-            from mcp_sessions.stores.redis import RedisStore
+            from mcp_sessions.stores.redis.store import RedisStore
         except ModuleNotFoundError as missing:
             if (missing.name or "").partition(".")[0] != "redis":
                 raise
@@ -42,8 +42,8 @@ def open_store(url: str) -> SessionStore:
         return RedisStore(url)
     if scheme == "sqlite":
         # Whoever keeps sessions elsewhere need not wait for it.
-        from mcp_sessions.stores.sqlite import SQLiteStore
-        from mcp_sessions.stores.sqlite_schema import Durability
+        from mcp_sessions.stores.sqlite.schema import Durability
+        from mcp_sessions.stores.sqlite.store import SQLiteStore
 
         path, durability = sqlite_place(url)
         return SQLiteStore(path, cast("Durability", durability))

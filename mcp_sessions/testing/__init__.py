@@ -10,7 +10,7 @@ Every store of this project passes them, and so must yours::
 A store that processes share has an exchange, and :func:`check_exchange` is for that.
 
 They need no test framework and read no clock: time is passed in, so nothing waits for it.
-They assert what :class:`~mcp_sessions.stores.base.SessionStore` promises and no more: where
+They assert what :class:`~mcp_sessions.stores.contract.SessionStore` promises and no more: where
 it leaves a choice (what becomes of a session between its deadline and the next ``expire``)
 they do not look.
 """
@@ -67,7 +67,7 @@ async def check_exchange(make_two: MakeTwoStores) -> None:
     """Run every check of :data:`EXCHANGE_CHECKS`, for stores that processes share.
 
     Raises:
-        AssertionError: The contract of :class:`~mcp_sessions.stores.base.Exchange` is broken.
+        AssertionError: The contract of :class:`~mcp_sessions.stores.contract.Exchange` is broken.
         TimeoutError: What had to be heard was not, within a minute.
         RuntimeError: Python runs with ``-O``, which leaves out what the checks assert.
     """

@@ -10,7 +10,7 @@ from mcp_sessions.ids import (
     RequestKey,
 )
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.base import (
+from mcp_sessions.stores.contract import (
     KeyUse,
     Mode,
 )

@@ -10,7 +10,7 @@ from mcp_sessions.ids import (
     ConnectionId,
     FencingEpoch,
 )
-from mcp_sessions.stores.base import (
+from mcp_sessions.stores.contract import (
     Appended,
     Attached,
     Attachment,

@@ -19,7 +19,7 @@ from mcp_sessions.ids import (
     StreamName,
 )
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.base import (
+from mcp_sessions.stores.contract import (
     Attachment,
     CurrentSession,
     KeyUse,

@@ -16,7 +16,7 @@ from mcp_sessions.ids import (
     SessionId,
     parse_position,
 )
-from mcp_sessions.stores.base import (
+from mcp_sessions.stores.contract import (
     Appended,
     Mode,
 )

@@ -16,7 +16,7 @@ from mcp_sessions.ids import (
     parse_session_id,
 )
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.stores.base import (
+from mcp_sessions.stores.contract import (
     CurrentSession,
     Mode,
     Peer,

@@ -17,7 +17,7 @@ from mcp_sessions.ids import (
     Position,
     SessionId,
 )
-from mcp_sessions.stores.base import (
+from mcp_sessions.stores.contract import (
     Mode,
     Relayed,
 )

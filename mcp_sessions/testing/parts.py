@@ -27,7 +27,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.base import (
+from mcp_sessions.stores.contract import (
     Admitted,
     Appended,
     Attached,

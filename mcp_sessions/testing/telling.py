@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
 from mcp_sessions.ids import EVENTS, GET_STREAM, FencingEpoch, Position, SessionId
-from mcp_sessions.stores.base import (
+from mcp_sessions.stores.contract import (
     TOLD_AT_ONCE,
     Attachment,
     Mode,

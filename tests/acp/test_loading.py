@@ -15,9 +15,10 @@ from acp import schema
 
 from mcp_sessions.acp import AcpSessionLayer, catalogue, current_conversation
 from mcp_sessions.core import log
-from mcp_sessions.stores import sqlite, sqlite_start
-from mcp_sessions.stores.base import SessionStore
-from mcp_sessions.stores.sqlite import SQLiteStore
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.sqlite import recovery as sqlite_start
+from mcp_sessions.stores.sqlite import store as sqlite
+from mcp_sessions.stores.sqlite.store import SQLiteStore
 from tests.support.conversations import (
     WITHIN,
     Json,
@@ -705,7 +706,7 @@ async def test_a_list_that_makes_no_sense_is_refused(params: Json) -> None:
 
 async def test_conversations_are_not_listed_beside_sessions_of_another_kind() -> None:
     from mcp_sessions.principal import ANONYMOUS
-    from mcp_sessions.stores.base import Mode
+    from mcp_sessions.stores.contract import Mode
 
     store = KeptMemory()
     async with conversation(ToldAgent(echo), store) as client:

@@ -16,8 +16,8 @@ from mcp_sessions.acp import AcpSessionLayer, current_conversation
 from mcp_sessions.ids import SessionId
 from mcp_sessions.layer import SessionLayer
 from mcp_sessions.security import mint_key
-from mcp_sessions.server.handle import current_session
-from mcp_sessions.stores.sqlite import SQLiteStore
+from mcp_sessions.server.requests.handle import current_session
+from mcp_sessions.stores.sqlite.store import SQLiteStore
 from tests.support.board import Board
 from tests.support.conversations import (
     Json,

@@ -27,9 +27,9 @@ from mcp_sessions.core.messages import encode
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.base import Mode, SessionStore
+from mcp_sessions.stores.contract import Mode, SessionStore
 from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.stores.sqlite import SQLiteStore
+from mcp_sessions.stores.sqlite.store import SQLiteStore
 
 UPDATES = 10_000
 WITHIN = 60.0

@@ -22,7 +22,7 @@ from mcp_sessions.core.log import EventLog, Window
 from mcp_sessions.core.messages import EventTemplate
 from mcp_sessions.ids import Position, SessionId
 from mcp_sessions.security import mint_log_epoch, mint_session_id
-from mcp_sessions_transports.sse import plain_frame
+from mcp_sessions_transports.http.sse import plain_frame
 
 UPDATED = "notifications/resources/updated"
 

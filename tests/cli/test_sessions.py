@@ -15,9 +15,9 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.stores import sqlite_beside
-from mcp_sessions.stores.base import CurrentSession, Mode, Peer, SessionRecord
-from mcp_sessions.stores.sqlite import SQLiteStore
+from mcp_sessions.stores.contract import CurrentSession, Mode, Peer, SessionRecord
+from mcp_sessions.stores.sqlite import operator as sqlite_beside
+from mcp_sessions.stores.sqlite.store import SQLiteStore
 from tests.support.raw import at_most, in_session
 from tests.support.redis_server import namespace, redis_store, shared_redis
 from tests.support.world import world
@@ -147,7 +147,7 @@ async def test_an_id_that_begins_with_a_dash_is_no_option(
 ) -> None:
     """Ids are base64url: one in sixty-four does."""
     session_id = SessionId(begins.ljust(43, "i"))
-    monkeypatch.setattr("mcp_sessions.stores.sqlite.mint_session_id", lambda: session_id)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.store.mint_session_id", lambda: session_id)
     async with opened(path) as store:
         await store.create(Mode.PROTOCOL, ALICE, peer=None, now=time.time())
     assert await run(path, "show", session_id, "--ids") == 0
@@ -264,7 +264,7 @@ async def test_who_serves_and_does_not_answer_is_named(
     session_id = SessionId(made["waiting"].session_id)
     monkeypatch.setattr(sqlite_beside, "END_WITHIN", 0.05)
     # It looks when it starts, and again in a minute.
-    monkeypatch.setattr("mcp_sessions.stores.sqlite_writer.IDLE", 60.0)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.writer.IDLE", 60.0)
     async with opened(path) as store:
         assert await store.load(session_id, now=time.time()) is not None
         assert await run(path, "end", digest(session_id)) == 1

@@ -11,7 +11,7 @@ import uvicorn
 
 from mcp_sessions.cli.targets import load_target
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.server.sdk import is_server
+from mcp_sessions.server.upstream.sdk import is_server
 
 HEADS = {
     "mcp": 'from mcp.server import MCPServer\nmcp = MCPServer("notes")\n',

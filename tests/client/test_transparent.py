@@ -25,7 +25,7 @@ from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.ids import digest
 from mcp_sessions.layer import SessionLayer
-from mcp_sessions.server.handle import current_session
+from mcp_sessions.server.requests.handle import current_session
 from tests.support.apps import DEPRECATED
 from tests.support.board import Board
 from tests.support.resuming import MODES, QUICK, subscribe, text_of

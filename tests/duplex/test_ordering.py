@@ -9,7 +9,7 @@ import pytest
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import SessionId
-from mcp_sessions.stores.base import Attached
+from mcp_sessions.stores.contract import Attached
 from mcp_sessions.stores.memory import MemoryStore
 from tests.support import apps
 from tests.support.duplex import WITHIN, DuplexWorld, duplex_world

@@ -13,7 +13,7 @@ from websockets.exceptions import InvalidStatus
 from mcp_sessions import SessionLayer
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions_transports.close_codes import COME_BACK, CloseCode, should_come_back
+from mcp_sessions_transports.websocket.close_codes import COME_BACK, CloseCode, should_come_back
 from tests.support import apps
 from tests.support.duplex import (
     DECLARED,

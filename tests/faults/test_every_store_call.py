@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from mcp_sessions.stores.base import SessionStore
+from mcp_sessions.stores.contract import SessionStore
 from tests.stores.every_store import sqlite_store
 from tests.support.faulty import HOWS, How, faulty
 from tests.support.patient import NOT_FOUND, HandshakeHttp, Patient

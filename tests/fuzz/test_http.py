@@ -20,7 +20,7 @@ from mcp.server import Server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 
 from mcp_sessions import SessionLayer, SessionPolicy, SessionSecurity, current_session
-from mcp_sessions.server.host import Host
+from mcp_sessions.server.requests.runner import Host
 from tests.support.modern import (
     HOST,
     LOG_LEVEL,

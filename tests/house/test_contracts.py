@@ -18,7 +18,7 @@ FOLDERS = ("", "transports", "conformance")
 STRAYS = {
     "imports go down only": ("mcp_sessions/core/__init__.py", "import mcp_sessions.stores"),
     "the core does no I/O and reads no clock": ("mcp_sessions/core/__init__.py", "import time"),
-    "only server.sdk and client.sdk know the MCP SDK": (
+    "only server.upstream.sdk and client.sdk know the MCP SDK": (
         "mcp_sessions/stores/__init__.py",
         "import mcp",
     ),

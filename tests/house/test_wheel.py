@@ -58,7 +58,9 @@ def test_the_vectors_travel_inside_the_runner(wheel: zipfile.ZipFile) -> None:
 
 
 def test_the_scripts_of_the_redis_store_are_in_the_wheel(wheel: zipfile.ZipFile) -> None:
-    scripts = {str(path.relative_to(ROOT)) for path in ROOT.glob("mcp_sessions/stores/lua/*.lua")}
+    scripts = {
+        str(path.relative_to(ROOT)) for path in ROOT.glob("mcp_sessions/stores/redis/lua/*.lua")
+    }
 
     assert len(scripts) > 20
     assert scripts <= set(wheel.namelist())

@@ -13,11 +13,11 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 
 from mcp_sessions.core.messages import Request
-from mcp_sessions.server.modern import Refused
-from mcp_sessions.server.sdk import modern_connection
-from mcp_sessions.server.sdk.kernel import SdkUpstream
-from mcp_sessions.server.sdk.modern import SdkModernRules
-from mcp_sessions.server.sdk.modern_connection import Envelopes
+from mcp_sessions.server.upstream.modern_rules import Refused
+from mcp_sessions.server.upstream.sdk import modern_connection
+from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
+from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
+from mcp_sessions.server.upstream.sdk.modern_connection import Envelopes
 from tests.support.modern import MODERN, envelope, routing_headers
 from tests.support.raw import Json, call_params
 

@@ -34,7 +34,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.base import Attachment, KeyUse, Mode
+from mcp_sessions.stores.contract import Attachment, KeyUse, Mode
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.testing import MakeStore
 from tests.property.model import LogModel, SessionModel

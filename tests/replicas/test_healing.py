@@ -2,7 +2,7 @@
 
 import pytest
 
-from mcp_sessions.server.replicas import ROUND
+from mcp_sessions.server.cluster.bus import ROUND
 from tests.support.raw import at_most, uris
 from tests.support.replicas import cluster, events_are_lost
 from tests.support.virtual_time import cycles

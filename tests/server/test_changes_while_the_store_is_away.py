@@ -13,8 +13,8 @@ from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import EXTENSION
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import EVENTS, GET_STREAM, Position, SessionId
-from mcp_sessions.server import changes
-from mcp_sessions.stores.base import TOLD_AT_ONCE, SessionStore
+from mcp_sessions.server.delivery import changes
+from mcp_sessions.stores.contract import TOLD_AT_ONCE, SessionStore
 from tests.support.raw import Json, in_session
 from tests.support.replicas import Backplane, SharedStore, cluster
 from tests.support.virtual_time import VIRTUAL, Backend, cycles

@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from mcp_sessions import SessionLayer
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.ids import SessionId
-from mcp_sessions.stores.base import SessionRecord
+from mcp_sessions.stores.contract import SessionRecord
 from mcp_sessions.stores.memory import MemoryStore
 from tests.support.world import Toolbox
 

@@ -10,7 +10,7 @@ import pytest
 
 from mcp_sessions import current_session
 from mcp_sessions.ids import SessionId
-from mcp_sessions.stores.base import SessionStore
+from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 from tests.stores.every_store import sqlite_store
 from tests.support.raw import Json, RawClient, at_most, in_session, keyed, text_of

@@ -16,8 +16,8 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.server.relaying import Relay
-from mcp_sessions.stores.base import Mode
+from mcp_sessions.server.delivery.relaying import Relay
+from mcp_sessions.stores.contract import Mode
 from mcp_sessions.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.anyio

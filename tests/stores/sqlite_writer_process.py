@@ -13,8 +13,8 @@ from mcp_sessions.core.log import Draft
 from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.base import KeyUse, Mode
-from mcp_sessions.stores.sqlite import SQLiteStore
+from mcp_sessions.stores.contract import KeyUse, Mode
+from mcp_sessions.stores.sqlite.store import SQLiteStore
 
 NOW = 1_800_000_000.0
 

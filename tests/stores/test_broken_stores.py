@@ -24,7 +24,7 @@ from mcp_sessions.ids import (
     parse_position,
 )
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.base import (
+from mcp_sessions.stores.contract import (
     Admitted,
     Appended,
     Attached,

@@ -15,7 +15,7 @@ from mcp_sessions.core.states import BEGINS, LIVE, Change, State, after
 from mcp_sessions.ids import GET_STREAM, ConnectionId, FencingEpoch, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.base import KeyUse, Mode, SessionStore
+from mcp_sessions.stores.contract import KeyUse, Mode, SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 
 T = TypeVar("T")

@@ -29,10 +29,10 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.stores import redis as redis_module
-from mcp_sessions.stores.base import LIVENESS, Attachment, KeyUse, Mode, Peer
-from mcp_sessions.stores.redis import MARGIN, RedisStore
-from mcp_sessions.stores.redis_records import Peers, Subscriptions
+from mcp_sessions.stores.contract import LIVENESS, Attachment, KeyUse, Mode, Peer
+from mcp_sessions.stores.redis import store as redis_module
+from mcp_sessions.stores.redis.codec import Peers, Subscriptions
+from mcp_sessions.stores.redis.store import MARGIN, RedisStore
 from mcp_sessions.stores.urls import open_store
 from tests.support.duplex import duplex_world
 from tests.support.modern import ModernClient, session_meta

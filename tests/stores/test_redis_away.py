@@ -23,9 +23,9 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.base import Attachment, KeyUse, Mode
-from mcp_sessions.stores.redis import RedisStore
-from mcp_sessions.stores.redis_exchange import RedisExchange
+from mcp_sessions.stores.contract import Attachment, KeyUse, Mode
+from mcp_sessions.stores.redis.pubsub import RedisExchange
+from mcp_sessions.stores.redis.store import RedisStore
 from tests.support.proxy import Side, TcpProxy
 from tests.support.redis_server import RedisServer, asked, link_of, redis_server, sent_by
 
@@ -489,7 +489,7 @@ async def test_what_was_lost_while_nothing_was_heard_is_told_as_a_gap() -> None:
 
 async def test_a_listener_that_hears_nothing_finds_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other end is gone without a word: the connection looks idle, and is not."""
-    monkeypatch.setattr("mcp_sessions.stores.redis_exchange.BEAT", 0.1)
+    monkeypatch.setattr("mcp_sessions.stores.redis.pubsub.BEAT", 0.1)
     with redis_server() as server:
         async with opened(server, TIMEOUT) as store:
             session_id, heard = await new(store), Heard()
@@ -510,7 +510,7 @@ async def test_after_an_outage_nobody_is_taken_for_dead_at_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its sign of life went with the server; it had no chance to renew it."""
-    monkeypatch.setattr("mcp_sessions.stores.redis_exchange.BEAT", 0.1)
+    monkeypatch.setattr("mcp_sessions.stores.redis.pubsub.BEAT", 0.1)
     with caplog.at_level(logging.ERROR), redis_server() as server:
         async with opened(server) as store, opened(server) as other:
             session_id = await new(store)

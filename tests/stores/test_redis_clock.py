@@ -13,9 +13,9 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.base import KeyUse, Mode
-from mcp_sessions.stores.redis import RedisStore
-from mcp_sessions.stores.redis_clock import FRESH, SharedClock
+from mcp_sessions.stores.contract import KeyUse, Mode
+from mcp_sessions.stores.redis.clock import FRESH, SharedClock
+from mcp_sessions.stores.redis.store import RedisStore
 from tests.support.redis_server import keys_of, namespace, shared_redis
 
 pytestmark = pytest.mark.anyio

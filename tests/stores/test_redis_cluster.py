@@ -14,9 +14,9 @@ from redis.crc import key_slot
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.base import Mode
-from mcp_sessions.stores.redis import RedisStore
-from mcp_sessions.stores.redis_link import url_of_node
+from mcp_sessions.stores.contract import Mode
+from mcp_sessions.stores.redis.connection import url_of_node
+from mcp_sessions.stores.redis.store import RedisStore
 from mcp_sessions.testing import check_exchange, check_session_store
 from tests.support.redis_server import RedisServer, asked
 

@@ -16,9 +16,9 @@ from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import LogEpoch, Position, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores import redis as redis_module
-from mcp_sessions.stores.base import Mode
-from mcp_sessions.stores.redis import RedisStore
+from mcp_sessions.stores.contract import Mode
+from mcp_sessions.stores.redis import store as redis_module
+from mcp_sessions.stores.redis.store import RedisStore
 from tests.support.redis_server import dies_after, keys_of, namespace, redis_store, shared_redis
 
 ROOT = Path(__file__).parents[2]
@@ -170,7 +170,7 @@ WRITER = """
 import asyncio, sys
 from mcp_sessions.core.log import Draft
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.stores.redis import RedisStore
+from mcp_sessions.stores.redis.store import RedisStore
 
 async def main(url, namespace, session_id, count):
     store = RedisStore(url, namespace=namespace)

@@ -10,9 +10,9 @@ from redis.exceptions import ConnectionError as ConnectionBroke
 
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import EVENTS, SessionId
-from mcp_sessions.stores.base import Attachment
-from mcp_sessions.stores.redis_exchange import RedisExchange
-from mcp_sessions.stores.redis_link import Connection
+from mcp_sessions.stores.contract import Attachment
+from mcp_sessions.stores.redis.connection import Connection
+from mcp_sessions.stores.redis.pubsub import RedisExchange
 from tests.support.virtual_time import VIRTUAL, Backend
 
 pytestmark = pytest.mark.anyio

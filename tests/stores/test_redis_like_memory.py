@@ -27,7 +27,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.base import Admitted, KeyUse, Mode, SessionStore
+from mcp_sessions.stores.contract import Admitted, KeyUse, Mode, SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 from tests.support.redis_server import redis_store
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.stores.redis_link import Connection, Link
+from mcp_sessions.stores.redis.connection import Connection, Link
 
 pytestmark = pytest.mark.anyio
 

@@ -27,15 +27,17 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.stores import sqlite as sqlite_store
-from mcp_sessions.stores import sqlite_hot, sqlite_schema, sqlite_start
-from mcp_sessions.stores.base import Admitted, CurrentSession, KeyUse, Mode, Peer
-from mcp_sessions.stores.sqlite import SQLiteStore
-from mcp_sessions.stores.sqlite_keys import keys_of
-from mcp_sessions.stores.sqlite_schema import MIGRATIONS, VERSION, Durability, statements
-from mcp_sessions.stores.sqlite_transaction import KeyCounts
-from mcp_sessions.stores.sqlite_turns import AT_ONCE
-from mcp_sessions.stores.sqlite_writer import ROWS
+from mcp_sessions.stores.contract import Admitted, CurrentSession, KeyUse, Mode, Peer
+from mcp_sessions.stores.sqlite import cache as sqlite_hot
+from mcp_sessions.stores.sqlite import recovery as sqlite_start
+from mcp_sessions.stores.sqlite import schema as sqlite_schema
+from mcp_sessions.stores.sqlite import store as sqlite_store
+from mcp_sessions.stores.sqlite.commit_budget import AT_ONCE
+from mcp_sessions.stores.sqlite.keys import keys_of
+from mcp_sessions.stores.sqlite.schema import MIGRATIONS, VERSION, Durability, statements
+from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.sqlite.transaction import KeyCounts
+from mcp_sessions.stores.sqlite.writer import ROWS
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions.testing import STORE_CHECKS, Check
 from tests.stores import every_store
@@ -331,9 +333,9 @@ async def test_the_log_is_copied_and_begun_anew_by_the_thread(
     with callers who never come to the thread.
     """
     monkeypatch.setattr(sqlite_schema, "LOG_SIZE", 500_000)
-    monkeypatch.setattr("mcp_sessions.stores.sqlite_turns.AT_ONCE", 10_000)
-    monkeypatch.setattr("mcp_sessions.stores.sqlite_turns.SHARE", 60.0)
-    monkeypatch.setattr("mcp_sessions.stores.sqlite_writer.IDLE", 60.0)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.commit_budget.AT_ONCE", 10_000)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.commit_budget.SHARE", 60.0)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.writer.IDLE", 60.0)
     here, log = threading.get_ident(), path.with_name(path.name + "-wal")
     sizes: list[int] = []
     async with opened(path) as store:
@@ -487,7 +489,7 @@ async def test_a_power_loss_that_may_have_cost_events_is_noticed(
 
 async def test_what_expired_leaves_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounded size: not only the rows go, the space does."""
-    monkeypatch.setattr("mcp_sessions.stores.sqlite_writer.IDLE", 0.01)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.writer.IDLE", 0.01)
     async with opened(path) as store:
         for _ in range(20):
             of = await new(store)
@@ -929,8 +931,8 @@ async def test_what_fails_by_the_way_fails_nobody(
     def broken(_: object) -> None:
         raise ValueError("a chore that is broken")
 
-    monkeypatch.setattr("mcp_sessions.stores.sqlite_writer.IDLE", 0.0)
-    monkeypatch.setattr("mcp_sessions.stores.sqlite_writer.give_back_space", broken)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.writer.IDLE", 0.0)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.writer.give_back_space", broken)
     async with opened(path) as store:
         of = await new(store)
         assert await store.append(of, Draft(b"{}"), now=NOW) is not None

@@ -21,9 +21,9 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import Position, RequestKey, SessionId, parse_position
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores import file_lock
-from mcp_sessions.stores.base import KeyUse, Mode
-from mcp_sessions.stores.sqlite import SQLiteStore
+from mcp_sessions.stores.contract import KeyUse, Mode
+from mcp_sessions.stores.sqlite import file_lock
+from mcp_sessions.stores.sqlite.store import SQLiteStore
 
 ROOT = Path(__file__).parents[2]
 NOW = 1_800_000_000.0
@@ -165,7 +165,7 @@ async def test_who_starts_while_the_last_one_ends_waits_for_it(
             if "waiting" in record.getMessage():
                 waits.set()
 
-    logger = logging.getLogger("mcp_sessions.stores.file_lock")
+    logger = logging.getLogger("mcp_sessions.stores.sqlite.file_lock")
     monkeypatch.setattr(logger, "handlers", [Noting()])
     monkeypatch.setattr(logger, "level", logging.INFO)
     path = tmp_path / "sessions.db"

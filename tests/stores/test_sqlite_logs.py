@@ -17,12 +17,11 @@ from mcp_sessions.core.request_keys import Begun, KeyState, RequestKeys
 from mcp_sessions.ids import EVENTS, Position, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores import sqlite_logs as logs
-from mcp_sessions.stores import sqlite_sessions as sessions
-from mcp_sessions.stores.base import KeyUse, Mode, SessionRecord
-from mcp_sessions.stores.sqlite_keys import Keys, keys_of
-from mcp_sessions.stores.sqlite_schema import migrate
-from mcp_sessions.stores.sqlite_transaction import Transaction
+from mcp_sessions.stores.contract import KeyUse, Mode, SessionRecord
+from mcp_sessions.stores.sqlite import logs, sessions
+from mcp_sessions.stores.sqlite.keys import Keys, keys_of
+from mcp_sessions.stores.sqlite.schema import migrate
+from mcp_sessions.stores.sqlite.transaction import Transaction
 
 NOW = 1_800_000_000.0
 SESSION = SessionId("session")

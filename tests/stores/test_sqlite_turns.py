@@ -1,4 +1,4 @@
-"""``mcp_sessions.stores.sqlite_turns``: commits leave the event loop its time."""
+"""``mcp_sessions.stores.sqlite.commit_budget``: commits leave the event loop its time."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from mcp_sessions.stores import sqlite_turns
-from mcp_sessions.stores.sqlite_turns import AT_ONCE, PAUSE, SHARE, Turns
+from mcp_sessions.stores.sqlite import commit_budget as sqlite_turns
+from mcp_sessions.stores.sqlite.commit_budget import AT_ONCE, PAUSE, SHARE, Turns
 
 
 class Loop:

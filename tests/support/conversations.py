@@ -15,7 +15,7 @@ from acp import schema
 from mcp.types import CallToolResult, TextContent
 
 from mcp_sessions.acp import AcpSessionLayer, Conversation, current_conversation
-from mcp_sessions.stores.base import SessionStore
+from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 
 Json = dict[str, Any]

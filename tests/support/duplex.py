@@ -24,8 +24,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from mcp_sessions import SessionLayer
-from mcp_sessions.server.sdk.modern import SdkModernRules
-from mcp_sessions_transports.stdio import StdioBinding
+from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
+from mcp_sessions_transports.stdio.server import StdioBinding
 from tests.support.board import Board
 from tests.support.modern import envelope
 from tests.support.raw import EXTENSION, NEWEST, Json, at_most, call_params, text_of

@@ -11,9 +11,9 @@ from starlette.types import ASGIApp
 from starlette.types import Message as AsgiMessage
 
 from mcp_sessions import SessionLayer
-from mcp_sessions.server.sdk.modern import SdkModernRules
+from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
 from mcp_sessions_transports.duplex import DuplexConnection
-from mcp_sessions_transports.stdio import StdioBinding
+from mcp_sessions_transports.stdio.server import StdioBinding
 from tests.support.duplex import DuplexPeer
 
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.stores.base import SessionStore
+from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 
 Step = Callable[[], Awaitable[None]]

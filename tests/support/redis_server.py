@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.stores import redis_scripts
-from mcp_sessions.stores.redis import RedisStore
-from mcp_sessions.stores.redis_link import Link, Value
-from mcp_sessions.stores.redis_scripts import Script
+from mcp_sessions.stores.redis import scripts as redis_scripts
+from mcp_sessions.stores.redis.connection import Link, Value
+from mcp_sessions.stores.redis.scripts import Script
+from mcp_sessions.stores.redis.store import RedisStore
 
 MISSING = (
     "these tests need a Redis 7 or later, or a Valkey: sudo apt install redis-server, or brew "

@@ -26,10 +26,10 @@ from redis.exceptions import ConnectionError as ConnectionBroke
 from redis.exceptions import ResponseError
 
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.stores import redis
-from mcp_sessions.stores.base import SessionStore
-from mcp_sessions.stores.redis import RedisStore
-from mcp_sessions.stores.redis_link import Connection, MakeConnection, Value, connections_to
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.redis import store as redis
+from mcp_sessions.stores.redis.connection import Connection, MakeConnection, Value, connections_to
+from mcp_sessions.stores.redis.store import RedisStore
 from tests.support.faulty import Plan
 from tests.support.redis_server import SCRIPTS, asked, name_of
 from tests.support.virtual_time import VirtualTimeLoop

@@ -33,7 +33,7 @@ from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import EVENTS, GET_STREAM, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.stores.base import (
+from mcp_sessions.stores.contract import (
     LIVENESS,
     Appended,
     Attachment,
@@ -95,7 +95,7 @@ class Backplane:
 
 
 class Member:
-    """One process's end of the messages; an :class:`~mcp_sessions.stores.base.Exchange`."""
+    """One process's end of the messages; an :class:`~mcp_sessions.stores.contract.Exchange`."""
 
     def __init__(self, backplane: Backplane) -> None:
         self._backplane = backplane

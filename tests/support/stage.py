@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
-from mcp_sessions.stores.base import SessionStore
+from mcp_sessions.stores.contract import SessionStore
 from tests.support.faulty import Fault, How, Plan, faulty
 from tests.support.in_memory import MemoryPipe, MemorySocket
 from tests.support.patient import (

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from mcp_sessions.ids import digest
-from mcp_sessions.stores.base import SessionRecord
+from mcp_sessions.stores.contract import SessionRecord
 from mcp_sessions.stores.memory import MemoryStore
 from tests.support.raw import in_session
 from tests.support.virtual_time import VirtualTimeLoop

@@ -24,7 +24,7 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.session import ServerSession
 
 from mcp_sessions import SessionLayer, SessionPolicy, current_session
-from mcp_sessions.stores.base import SessionStore
+from mcp_sessions.stores.contract import SessionStore
 from tests.stores.every_store import STORES
 from tests.support.raw import AsgiCarrier, Json, RawClient, in_process
 from tests.support.virtual_time import VirtualTimeLoop

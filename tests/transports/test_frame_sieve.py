@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from mcp_sessions_transports.frame_sieve import FrameSieve
+from mcp_sessions_transports.websocket.frame_sieve import FrameSieve
 
 HEAD = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"
 LARGE = json.dumps({"jsonrpc": "2.0", "id": 9, "result": {"t": "z" * 5_000}}).encode()

@@ -9,7 +9,7 @@ from mcp.server.streamable_http import check_accept_headers
 from starlette.requests import Request
 from starlette.types import Message
 
-from mcp_sessions_transports.http_io import (
+from mcp_sessions_transports.http.io import (
     BodyTooLarge,
     Disconnected,
     accepts,

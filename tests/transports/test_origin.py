@@ -9,7 +9,7 @@ from mcp.server.transport_security import (
 )
 from starlette.requests import Request
 
-from mcp_sessions_transports.http_io import Headers
+from mcp_sessions_transports.http.io import Headers
 from mcp_sessions_transports.origin import OriginGuard
 
 HOSTS = ["127.0.0.1:*", "localhost:*", "[::1]:*", "exact.example", "port.example:8080"]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sessions.ids import StreamName, process_of
-from mcp_sessions_transports.post_streams import (
+from mcp_sessions_transports.http.post_streams import (
     MAX_EVENT_ID,
     PostPosition,
     may_read,

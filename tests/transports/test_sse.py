@@ -11,7 +11,7 @@ from starlette.types import Message
 from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, LoggedEvent, Window
 from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import LogEpoch, SessionId
-from mcp_sessions_transports.sse import (
+from mcp_sessions_transports.http.sse import (
     KEEP_ALIVE,
     RETRY,
     LogFeed,

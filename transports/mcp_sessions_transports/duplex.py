@@ -45,12 +45,12 @@ from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
 from mcp_sessions.server.connection import Inbound
-from mcp_sessions.server.host import STORE_AWAY
-from mcp_sessions.server.modern import ModernRules
-from mcp_sessions.server.running import RunningRequest
-from mcp_sessions.server.session_methods import SESSION_METHODS
-from mcp_sessions.server.upstream import UpstreamError, UpstreamPeer
-from mcp_sessions.stores.base import (
+from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
+from mcp_sessions.server.requests.runner import STORE_AWAY
+from mcp_sessions.server.requests.running import RunningRequest
+from mcp_sessions.server.upstream.modern_rules import ModernRules
+from mcp_sessions.server.upstream.port import UpstreamError, UpstreamPeer
+from mcp_sessions.stores.contract import (
     Attached,
     Attachment,
     CurrentSession,
@@ -58,10 +58,10 @@ from mcp_sessions.stores.base import (
 )
 from mcp_sessions_transports.duplex_listens import DuplexListens
 from mcp_sessions_transports.handlings import Handlings
-from mcp_sessions_transports.listen import LISTEN, Filter
+from mcp_sessions_transports.http.listen import LISTEN, Filter
+from mcp_sessions_transports.http.sse import LogFeed
 from mcp_sessions_transports.outbox import Outbox
 from mcp_sessions_transports.served import DEFAULT_VERSION, Served
-from mcp_sessions_transports.sse import LogFeed
 
 logger = logging.getLogger(__name__)
 

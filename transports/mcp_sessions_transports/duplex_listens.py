@@ -12,10 +12,10 @@ from typing import Any
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import Notification, RequestId, encode, error_body
 from mcp_sessions.ids import SessionId
-from mcp_sessions.server.host import REQUEST_CANCELLED
-from mcp_sessions.server.session_methods import SessionMethods
-from mcp_sessions.stores.base import SessionRecord
-from mcp_sessions_transports.listen import Filter, acknowledgement, completion, stamped
+from mcp_sessions.server.dispatch.session_methods import SessionMethods
+from mcp_sessions.server.requests.runner import REQUEST_CANCELLED
+from mcp_sessions.stores.contract import SessionRecord
+from mcp_sessions_transports.http.listen import Filter, acknowledgement, completion, stamped
 from mcp_sessions_transports.outbox import Outbox
 
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from mcp_sessions_transports.http_io import Headers
+from mcp_sessions_transports.http.io import Headers
 
 logger = logging.getLogger(__name__)
 

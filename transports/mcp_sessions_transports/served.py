@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.host import Host
-from mcp_sessions.server.hub import Hub
-from mcp_sessions.server.replicas import Replicas
-from mcp_sessions.server.router import Router
-from mcp_sessions.server.session_methods import SessionMethods
-from mcp_sessions.server.upstream import Upstream
-from mcp_sessions.stores.base import SessionStore
+from mcp_sessions.server.cluster.bus import Replicas
+from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.dispatch.router import Router
+from mcp_sessions.server.dispatch.session_methods import SessionMethods
+from mcp_sessions.server.requests.runner import Host
+from mcp_sessions.server.upstream.port import Upstream
+from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions_transports.credentials import CredentialWatch
 
 DEFAULT_VERSION = "2025-03-26"

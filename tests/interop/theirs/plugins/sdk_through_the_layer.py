@@ -42,8 +42,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.layer import SessionLayer
-from mcp_sessions.server.sdk.modern import SdkModernRules
-from mcp_sessions_transports.stdio import StdioBinding
+from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
+from mcp_sessions_transports.stdio.server import StdioBinding
 
 LEG = os.environ["MCP_SESSIONS_LEG"]
 

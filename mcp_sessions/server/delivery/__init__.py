@@ -1,0 +1,1 @@
+"""Who hears what: connections, attachments, events and changes on their way to clients."""

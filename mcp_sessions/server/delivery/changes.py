@@ -1,0 +1,518 @@
+"""Server-wide changes: a resource or a list is another one, and everyone entitled hears it.
+
+1. A protocol-mode session hears of a change by an event of its own. Who listens outside of
+   any (a pipe, a WebSocket, the GET stream of a transport-mode session) is told the bare
+   notification.
+2. Changes are told one after the other, in the order in which they were announced. Where more
+   than ``EACH`` wait, one whose coalescing key waits already is told together with that.
+3. Sessions are told a few at a time, and at least half of the time is for others.
+4. While the store is away a change is kept, and told to the rest when it is back: nobody is
+   told twice, nobody is left out. What is kept is bounded (``KEPT``, ``KEPT_BYTES``).
+5. A change beyond that bound is lost. Then the events of every session are made anew: whoever
+   comes back with a position is refused, and reads again what it follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import secrets
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
+from typing import Any
+
+from mcp_sessions.background import watched
+from mcp_sessions.core.backoff import Backoff
+from mcp_sessions.core.coalescing import coalescing_key
+from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
+from mcp_sessions.errors import Detached, StoreUnavailable
+from mcp_sessions.ids import SessionId
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.server.delivery.announced import Outcome, note
+from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.publisher import Publisher
+from mcp_sessions.stores.contract import TOLD_AT_ONCE, Mode, ServerChange, SessionStore, Told
+
+logger = logging.getLogger(__name__)
+
+RESOURCE_UPDATED = "notifications/resources/updated"
+
+EACH = 64
+"""Changes that may wait before those with the same coalescing key are told as one."""
+
+KEPT = 10_000
+"""Changes that may wait, in this process."""
+
+KEPT_BYTES = 4_194_304
+"""Bytes that their notifications may have together."""
+
+_LAST_WORDS = 5.0
+"""Seconds that what is announced has to be told when the server stops."""
+
+_ALONE = 3
+"""Failures after which the sessions of a change are told one by one: it may be one of them
+that the store fails for."""
+
+_BEHIND = 8
+"""Failures after which other changes are told first."""
+
+_HEARD = 1_000
+"""Changes of other processes that are known if they are told again."""
+
+
+class _Waiting:
+    """A change that is not told to everyone yet."""
+
+    __slots__ = (
+        "busy",
+        "change",
+        "done",
+        "failures",
+        "is_served",
+        "is_told_bare",
+        "is_told_elsewhere",
+        "method",
+        "number",
+        "params",
+        "told",
+        "undelivered",
+        "unsure",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        method: str,
+        params: Mapping[str, Any] | None,
+        change: ServerChange,
+        told: asyncio.Future[Outcome],
+    ) -> None:
+        self.number = number
+        self.method = method
+        self.params = params
+        self.change = change
+        self.told = told
+        self.is_told_bare = False
+        self.is_told_elsewhere = False
+        self.failures = 0
+        """How often the store failed to tell, though it served something else just before."""
+
+        self.is_served = False
+        self.done: set[SessionId] = set()
+        """The sessions that have it, or are not entitled."""
+
+        self.unsure: set[SessionId] = set()
+        """Those that may have it: the store failed in between."""
+
+        self.busy: list[SessionId] = []
+        """Those that were in the middle of something when it was their turn."""
+
+        self.undelivered: list[Told] = []
+        """Those that have it, and whose connections may not."""
+
+    def settle(self, outcome: Outcome) -> None:
+        """Whoever waits goes on."""
+        if not self.told.done():
+            self.told.set_result(outcome)
+
+
+class Changes:
+    """Tells what was announced."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        hub: Hub,
+        publisher: Publisher,
+        policy: SessionPolicy,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._hub = hub
+        self._publisher = publisher
+        self._policy = policy
+        self._clock = clock
+        self._waiting: deque[_Waiting] = deque()
+        self._by_key: dict[str, _Waiting] = {}
+        """Of those that wait and were not begun: the one with a coalescing key."""
+
+        self._bytes = 0
+        self._lost: Counter[str] = Counter()
+        self._renews = False
+        """Changes were lost, and there are sessions that do not know yet."""
+
+        self._renewed: set[SessionId] = set()
+        """Those that do."""
+
+        self._away: Outcome = None
+        self._fan_out: asyncio.Task[None] | None = None
+        self._name = secrets.token_urlsafe(12)
+        self._numbers = itertools.count(1)
+        self._heard: OrderedDict[str, None] = OrderedDict()
+
+    def announce(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """A resource or a list of the server changed: tell everyone who is entitled.
+
+        Returns at once. Who called
+        :func:`~mcp_sessions.server.delivery.announced.enter_request` or
+        :func:`~mcp_sessions.server.delivery.announced.noting` before can wait until every
+        session has its event, or the store failed.
+        """
+        try:
+            waiting = self._kept(method, params)
+        except (TypeError, ValueError, RecursionError):
+            # Whoever announced it does not wait, and others are told theirs.
+            logger.exception("%s could not be told", method)
+            return
+        note(waiting.number, waiting.told)
+        if self._away is not None:
+            waiting.settle(self._away)
+        if self._fan_out is None or self._fan_out.done():
+            # In a context of its own: it is no part of the request that came first.
+            self._fan_out = asyncio.create_task(self._tell_everyone(), context=Context())
+            watched("telling what changed", self._fan_out)
+
+    def is_new(self, change_id: str | None) -> bool:
+        """Whether another process tells of this change for the first time.
+
+        Args:
+            change_id: None: a process of an earlier version tells, and tells once.
+        """
+        if change_id is None:
+            return True
+        if change_id in self._heard:
+            return False
+        self._heard[change_id] = None
+        if len(self._heard) > _HEARD:
+            self._heard.popitem(last=False)
+        return True
+
+    async def close(self) -> None:
+        """Tell what was announced, if the store is there and it does not take long; say what
+        could not be told.
+        """
+        fan_out, self._fan_out = self._fan_out, None
+        if fan_out is not None:
+            if self._away is None:
+                await asyncio.wait({fan_out}, timeout=_LAST_WORDS)
+            fan_out.cancel()
+            await asyncio.gather(fan_out, return_exceptions=True)
+        for waiting in self._waiting:
+            waiting.settle(StoreUnavailable("the server stopped"))
+            self._lost[waiting.method] += 1
+        self._waiting.clear()
+        self._by_key.clear()
+        self._say_what_is_lost("the server stops")
+
+    # --- what waits --------------------------------------------------------------------------
+
+    def _kept(self, method: str, params: Mapping[str, Any] | None) -> _Waiting:
+        """A change that waits from now on, or the one that it is told with; if there are too
+        many, one that is settled and does not wait.
+        """
+        key = coalescing_key(method, params, self._policy.coalescing)
+        if key is not None and len(self._waiting) >= EACH:
+            same = self._by_key.get(key)
+            if same is not None:
+                return same
+        number = next(self._numbers)
+        change = self._change(number, method, params, key)
+        told = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(number, method, params, change, told)
+        if len(self._waiting) >= KEPT or self._bytes + change.size > KEPT_BYTES:
+            self._lost[method] += 1
+            self._renews = True
+            waiting.settle(StoreUnavailable("too many changes wait to be stored"))
+            return waiting
+        self._waiting.append(waiting)
+        self._bytes += change.size
+        if key is not None:
+            self._by_key[key] = waiting
+        return waiting
+
+    def _change(
+        self, number: int, method: str, params: Mapping[str, Any] | None, key: str | None
+    ) -> ServerChange:
+        is_update = method == RESOURCE_UPDATED
+        return ServerChange(
+            f"{self._name}.{number}",
+            self._clock(),
+            str((params or {}).get("uri", "")) if is_update else None,
+            None if is_update else method.split("/")[1],
+            EventTemplate(method, params, key),
+            plain_draft(notification_message(method, params), key),
+        )
+
+    def _begin(self, waiting: _Waiting) -> None:
+        """From now on nothing is told together with it."""
+        key = waiting.change.event.key
+        if key is not None and self._by_key.get(key) is waiting:
+            del self._by_key[key]
+
+    def _over(self, waiting: _Waiting) -> None:
+        self._waiting.remove(waiting)
+        self._bytes -= waiting.change.size
+        waiting.settle(None)
+
+    def _postpone(self, waiting: _Waiting, failed: StoreUnavailable) -> None:
+        """The store is away: nobody waits for it, and everything is kept."""
+        if self._away is None:
+            logger.warning(
+                "%s is not told to everyone yet; it is kept until the store is back: %s",
+                waiting.method, failed,
+            )  # fmt: skip
+        self._away = failed
+        for each in self._waiting:
+            each.settle(failed)
+        if waiting.is_served:
+            waiting.failures += 1
+            if waiting.failures % _BEHIND == 0:
+                self._waiting.rotate(-1)
+
+    def _say_what_is_lost(self, why: str) -> None:
+        if self._lost:
+            logger.error(
+                "changes were lost, and sessions do not hear of them (%s): %s",
+                why, ", ".join(f"{count} x {method}" for method, count in self._lost.items()),
+            )  # fmt: skip
+        self._lost.clear()
+
+    # --- telling -----------------------------------------------------------------------------
+
+    async def _tell_everyone(self) -> None:
+        backoff = Backoff(base=0.2, cap=5.0)
+        while self._waiting or self._renews:
+            if not self._waiting:
+                try:
+                    await self._renew_everyone()
+                    backoff.progressed()
+                except StoreUnavailable:
+                    await asyncio.sleep(backoff.failed(random.random()))
+                continue
+            waiting = self._waiting[0]
+            self._begin(waiting)
+            try:
+                await self._tell(waiting)
+            except StoreUnavailable as failed:
+                self._postpone(waiting, failed)
+                await asyncio.sleep(backoff.failed(random.random()))
+                continue
+            except Exception:
+                # The boundary to whoever announced it: what is wrong with one change must
+                # not silence the next, or whoever waits for it.
+                logger.exception("%s could not be told", waiting.method)
+            backoff.progressed()
+            self._away = None
+            self._over(waiting)
+            # However many were announced at once, others run in between.
+            await asyncio.sleep(0)
+
+    async def _tell(self, waiting: _Waiting) -> None:
+        """Tell whoever was not told yet.
+
+        Raises:
+            StoreUnavailable: There are some left.
+        """
+        change = waiting.change
+        waiting.busy.clear()
+        waiting.is_served = False
+        if self._hub.replicas is not None and not waiting.is_told_elsewhere:
+            # Once for all sessions, here; their bare connections are told by each of them.
+            await self._hub.replicas.ask(
+                "change", to=None, id=change.id, method=waiting.method, params=waiting.params
+            )
+            waiting.is_told_elsewhere = True
+        if not waiting.is_told_bare:
+            waiting.is_told_bare = True
+            await self.tell_bare(waiting.method, waiting.params)
+        if waiting.undelivered:
+            left, waiting.undelivered = waiting.undelivered, []
+            await self._hand_over(waiting, left)
+        failed: StoreUnavailable | None = None
+        place = None
+        while True:
+            page = await self._store.audience(change, place)
+            waiting.is_served = True
+            session_ids = [each for each in page.session_ids if each not in waiting.done]
+            failed = await self._tell_page(waiting, session_ids) or failed
+            place = page.following
+            if place is None:
+                break
+        failed = await self._tell_busy(waiting) or failed
+        if failed is not None:
+            raise failed
+
+    async def _tell_page(
+        self, waiting: _Waiting, session_ids: Sequence[SessionId]
+    ) -> StoreUnavailable | None:
+        """Tell some hundred sessions; why some of them could not be, if the store served
+        others of them.
+
+        Raises:
+            StoreUnavailable: It serves none.
+        """
+        loop = asyncio.get_running_loop()
+        one_by_one = waiting.failures >= _ALONE
+        step = 1 if one_by_one else TOLD_AT_ONCE
+        failed: StoreUnavailable | None = None
+        for start in range(0, len(session_ids), step):
+            begun = loop.time()
+            free: list[SessionId] = []
+            for session_id in dict.fromkeys(session_ids[start : start + step]):
+                # Whoever waits for one keeps all others waiting.
+                is_busy = self._hub.turn(session_id).locked()
+                (waiting.busy if is_busy else free).append(session_id)
+            try:
+                await self._tell_some(waiting, free)
+            except StoreUnavailable as away:
+                if not one_by_one:
+                    raise
+                failed = away
+            if start + step < len(session_ids):
+                await asyncio.sleep(loop.time() - begun)
+        return failed
+
+    async def _tell_busy(self, waiting: _Waiting) -> StoreUnavailable | None:
+        """Tell those that were busy, each when it is not; why some of them could not be."""
+        failed: StoreUnavailable | None = None
+        for start in range(0, len(waiting.busy), TOLD_AT_ONCE):
+            outcomes = await asyncio.gather(
+                *(
+                    self._tell_some(waiting, [session_id])
+                    for session_id in waiting.busy[start : start + TOLD_AT_ONCE]
+                ),
+                return_exceptions=True,
+            )
+            for outcome in outcomes:
+                if isinstance(outcome, StoreUnavailable):
+                    failed = outcome
+                elif outcome is not None:
+                    raise outcome
+        return failed
+
+    async def _tell_some(self, waiting: _Waiting, session_ids: Sequence[SessionId]) -> None:
+        """Tell a few sessions. One that cannot be told hinders no other.
+
+        Raises:
+            StoreUnavailable: Not all of them are told.
+        """
+        try:
+            await self._tell_in_turn(waiting, session_ids)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            if len(session_ids) > 1:
+                for session_id in session_ids:
+                    await self._tell_some(waiting, [session_id])
+                return
+            # The boundary between sessions: what is wrong with the log of one.
+            logger.exception("a session could not be told of %s", waiting.method)
+            waiting.done.update(session_ids)
+
+    async def _tell_in_turn(self, waiting: _Waiting, session_ids: Sequence[SessionId]) -> None:
+        """Tell a few sessions: what is stored is handed over before anything else is.
+
+        Raises:
+            StoreUnavailable: They are not told, or their connections may not have it.
+        """
+        session_ids = [each for each in session_ids if each not in waiting.done]
+        if not session_ids:
+            return
+        turns = [self._hub.turn(session_id) for session_id in session_ids]
+        held: list[asyncio.Lock] = []
+        try:
+            for turn in turns:
+                await turn.acquire()
+                held.append(turn)
+            again = not waiting.unsure.isdisjoint(session_ids)
+            waiting.unsure.update(session_ids)
+            told = await self._store.tell(
+                session_ids, waiting.change, now=self._clock(), again=again
+            )
+            waiting.unsure.difference_update(session_ids)
+            waiting.done.update(session_ids)
+            self._away = None
+            undelivered = await self._publisher.hand_over(told)
+        finally:
+            for turn in held:
+                turn.release()
+        if undelivered:
+            waiting.undelivered += undelivered
+            raise StoreUnavailable("the store did not answer while an event was handed over")
+
+    async def _hand_over(self, waiting: _Waiting, told: Sequence[Told]) -> None:
+        """Hand over again what connections may not have.
+
+        Raises:
+            StoreUnavailable: They still may not.
+        """
+        for each in told:
+            async with self._hub.turn(each.session_id):
+                # Whoever is attached anew got it with what was missed.
+                waiting.undelivered += await self._publisher.hand_over([each])
+        if waiting.undelivered:
+            raise StoreUnavailable("the store did not answer while an event was handed over")
+
+    async def _renew_everyone(self) -> None:
+        """Changes were lost, nobody knows whose: every session's events are made anew, and who
+        is attached has to resume.
+
+        Raises:
+            StoreUnavailable: There are some left.
+        """
+        self._say_what_is_lost("too many waited; every session has to resume")
+        self._renews = False
+        loop = asyncio.get_running_loop()
+        everyone = self._change(0, "notifications/tools/list_changed", None, None)
+        place = None
+        try:
+            while True:
+                page = await self._store.audience(everyone, place)
+                for session_id in page.session_ids:
+                    begun = loop.time()
+                    if session_id not in self._renewed:
+                        await self._renew(session_id)
+                        self._renewed.add(session_id)
+                        await asyncio.sleep(loop.time() - begun)
+                place = page.following
+                if place is None:
+                    break
+        except StoreUnavailable:
+            self._renews = True
+            raise
+        self._renewed.clear()
+
+    async def _renew(self, session_id: SessionId) -> None:
+        async with self._hub.turn(session_id):
+            record = await self._store.load(session_id, now=0)
+            if record is None or record.mode is not Mode.PROTOCOL:
+                return
+            await self._store.renew(session_id)
+            if record.attachment is not None:
+                await self._hub.displace_in_turn(session_id, Detached.EVICTED)
+
+    async def tell_bare(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """Tell the pipes and WebSockets of this process that hear a change for themselves."""
+        key = coalescing_key(method, params, self._policy.coalescing)
+        draft = plain_draft(notification_message(method, params), key)
+        for connection in self._bare_audience(method, params):
+            await connection.send(draft)
+
+    def _bare_audience(
+        self, method: str, params: Mapping[str, Any] | None
+    ) -> list[TransportConnection]:
+        """The pipes and WebSockets that hear a change outside of any session."""
+        if method == RESOURCE_UPDATED:
+            return self._hub.bare_subscribers(str((params or {}).get("uri", "")))
+        return [
+            connection
+            for connection in self._hub.connections()
+            if connection.transport_session is None
+            and connection.peer.initialize_params is not None
+            and not connection.peer.modern
+            and not connection.attached
+        ]

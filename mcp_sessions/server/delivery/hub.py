@@ -1,0 +1,597 @@
+"""The connections of this process, and which session is attached to which.
+
+A session is attached to one connection at the most, and the store says to which: here is what
+follows from that for the connections that live in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from typing import Any
+
+from mcp_sessions import metrics
+from mcp_sessions.background import report
+from mcp_sessions.errors import Detached, StoreUnavailable
+from mcp_sessions.ids import (
+    EVENTS,
+    ConnectionId,
+    FencingEpoch,
+    SessionId,
+    digest,
+    parse_position,
+    process_of,
+)
+from mcp_sessions.server.cluster.bus import Replicas
+from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.server.delivery.detached import tell_detached
+from mcp_sessions.server.delivery.owed import Owed
+from mcp_sessions.server.upstream.port import UpstreamPeer
+from mcp_sessions.stores.contract import Attached, Attachment, Mode, SessionRecord, SessionStore
+
+logger = logging.getLogger(__name__)
+
+OnAttached = Callable[[SessionId, TransportConnection], Awaitable[None]]
+Revive = Callable[[ConnectionId], Awaitable[TransportConnection | None]]
+
+
+class Hub:
+    """Attaches sessions to connections, and parts them."""
+
+    def __init__(self, store: SessionStore, clock: Callable[[], float], owed: Owed) -> None:
+        """Take what it works with.
+
+        Args:
+            owed: Takes what the store must know of an end, also when it is away.
+        """
+        self._store = store
+        self._clock = clock
+        self._owed = owed
+        self._connections: dict[ConnectionId, TransportConnection] = {}
+        self._bare: dict[str, dict[TransportConnection, None]] = {}
+        self._bare_of: dict[TransportConnection, dict[str, None]] = {}
+        self._used_on: dict[SessionId, dict[TransportConnection, None]] = {}
+        self._turns: weakref.WeakValueDictionary[SessionId, asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
+        self.revive: Revive = _nobody
+        """Finds a connection that lives in the store but not in this process yet."""
+
+        self.on_attached: OnAttached = _nothing
+        """Called when a session was attached: what waits for an answer is asked again."""
+
+        self.replicas: Replicas | None = None
+        """The other processes that share the store; None: there are none."""
+
+    # --- connections ---------------------------------------------------------------------
+
+    def add(self, connection: TransportConnection) -> None:
+        """A connection is there."""
+        self._connections[connection.id] = connection
+
+    def local(self, connection_id: ConnectionId) -> TransportConnection | None:
+        """A connection of this process."""
+        return self._connections.get(connection_id)
+
+    def connections(self) -> list[TransportConnection]:
+        """Every connection of this process."""
+        return list(self._connections.values())
+
+    async def find(self, connection_id: ConnectionId) -> TransportConnection | None:
+        """A connection, of this process or revived from the store; None: it is gone, or
+        lives in another process.
+        """
+        connection = self._connections.get(connection_id)
+        if connection is not None or process_of(connection_id) is not None:
+            return connection
+        return await self.revive(connection_id)
+
+    async def is_there(self, connection_id: ConnectionId) -> bool:
+        """Whether a connection may still live, here or elsewhere.
+
+        Raises:
+            StoreUnavailable: Unknown.
+        """
+        if connection_id in self._connections:
+            return True
+        home = process_of(connection_id)
+        if home is None:
+            # It is in the store, until its session ends.
+            return await self._store.load(SessionId(connection_id), now=0) is not None
+        if self.replicas is None or home == self.replicas.process:
+            # It was one of this process, and is gone.
+            return False
+        return await self.replicas.is_alive(home)
+
+    async def remove(self, connection: TransportConnection) -> None:
+        """A connection is gone for good: its sessions wait, detached; in the store when that is
+        there.
+        """
+        attached = dict(connection.attached)
+        connection.attached.clear()
+        try:
+            await self.let_go(connection)
+            for session_id in attached:
+                await self._unwatch(session_id, connection)
+        finally:
+            await self._owed.settle(
+                {
+                    ("detach", session_id, epoch): partial(self._store.detach, session_id, epoch)
+                    for session_id, epoch in attached.items()
+                }
+            )
+
+    async def let_go(self, connection: TransportConnection) -> None:
+        """A connection is not served in this process any more; what the store knows of it
+        stays.
+        """
+        if self._connections.get(connection.id) is connection:
+            del self._connections[connection.id]
+        for uri in list(self._bare_of.get(connection, ())):
+            self.subscribe_bare(connection, uri, on=False)
+        upstream_peers = dict(connection.upstream_peers)
+        connection.upstream_peers.clear()
+        for session_id in upstream_peers:
+            if session_id is not None:
+                self._unused(session_id, connection)
+        for upstream_peer in upstream_peers.values():
+            await _closed(upstream_peer)
+
+    def subscribe_bare(self, connection: TransportConnection, uri: str, *, on: bool) -> None:
+        """A pipe or WebSocket subscribes for itself, outside of any session."""
+        connections = self._bare.setdefault(uri, {})
+        uris = self._bare_of.setdefault(connection, {})
+        if on:
+            connections[connection] = None
+            uris[uri] = None
+        else:
+            connections.pop(connection, None)
+            uris.pop(uri, None)
+        if not connections:
+            del self._bare[uri]
+        if not uris:
+            del self._bare_of[connection]
+
+    def bare_subscriptions(self, connection: TransportConnection) -> Collection[str]:
+        """What a connection subscribed to so."""
+        return self._bare_of.get(connection, {}).keys()
+
+    def bare_subscribers(self, uri: str) -> list[TransportConnection]:
+        """Who subscribed so to ``uri``."""
+        return list(self._bare.get(uri, ()))
+
+    # --- attachments -----------------------------------------------------------------------
+
+    def turn(self, session_id: SessionId) -> asyncio.Lock:
+        """Held for one step of a session's story: an event that was stored must be handed
+        over before the next one is, and before or after a takeover, never in its middle,
+        however the store suspends in between (ATT6).
+        """
+        turn = self._turns.get(session_id)
+        if turn is None:
+            turn = self._turns[session_id] = asyncio.Lock()
+        return turn
+
+    async def attach(
+        self,
+        session_id: SessionId,
+        connection: TransportConnection | None,
+        *,
+        position: str | None = None,
+        only_if_free: bool = False,
+        instance: str | None = None,
+        had: Attachment | None = None,
+    ) -> Attached | None:
+        """Make ``connection`` the session's only one and hand it what it missed.
+
+        Args:
+            connection: None: nothing can be pushed there; the old connection is displaced
+                and the events wait.
+            position: What the client says it saw last.
+            only_if_free: Answer None if another connection is attached.
+            instance: How its client calls itself: told to who had the session (TKO12).
+            had: Who has it, as the caller read: told, too, if the store's answer is lost.
+
+        Returns:
+            None if the session is over or not free.
+
+        Raises:
+            StoreUnavailable: Unknown whether it is attached. Whoever lost it is told.
+        """
+        async with self.turn(session_id):
+            is_whole = False
+            try:
+                attached = await self._attach(
+                    session_id, connection, position, only_if_free, instance, had
+                )
+                is_whole = True
+                return attached
+            finally:
+                gone = connection is not None and self._connections.get(connection.id) is None
+                if connection is not None and (gone or not is_whole):
+                    self._part_later(session_id, connection)
+
+    def _part_later(self, session_id: SessionId, connection: TransportConnection) -> None:
+        """An attach failed half way, or its connection went meanwhile: the store may have it as
+        attached all the same.
+        """
+
+        async def part() -> None:
+            async with self.turn(session_id):
+                record = await self._store.load(session_id, now=0)
+                attachment = record.attachment if record is not None else None
+                if attachment is None or attachment.connection_id != connection.id:
+                    return
+                epoch = attachment.fencing_epoch
+                if await self._epoch_at(connection, session_id) != epoch:
+                    connection.attached.pop(session_id, None)
+                    await self._store.detach(session_id, epoch)
+                    await self._unwatch(session_id, connection)
+
+        self._owed.owe(("part", session_id, connection.id), part)
+
+    async def _epoch_at(
+        self, connection: TransportConnection, session_id: SessionId
+    ) -> FencingEpoch | None:
+        """By which attachment a connection has a session; None: it has not, or is gone."""
+        if process_of(connection.id) is None:
+            its_own = await self._store.load(SessionId(connection.id), now=0)
+            return its_own.carried.get(session_id) if its_own is not None else None
+        gone = self._connections.get(connection.id) is None
+        return None if gone else connection.attached.get(session_id)
+
+    def _tell_later(
+        self,
+        session_id: SessionId,
+        had: Attachment | None,
+        reason: Detached,
+        newer: str | None,
+        instance: str | None,
+    ) -> None:
+        """Who had a session may have lost it: tell, when the store says that it is so."""
+        if had is None:
+            return
+
+        async def tell() -> None:
+            async with self.turn(session_id):
+                record = await self._store.load(session_id, now=0)
+                has = record.attachment if record is not None else None
+                # That it stays where it was, by another epoch, displaces nobody.
+                stays = has is not None and has.connection_id == had.connection_id
+                if record is not None and not stays:
+                    await self._displace(session_id, had, reason, newer, instance)
+
+        self._owed.owe(("tell", session_id, had), tell)
+
+    async def _attach(
+        self,
+        session_id: SessionId,
+        connection: TransportConnection | None,
+        position: str | None,
+        only_if_free: bool,
+        instance: str | None,
+        had: Attachment | None,
+    ) -> Attached | None:
+        newer = connection.kind if connection is not None else None
+        if connection is not None:
+            # Before it is attached: what is stored from then on is heard here.
+            await self._watch(session_id, connection)
+        attached = None
+        try:
+            attached = await self._store.attach(
+                session_id,
+                connection.id if connection is not None else None,
+                now=self._clock(),
+                position=position,
+                only_if_free=only_if_free,
+            )
+        except StoreUnavailable:
+            self._tell_later(session_id, had, Detached.TAKEN_OVER, newer, instance)
+            raise
+        finally:
+            if attached is None and connection is not None:
+                if session_id not in connection.attached:
+                    await self._unwatch(session_id, connection)
+        if attached is None:
+            return None
+        refusal = attached.refusal.value if attached.refusal is not None else None
+        metrics.attached(connection.kind if connection else "none", len(attached.replay), refusal)
+        previous = attached.previous
+        stays = (
+            previous is not None
+            and connection is not None
+            and previous.connection_id == connection.id
+        )
+        try:
+            if connection is not None:
+                await self._begin(session_id, connection, attached, position)
+        finally:
+            # It has lost the session, whatever becomes of the one that takes it.
+            if previous is not None and not stays:
+                await self._displace_surely(
+                    session_id, previous, Detached.TAKEN_OVER, newer, instance
+                )
+        if connection is not None:
+            await self.on_attached(session_id, connection)
+        if self.replicas is not None:
+            # Whoever has a question open for this session's client asks it again.
+            await self.replicas.tell("attached", session=session_id)
+        return attached
+
+    async def _begin(
+        self,
+        session_id: SessionId,
+        connection: TransportConnection,
+        attached: Attached,
+        position: str | None,
+    ) -> None:
+        start = position if attached.refusal is None and position is not None else None
+        after = parse_position(start if start is not None else attached.head)
+        if after is None:
+            raise AssertionError("the store replayed from this position")
+        if not await connection.begin(session_id, attached, after):
+            # Over by now, or attached there anew by another process: then this changes
+            # nothing.
+            await self._store.detach(session_id, attached.fencing_epoch)
+            await self._unwatch(session_id, connection)
+
+    async def _displace_surely(
+        self,
+        session_id: SessionId,
+        previous: Attachment,
+        reason: Detached,
+        newer: str | None = None,
+        instance: str | None = None,
+    ) -> None:
+        """As :meth:`_displace`, now or when the store is back."""
+        try:
+            await self._displace(session_id, previous, reason, newer, instance)
+        except StoreUnavailable as failed:
+            logger.warning("who had a session is told later that it is gone: %s", failed)
+            self._tell_later(session_id, previous, reason, newer, instance)
+
+    async def detach(
+        self, session_id: SessionId, connection: TransportConnection, fencing_epoch: FencingEpoch
+    ) -> None:
+        """Let go of a session that is attached with that epoch; its events wait in its
+        window.
+        """
+        async with self.turn(session_id):
+            connection.attached.pop(session_id, None)
+            await self._owed.settle(
+                {
+                    ("detach", session_id, fencing_epoch): partial(
+                        self._store.detach, session_id, fencing_epoch
+                    )
+                }
+            )
+            await connection.withdraw(session_id, fencing_epoch)
+            await self._unwatch(session_id, connection)
+
+    async def displace(self, session_id: SessionId, reason: Detached) -> None:
+        """Take a session from its connection without giving it to another: its client has
+        to resume it.
+        """
+        async with self.turn(session_id):
+            await self.displace_in_turn(session_id, reason)
+
+    async def displace_in_turn(self, session_id: SessionId, reason: Detached) -> None:
+        """As :meth:`displace`, for a caller that has the session's turn."""
+        record = await self._store.load(session_id, now=0)
+        had = record.attachment if record is not None else None
+        try:
+            attached = await self._store.attach(session_id, None, now=self._clock())
+        except StoreUnavailable:
+            self._tell_later(session_id, had, reason, None, None)
+            raise
+        if attached is not None and attached.previous is not None:
+            await self._displace_surely(session_id, attached.previous, reason)
+
+    async def forget(self, record: SessionRecord) -> None:
+        """A session is over: nothing of it is handed over any more."""
+        if record.mode is Mode.TRANSPORT:
+            for session_id, fencing_epoch in record.carried.items():
+                await self._store.detach(session_id, fencing_epoch)
+            await self.forget_here(record.session_id, None)
+            return
+        attachment = record.attachment
+        connection_id = attachment.connection_id if attachment is not None else None
+        await self.forget_here(record.session_id, connection_id)
+        if connection_id is not None and connection_id not in self._connections:
+            if process_of(connection_id) is None:
+                await self._store.drop_origin(SessionId(connection_id), record.session_id)
+
+    async def forget_here(self, session_id: SessionId, connection_id: ConnectionId | None) -> None:
+        """A session is over: what this process has of it ends.
+
+        Args:
+            session_id: Of either mode.
+            connection_id: Where it was attached.
+        """
+        gone = self.local(ConnectionId(session_id))
+        if gone is not None:
+            await self.remove(gone)
+            gone.close()
+        async with self.turn(session_id):
+            # An event that was stored before the end is not handed over after it.
+            for connection in self._hearing(session_id, connection_id):
+                connection.attached.pop(session_id, None)
+                await connection.session_over(session_id)
+                await self._unwatch(session_id, connection)
+        for connection in self._used_on.pop(session_id, ()):
+            upstream_peer = connection.upstream_peers.pop(session_id, None)
+            if upstream_peer is not None:
+                await _closed(upstream_peer)
+
+    def _hearing(
+        self, session_id: SessionId, connection_id: ConnectionId | None
+    ) -> list[TransportConnection]:
+        connection = self.local(connection_id) if connection_id is not None else None
+        if connection is not None or self.replicas is None:
+            return [connection] if connection is not None else []
+        # Another process ended it, and does not know this one's connections.
+        return [
+            connection for connection in self.connections() if session_id in connection.attached
+        ]
+
+    def used(self, session_id: SessionId, connection: TransportConnection) -> None:
+        """A session is used on a connection: what is kept for it there ends with it."""
+        self._used_on.setdefault(session_id, {})[connection] = None
+
+    def _unused(self, session_id: SessionId, connection: TransportConnection) -> None:
+        connections = self._used_on.get(session_id)
+        if connections is not None:
+            connections.pop(connection, None)
+            if not connections:
+                del self._used_on[session_id]
+
+    async def _displace(
+        self,
+        session_id: SessionId,
+        previous: Attachment,
+        reason: Detached,
+        newer: str | None = None,
+        instance: str | None = None,
+    ) -> None:
+        """Part a session from the connection that had it.
+
+        Args:
+            newer: The kind of the connection that has it now; None: none has.
+            instance: How the client that has it now calls itself; None: it does not say.
+        """
+        home = process_of(previous.connection_id)
+        members: dict[str, Any] = {
+            "session": session_id,
+            "connection": previous.connection_id,
+            "epoch": previous.fencing_epoch,
+            "reason": reason.value,
+            "newer": newer,
+            "instance": instance,
+        }
+        if home is not None and previous.connection_id not in self._connections:
+            if self.replicas is not None and home != self.replicas.process:
+                await self.replicas.tell("displaced", to=home, **members)
+            return
+        connection = await self.find(previous.connection_id)
+        if connection is None:
+            return
+        await self.displaced_here(session_id, previous, reason, connection, newer, instance)
+        if home is None and self.replicas is not None:
+            # Its stream may be open anywhere; what waits there unsent is taken back.
+            await self.replicas.tell(
+                "withdrawn", session=session_id, connection=previous.connection_id
+            )
+
+    async def displaced_here(
+        self,
+        session_id: SessionId,
+        previous: Attachment,
+        reason: Detached,
+        connection: TransportConnection,
+        newer: str | None,
+        instance: str | None,
+    ) -> None:
+        """A connection that this process serves lost a session, by ``previous``."""
+        # Only if the old connection did not attach it anew meanwhile.
+        if connection.attached.get(session_id, previous.fencing_epoch) != previous.fencing_epoch:
+            return
+        connection.attached.pop(session_id, None)
+        # A listen stream after a listen stream is the same client going on.
+        if not newer == connection.kind == "listen":
+            await tell_detached(connection, session_id, reason, instance=instance)
+        await connection.withdraw(session_id, previous.fencing_epoch)
+        await self._unwatch(session_id, connection)
+        metrics.detached(reason.value)
+        logger.info("session %s left its connection: %s", digest(session_id), reason.value)
+
+    async def check_attached(
+        self,
+        session_id: SessionId,
+        connection: TransportConnection,
+        *,
+        waits: bool = True,
+        reason: Detached = Detached.TAKEN_OVER,
+        newer: str | None = None,
+        instance: str | None = None,
+    ) -> bool:
+        """Whether a session is attached to a connection of this process still; if another
+        process displaced it, that is made good here.
+
+        Args:
+            session_id: The session.
+            connection: The connection.
+            waits: Until it is made good; False: the caller has the session's turn, or reads
+                its log.
+            reason: Why it was displaced, if it was.
+            newer: The kind of the connection that has it now; None: that is not known.
+            instance: How the client that has it now calls itself; None: that is not known.
+        """
+        fencing_epoch = connection.attached.get(session_id)
+        if fencing_epoch is None:
+            return False
+        previous = Attachment(connection.id, fencing_epoch)
+        record = await self._store.load(session_id, now=0)
+        if record is None:
+            # Its end is told by another way.
+            return False
+        if record.attachment == previous:
+            return True
+        displacing = self._displaced_in_turn(
+            session_id, previous, connection, reason, newer, instance
+        )
+        if waits:
+            await displacing
+        elif self.replicas is not None:
+            self.replicas.spawn(displacing)
+        return False
+
+    async def _displaced_in_turn(
+        self,
+        session_id: SessionId,
+        previous: Attachment,
+        connection: TransportConnection,
+        reason: Detached,
+        newer: str | None,
+        instance: str | None,
+    ) -> None:
+        async with self.turn(session_id):
+            if connection.attached.get(session_id) == previous.fencing_epoch:
+                await self.displaced_here(session_id, previous, reason, connection, newer, instance)
+
+    def knows(self, session_id: SessionId) -> bool:
+        """Whether this process has anything of a session."""
+        return (
+            ConnectionId(session_id) in self._connections
+            or session_id in self._used_on
+            or any(session_id in connection.attached for connection in self._connections.values())
+        )
+
+    async def _watch(self, session_id: SessionId, connection: TransportConnection) -> None:
+        """Hear what other processes store for a session that is attached to a connection of
+        this one. One that is in the store hears by its own stream.
+        """
+        if self.replicas is not None and process_of(connection.id) is not None:
+            await self.replicas.watch(session_id, EVENTS, connection)
+
+    async def _unwatch(self, session_id: SessionId, connection: TransportConnection) -> None:
+        if self.replicas is not None and process_of(connection.id) is not None:
+            await self.replicas.unwatch(session_id, EVENTS, connection)
+
+
+async def _closed(upstream_peer: UpstreamPeer) -> None:
+    """Close a peer. What the wrapped server makes of that takes nobody else's turn."""
+    try:
+        await upstream_peer.close()
+    except Exception as failed:
+        report("the end of a client's connection in the wrapped server", failed)
+
+
+async def _nobody(_: ConnectionId) -> TransportConnection | None:
+    return None
+
+
+async def _nothing(_: SessionId, __: TransportConnection) -> None:
+    return None

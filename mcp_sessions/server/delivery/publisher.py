@@ -1,0 +1,190 @@
+"""What the server says by itself, on its way to a client.
+
+A session event is stored first and sent second: it has its id and its place in the log before
+anybody sees it, so whatever happens on the way it can be replayed (EVT10).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mcp_sessions import metrics
+from mcp_sessions.core.coalescing import coalescing_key
+from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
+from mcp_sessions.errors import Detached, StoreUnavailable
+from mcp_sessions.ids import GET_STREAM, ConnectionId, SessionId, process_of
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.relaying import Relay
+from mcp_sessions.server.requests.questions import PendingCall, may_ask
+from mcp_sessions.stores.contract import Attachment, SessionStore, Told
+
+logger = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Hands over to whichever connection a message is for, wherever that lives."""
+
+    def __init__(
+        self, store: SessionStore, hub: Hub, policy: SessionPolicy, clock: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._hub = hub
+        self._policy = policy
+        self._clock = clock
+
+    async def publish(
+        self,
+        session_id: SessionId,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        wait: bool = False,
+    ) -> bool:
+        """Store an event of a session and hand it to the attached connection, if any.
+
+        Args:
+            wait: Wait for room at the connection: for the session's own handlers, so that
+                they cannot outrun their client.
+
+        Returns:
+            False if the session is over; then nothing was stored.
+        """
+        key = coalescing_key(method, params, self._policy.coalescing)
+        return await self.publish_template(
+            session_id, EventTemplate(method, params, key), wait=wait
+        )
+
+    async def publish_template(
+        self, session_id: SessionId, template: EventTemplate, *, wait: bool = False
+    ) -> bool:
+        """As :meth:`publish`, of an event that many sessions may get."""
+        connection = None
+        async with self._hub.turn(session_id):
+            appended = await self._store.append(
+                session_id, template.draft(session_id), now=self._clock()
+            )
+            if appended is None:
+                return False
+            if appended.replaced:
+                metrics.coalesced()
+            if appended.attachment is not None:
+                connection = self._hub.local(appended.attachment.connection_id)
+                await self._hand_over(session_id, appended.event, appended.attachment)
+        if wait and connection is not None:
+            await connection.room()
+        elif wait:
+            # A handler that only emits must let others run.
+            await asyncio.sleep(0)
+        return True
+
+    async def hand_over(self, told: Sequence[Told]) -> list[Told]:
+        """Hand a change over wherever its sessions are attached; the caller has their turns.
+
+        Returns:
+            Those for which the store did not answer: it is unknown whether their connections
+            have it. To hand it over again gives it to nobody twice.
+        """
+        attached: dict[ConnectionId, list[Told]] = {}
+        for each in told:
+            if each.replaced:
+                metrics.coalesced()
+            if each.stream == GET_STREAM:
+                connection = self._hub.local(ConnectionId(each.session_id))
+                if connection is not None:
+                    connection.appended(each.session_id, each.event, None)
+            elif each.attachment is not None:
+                attached.setdefault(each.attachment.connection_id, []).append(each)
+        if not attached:
+            return []
+        # One connection after the other would be one round trip after the other.
+        left = await asyncio.gather(*(self._hand_over_all(some) for some in attached.values()))
+        return [each for some in left for each in some]
+
+    async def _hand_over_all(self, told: Sequence[Told]) -> Sequence[Told]:
+        for at, (session_id, _, event, attachment, _) in enumerate(told):
+            if attachment is None:
+                continue
+            try:
+                await self._hand_over(session_id, event, attachment)
+            except StoreUnavailable:
+                return told[at:]
+            except Exception:
+                # The boundary between connections: what is wrong with one is nothing to others.
+                logger.exception("an event could not be handed over")
+        return ()
+
+    async def _hand_over(
+        self, session_id: SessionId, event: LoggedEvent, attachment: Attachment
+    ) -> None:
+        """Hand an event to the connection that was attached when it was stored."""
+        connection = self._hub.local(attachment.connection_id)
+        if connection is not None:
+            whole = await connection.deliver(session_id, event, attachment.fencing_epoch)
+        elif process_of(attachment.connection_id) is None:
+            relay = self._relay(attachment.connection_id, session_id, attachment)
+            whole = await relay.one(event)
+        else:
+            # Where it lives, the session's log is watched.
+            whole = True
+        if not whole:
+            await self._hub.displace_in_turn(session_id, Detached.EVICTED)
+
+    def _relay(
+        self, connection_id: ConnectionId, session_id: SessionId, attachment: Attachment
+    ) -> Relay:
+        """The way of a session's events to the GET stream of a transport-mode session."""
+        connection = SessionId(connection_id)
+        return Relay(self._store, self._clock, connection, session_id, attachment.fencing_epoch)
+
+    async def send_bare(
+        self,
+        connection: TransportConnection,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        wait: bool = False,
+    ) -> None:
+        """Hand a connection a message of its own, of no session."""
+        key = coalescing_key(method, params, self._policy.coalescing)
+        await connection.send(plain_draft(notification_message(method, params), key))
+        if wait:
+            await connection.room()
+
+    async def push(self, session_id: SessionId, message: bytes, call: PendingCall) -> None:
+        """Send a request of ours, or that it is withdrawn, to a session's client, wherever that
+        is attached; nowhere, and it waits until it is asked again.
+
+        Args:
+            session_id: The session.
+            message: Encoded.
+            call: The request of ours that it is of.
+        """
+        # Its handler is at work, so it lives, whatever its idle deadline says.
+        record = await self._store.load(session_id, now=0)
+        attachment = record.attachment if record is not None else None
+        if attachment is None:
+            return
+        connection = await self._hub.find(attachment.connection_id)
+        if connection is not None:
+            if may_ask(connection.peer, call.method):
+                await connection.send(Draft(message, None, call.log_key, session_id))
+            return
+        home = process_of(attachment.connection_id)
+        if home is not None and self._hub.replicas is not None:
+            await self._hub.replicas.tell(
+                "push",
+                to=home,
+                session=session_id,
+                connection=attachment.connection_id,
+                epoch=attachment.fencing_epoch,
+                text=message.decode(),
+                call=call.id,
+                method=call.method,
+                key=call.log_key,
+            )

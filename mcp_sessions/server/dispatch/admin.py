@@ -1,0 +1,83 @@
+"""Sessions as an operator sees them: ``layer.sessions``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from mcp_sessions.ids import SessionId
+from mcp_sessions.principal import Principal
+from mcp_sessions.stores.contract import Mode, SessionStore
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """One live session."""
+
+    id: SessionId
+    """A credential where there is no other: do not log it."""
+
+    mode: Literal["protocol", "transport"]
+    """Made by ``session/start`` or ``sessions/create``, or by ``initialize`` over HTTP."""
+
+    principal: Principal
+    created_at: float
+    """Seconds since 1970."""
+
+    expires_at: float
+    """Seconds since 1970; if nothing more happens."""
+
+    is_attached: bool
+    """Whether a connection hears its events."""
+
+    subscriptions: frozenset[str]
+    """Resource URIs."""
+
+
+class Sessions:
+    """Lists and ends the sessions of a store."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        clock: Callable[[], float],
+        finish: Callable[[SessionId], Awaitable[bool]],
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            finish: Ends a session, and what is at work for it.
+        """
+        self._store = store
+        self._clock = clock
+        self._finish = finish
+
+    async def list(
+        self, *, principal: Principal | None = None, mode: Mode | None = None
+    ) -> list[SessionInfo]:
+        """The live sessions, oldest first.
+
+        Args:
+            principal: Only this one's.
+            mode: Only of this mode.
+        """
+        now = self._clock()
+        records = await self._store.all_sessions(principal)
+        return [
+            SessionInfo(
+                record.session_id,
+                "protocol" if record.mode is Mode.PROTOCOL else "transport",
+                record.principal,
+                record.created_at,
+                record.expires_at,
+                record.attachment is not None,
+                record.subscriptions,
+            )
+            for record in sorted(records, key=lambda record: record.created_at)
+            if record.expires_at > now and (mode is None or record.mode is mode)
+        ]
+
+    async def end(self, session_id: str) -> bool:
+        """End a session of either mode, as its client would; False if it is not there."""
+        return await self._finish(SessionId(session_id))

@@ -1,0 +1,216 @@
+"""Which session a message belongs to, if any: the rules of association (ASC).
+
+1. It names one. That has to be there, and the sender's own.
+2. It says nothing of it, and came on a handshake-era connection that has a current session:
+   that one.
+3. Else none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_sessions.core.messages import NotNamed, Request, named_session, request_key
+from mcp_sessions.core.request_keys import Begun, content_digest
+from mcp_sessions.errors import (
+    InvalidReason,
+    InvalidRequest,
+    SessionDetached,
+    SessionNotFound,
+)
+from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
+from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.dispatch.session_methods import SessionMethods
+from mcp_sessions.server.requests.runner import Host
+from mcp_sessions.stores.contract import (
+    Admitted,
+    CurrentSession,
+    KeyUse,
+    Mode,
+    SessionRecord,
+    SessionStore,
+)
+
+
+@dataclass(slots=True)
+class Association:
+    """What a request belongs to."""
+
+    admitted: Admitted | None
+    """None: no session (rule 3)."""
+
+    named: bool = False
+    """By rule 1."""
+
+    key: RequestKey | None = None
+
+
+class Associations:
+    """Finds the session of a message, and lets it in there."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        hub: Hub,
+        host: Host,
+        methods: SessionMethods,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._hub = hub
+        self._host = host
+        self._methods = methods
+        self._clock = clock
+
+    async def of(
+        self,
+        params: dict[str, Any] | None,
+        inbound: Inbound,
+        request: Request | None,
+        *,
+        keyed: bool = True,
+        instead_of: str = "",
+    ) -> Association:
+        """Rules 1 to 3.
+
+        Args:
+            params: The message's.
+            inbound: Where it came from.
+            request: Record its key, if it has one; None: a notification, which has none.
+            keyed: False: a key is ignored.
+            instead_of: See :class:`~mcp_sessions.stores.contract.KeyUse`.
+
+        Raises:
+            InvalidParams, SessionNotFound, SessionDetached, InvalidRequest
+        """
+        key = request_key(params) if request is not None and keyed else None
+        named = named_session(params)
+        connection = inbound.connection
+        if not isinstance(named, NotNamed):
+            opened = await self._methods.check_token(params, named, inbound)
+            if not self._store.remembers:
+                key = None
+            admitted = await self.admit(named, inbound, request, key, instead_of=instead_of)
+            if opened is not None and not self._store.remembers:
+                admitted.record.state, admitted.record.state_version = opened
+            if admitted.record.mode is not Mode.PROTOCOL:
+                raise InvalidRequest(
+                    InvalidReason.MODE_CONFLICT, "this session belongs to its transport"
+                )
+            return Association(admitted, True, key)
+        current = None
+        if connection is not None and not inbound.modern:
+            current = await inbound.current()
+        if current is None or connection is None:
+            return Association(None)
+        if named is NotNamed.NULL:
+            if not await self._is_alive(current, inbound):
+                await inbound.set_current(None)
+            return Association(None)
+        exempt = request is None or request.method == "ping"
+        if exempt and not await self._is_alive(current, inbound):
+            return Association(None)
+        admitted = await self.admit(
+            current.session_id,
+            inbound,
+            request,
+            key,
+            current.fencing_epoch,
+            instead_of=instead_of,
+        )
+        if admitted.displaced:
+            raise SessionDetached
+        return Association(admitted, False, key)
+
+    async def admit(
+        self,
+        session_id: SessionId,
+        inbound: Inbound,
+        request: Request | None,
+        key: RequestKey | None,
+        fencing_epoch: FencingEpoch | None = None,
+        *,
+        instead_of: str = "",
+    ) -> Admitted:
+        """Let a message into a session, as :meth:`of` does. The run of a key that is recorded
+        now is settled by who begins it.
+
+        Raises:
+            SessionNotFound: It is not there, or not the sender's.
+        """
+        if request is None and self._store.remembers:
+            # A notification is no request: it moves no deadline.
+            record = await self._store.load(session_id, now=self._clock())
+            if record is None or record.principal != inbound.principal:
+                raise SessionNotFound(session_id)
+            displaced = fencing_epoch is not None and record.fencing_epoch != fencing_epoch
+            return Admitted(record, displaced=displaced)
+        use = None
+        if key is not None and request is not None:
+            digest = content_digest(request.method, request.params)
+            scopes, run = inbound.principal.scopes, self._host.runs.mint()
+            use = KeyUse(key, digest, self._host.process, scopes, run, instead_of)
+        admitted = await self._store.admit(
+            session_id,
+            inbound.principal,
+            mode=Mode.PROTOCOL,
+            now=self._clock(),
+            held=session_id in self._host.held,
+            fencing_epoch=fencing_epoch,
+            key=use,
+        )
+        if use is not None and (admitted is None or admitted.key is not Begun.FIRST):
+            self._host.runs.settle(use.run)
+        if admitted is None:
+            raise SessionNotFound(session_id)
+        return admitted
+
+    async def session_of(self, params: dict[str, Any] | None, inbound: Inbound) -> SessionId | None:
+        """The session that :meth:`of` would let a request into; None: none.
+
+        Raises:
+            InvalidParams: What names it is malformed.
+        """
+        named = named_session(params)
+        if not isinstance(named, NotNamed):
+            return named
+        if inbound.connection is None or inbound.modern or named is NotNamed.NULL:
+            return None
+        current = await inbound.current()
+        return current.session_id if current is not None else None
+
+    async def _is_alive(self, current: CurrentSession, inbound: Inbound) -> bool:
+        record = await self._store.load(current.session_id, now=self._clock())
+        return (
+            record is not None
+            and record.principal == inbound.principal
+            and record.fencing_epoch == current.fencing_epoch
+        )
+
+    async def attach_if_free(self, record: SessionRecord, inbound: Inbound) -> None:
+        """Attach a session to where it was named, if nobody hears its events.
+
+        Rule 1 only. A current session that was detached here waits for ``session/resume``:
+        attached in passing, its client would go past what it missed and never get it.
+        """
+        connection, attachment = inbound.connection, record.attachment
+        if connection is None:
+            return
+        if attachment is not None:
+            if await self._hub.is_there(attachment.connection_id):
+                return
+            # Its process died with the connection, and could not say so (ATT9).
+            await self._store.detach(record.session_id, attachment.fencing_epoch)
+        if not inbound.principal.scopes >= record.principal.scopes:
+            # A weaker credential may use the session, but not hear what a stronger one may
+            # have caused (SEC3).
+            return
+        attached = await self._hub.attach(record.session_id, connection, only_if_free=True)
+        if attached is None:
+            return
+        current = await inbound.current()
+        if current is not None and current.session_id == record.session_id:
+            await inbound.set_current(CurrentSession(record.session_id, attached.fencing_epoch))

@@ -1,0 +1,26 @@
+"""What follows when a session was ended by a process that serves nothing."""
+
+from __future__ import annotations
+
+from mcp_sessions.ids import SessionId, process_of
+from mcp_sessions.server.cluster.bus import written
+from mcp_sessions.stores.contract import Mode, SessionRecord, SessionStore
+
+
+async def ended_beside(store: SessionStore, record: SessionRecord) -> None:
+    """A session is over in a shared store: take out what it left in others, and tell every
+    replica, as the one would that had ended it (``Hub.forget``, ``Telling.ended``).
+
+    Raises:
+        StoreUnavailable: Not all of it was done; the replicas find out in their rounds.
+    """
+    connection_id = record.attachment.connection_id if record.attachment is not None else None
+    if record.mode is Mode.TRANSPORT:
+        for session_id, fencing_epoch in record.carried.items():
+            await store.detach(session_id, fencing_epoch)
+    elif connection_id is not None and process_of(connection_id) is None:
+        await store.drop_origin(SessionId(connection_id), record.session_id)
+    if store.exchange is not None:
+        session_id = record.session_id
+        message = written("ended", "", session=session_id, connection=connection_id)
+        await store.exchange.send(message)

@@ -1,0 +1,419 @@
+"""What a message that comes in is for, and who serves it.
+
+``session/*`` is answered here, everything else by the wrapped server, in the session that the
+message belongs to; answers and cancellations go to the requests that they name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+from mcp_sessions.core.messages import (
+    Answer,
+    Notification,
+    NotNamed,
+    Request,
+    RequestId,
+    error_body,
+    error_message,
+    named_session,
+    request_key,
+    result_message,
+    wire_error,
+    without_session,
+)
+from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.errors import (
+    INTERNAL_ERROR,
+    InvalidParams,
+    InvalidReason,
+    InvalidRequest,
+    LimitReached,
+    OutcomeUnknown,
+    WireError,
+)
+from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.cluster.bus import Replicas
+from mcp_sessions.server.cluster.handlers import Publish, Telling
+from mcp_sessions.server.connection import Inbound, TransportConnection
+from mcp_sessions.server.delivery.changes import Changes
+from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.publisher import Publisher
+from mcp_sessions.server.dispatch.association import Associations
+from mcp_sessions.server.dispatch.gates import Gates
+from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS, SessionMethods
+from mcp_sessions.server.requests.handle import Locks, SessionHandle
+from mcp_sessions.server.requests.idempotency import KeyedRequests
+from mcp_sessions.server.requests.outbound import LateOutbound
+from mcp_sessions.server.requests.runner import REQUEST_CANCELLED, Host, load_of
+from mcp_sessions.server.requests.running import Carrier, RunningRequest
+from mcp_sessions.server.upstream.peers import UpstreamPeers
+from mcp_sessions.server.upstream.port import Upstream, UpstreamError
+from mcp_sessions.stores.contract import Peer, SessionRecord, SessionStore
+from mcp_sessions.stores.limits import check_peer
+
+logger = logging.getLogger(__name__)
+
+Register = Callable[[Peer], Awaitable[TransportConnection]]
+
+
+class Router:
+    """Takes decoded messages from the bindings; answers go to the request's channel."""
+
+    def __init__(
+        self,
+        *,
+        store: SessionStore,
+        hub: Hub,
+        publisher: Publisher,
+        host: Host,
+        upstream: Upstream,
+        methods: SessionMethods,
+        gates: Gates,
+        policy: SessionPolicy,
+        advertise: Callable[[dict[str, Any]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            advertise: Adds our capabilities to the result of an ``initialize`` or a
+                ``server/discover``, in place.
+        """
+        self._store = store
+        self._hub = hub
+        self._publisher = publisher
+        self._host = host
+        self._upstream = upstream
+        self._methods = methods
+        self._gates = gates
+        self._policy = policy
+        self._advertise = advertise
+        self._clock = clock
+        self._associations = Associations(store, hub, host, methods, clock)
+        self._keyed = KeyedRequests(host, self._associations, methods, begin_anew=self._begin_anew)
+        self._peers = UpstreamPeers(upstream, store, hub, publisher, host, policy, advertise)
+        host.standalone = self._peers.standalone
+        self._locks = Locks()
+        self._state_locks = Locks()
+        self._arriving: set[tuple[ConnectionId, RequestId]] = set()
+        self._telling: Telling | None = None
+
+    def share(self, replicas: Replicas, changes: Changes, publish: Publish) -> Telling:
+        """Serve together with other processes.
+
+        Args:
+            replicas: Those.
+            changes: See :class:`Telling`.
+            publish: See :class:`Telling`.
+        """
+        self._telling = Telling(
+            replicas,
+            self._store,
+            self._hub,
+            changes,
+            self._host,
+            self._keyed.share(replicas),
+            forget=self._methods.forget_here,
+            publish=publish,
+        )
+        return self._telling
+
+    # --- what bindings call ------------------------------------------------------------------
+
+    async def initialize(
+        self, request: Request, inbound: Inbound, register: Register, *, is_there: bool = False
+    ) -> tuple[bytes, TransportConnection | None]:
+        """Shake hands: the encoded answer, and the new connection if it succeeded.
+
+        Nothing is registered before the wrapped server accepted (HTL1).
+
+        Args:
+            register: Makes the connection from what was agreed.
+            is_there: It needs no store to be one: a pipe or a WebSocket.
+        """
+        outbound = LateOutbound()
+        carrier = Carrier(request, inbound, named=False)
+        call = RunningRequest(carrier, None, None, self._host)
+        try:
+            result, peer, upstream_peer = await self._upstream.initialize(
+                call, request.params, outbound
+            )
+        except UpstreamError as failed:
+            return error_message(request.id, failed.error), None
+        finally:
+            call.done = True
+        keeps = is_there or self._store.remembers
+        try:
+            check_peer(peer, self._policy)
+            connection = await register(peer) if keeps else None
+        except WireError as refused:
+            await upstream_peer.close()
+            return error_message(request.id, wire_error(refused)), None
+        except BaseException:
+            await upstream_peer.close()
+            raise
+        self._advertise(result)
+        if connection is None:
+            await upstream_peer.close()
+            return result_message(request.id, result), None
+        self._peers.adopt(upstream_peer, outbound, connection)
+        self._hub.add(connection)
+        return result_message(request.id, result), connection
+
+    async def request(self, request: Request, inbound: Inbound) -> None:
+        """Serve a request; its answer goes to ``inbound.channel``, now or later."""
+        is_leaving = inbound.connection is not None and inbound.connection.is_leaving
+        if self._host.draining and not is_leaving:
+            # Over HTTP nothing comes this far; what is open both ways hears it here.
+            # ERR15: its client may send it elsewhere.
+            data = {"reason": "draining", "started": False}
+            error = error_body(INTERNAL_ERROR, "the server is shutting down", data)
+            await _refuse(request, inbound, error)
+            return
+        # Until it runs, or is refused, its id is taken all the same: two of one id may come
+        # while the store is still asked for the first one's session.
+        connection = inbound.connection
+        arriving = (connection.id, request.id) if connection is not None else None
+        if arriving is not None and arriving in self._arriving:
+            await _refuse(request, inbound, wire_error(_duplicate_id()))
+            return
+        if arriving is not None:
+            self._arriving.add(arriving)
+        try:
+            if request.method in SESSION_METHODS:
+                self._check_id(request, inbound)
+                result = await self._methods.serve(request, inbound)
+                if inbound.modern:
+                    result["resultType"] = "complete"
+                await inbound.channel.answer(inbound.result(request.id, result))
+            else:
+                await self._serve(request, inbound)
+        except WireError as refused:
+            await _refuse(request, inbound, wire_error(refused))
+        except UpstreamError as failed:
+            await _refuse(request, inbound, failed.error)
+        finally:
+            if arriving is not None:
+                self._arriving.discard(arriving)
+
+    def reported(
+        self, notification: Notification, inbound: Inbound
+    ) -> Coroutine[Any, Any, None] | None:
+        """What whoever asked the client something does with its report of progress, which may
+        wait for the client; None: the notification is none. Beside :meth:`notification`.
+        """
+        if notification.method != "notifications/progress":
+            return None
+
+        async def report() -> None:
+            params, principal = notification.params, inbound.principal
+            await self._host.calls.progress(params, principal)
+            if self._telling is not None:
+                await self._telling.progressed(params, principal)
+
+        return report()
+
+    async def notification(
+        self, notification: Notification, inbound: Inbound
+    ) -> Coroutine[Any, Any, None] | None:
+        """Take a notification. What is wrong with it is logged: it is owed no answer.
+
+        Returns:
+            What the wrapped server does with it, which may wait for the client; None:
+            nothing. Everything else that it changes is changed by then.
+        """
+        method, params = notification.method, notification.params
+        if method == "notifications/cancelled":
+            await self._cancel(params, inbound)
+        try:
+            association = await self._associations.of(params, inbound, None)
+        except WireError as refused:
+            logger.info("dropped %s: %s", method, refused)
+            return None
+        record = association.admitted.record if association.admitted is not None else None
+        peer = self._peers.of(inbound, record)
+        carrier = Carrier(Request("", method, params), inbound, named=False)
+        call = RunningRequest(carrier, record, None, self._host)
+        call.request_id = None
+
+        async def notify() -> None:
+            await peer.notify(call, method, without_session(params))
+            if inbound.connection is None or inbound.modern:
+                await peer.close()
+
+        return notify()
+
+    async def answer(self, answer: Answer, inbound: Inbound) -> bool:
+        """Take the answer to a request of ours; False if it is to none that is open."""
+        if self._host.calls.resolve(answer, inbound.principal):
+            return True
+        return self._telling is not None and await self._telling.answered(answer, inbound.principal)
+
+    async def cancel_keyed(self, notification: Notification, inbound: Inbound) -> None:
+        """Take a modern-era notification: a cancellation that names session and key, or
+        nothing that concerns us.
+        """
+        if notification.method == "notifications/cancelled":
+            await self._cancel(notification.params, inbound)
+
+    async def admitted(self, request: Request, inbound: Inbound) -> SessionRecord | None:
+        """The session that a listen request names, admitted; None: it names none (rule 1 only).
+
+        Raises:
+            WireError: As for any request.
+        """
+        # A key of it would never be finished: a listen ends with its connection.
+        association = await self._associations.of(request.params, inbound, request, keyed=False)
+        return association.admitted.record if association.admitted is not None else None
+
+    # --- requests ----------------------------------------------------------------------------
+
+    async def _serve(self, request: Request, inbound: Inbound) -> None:
+        key = request_key(request.params)
+        self._check_id(request, inbound)
+        named = named_session(request.params)
+        # Before anything is recorded: refused here, it never ran.
+        whose = load_of(inbound, named if not isinstance(named, NotNamed) else None)
+        load = self._host.load
+        if load.is_full(whose):
+            raise LimitReached("max_running_requests")
+        load.add(whose)
+        try:
+            await self._let_in(request, inbound, key)
+        finally:
+            load.remove(whose)
+
+    async def _let_in(self, request: Request, inbound: Inbound, key: RequestKey | None) -> None:
+        session_id = None
+        if key is not None:
+            session_id = await self._associations.session_of(request.params, inbound)
+        if key is None or session_id is None:
+            await self._serve_now(request, inbound)
+            return
+        async with self._keyed.begin_of(session_id, key):
+            await self._serve_now(request, inbound)
+
+    async def _begin_anew(self, carrier: Carrier, known_in: SessionId, instead_of: str) -> None:
+        """Serve a keyed request whose run in another process never began, and never will.
+
+        Raises:
+            StoreUnavailable: It is not begun.
+        """
+        request, inbound = carrier.request, carrier.inbound
+        try:
+            key = request_key(request.params)
+            session_id = await self._associations.session_of(request.params, inbound)
+            if key is None or session_id != known_in or self._host.draining:
+                # Its connection went on to another session, or this process stops.
+                raise OutcomeUnknown
+            async with self._keyed.begin_of(known_in, key):
+                await self._serve_now(request, inbound, instead_of)
+        except WireError as refused:
+            await _refuse(request, inbound, wire_error(refused))
+        except UpstreamError as failed:
+            await _refuse(request, inbound, failed.error)
+
+    async def _serve_now(self, request: Request, inbound: Inbound, instead_of: str = "") -> None:
+        self._check_id(request, inbound)
+        association = await self._associations.of(
+            request.params, inbound, request, instead_of=instead_of
+        )
+        admitted = association.admitted
+        if admitted is not None and self._keyed.never_began(admitted):
+            association = await self._associations.of(
+                request.params, inbound, request, instead_of=admitted.run or ""
+            )
+            admitted = association.admitted
+        carrier = Carrier(request, inbound, association.named)
+        if admitted is not None and admitted.key is not None and admitted.key is not Begun.FIRST:
+            await self._keyed.again(carrier, association.key, admitted)
+            return
+        record = admitted.record if admitted is not None else None
+        if record is not None and association.named:
+            await self._associations.attach_if_free(record, inbound)
+        self._gates.check(request, record)
+        peer = self._peers.serving(request, inbound, record)
+        handle = None
+        if record is not None:
+            handle = SessionHandle(
+                record,
+                self._store,
+                self._publisher,
+                self._locks,
+                self._state_locks,
+                self._methods.check_state,
+            )
+        key = association.key if record is not None else None
+        self._host.start(
+            carrier,
+            peer,
+            record=record,
+            key=key,
+            handle=handle,
+            close_peer=inbound.connection is None or inbound.modern,
+            run=admitted.run if admitted is not None and key is not None else None,
+        )
+
+    def _check_id(self, request: Request, inbound: Inbound) -> None:
+        connection = inbound.connection
+        if connection is not None and self._keyed.joining is not None:
+            if self._keyed.joining.of_request(connection.id, request.id) is not None:
+                raise _duplicate_id()
+        running = connection.requests.get(request.id) if connection is not None else None
+        if running is None or running.done:
+            return
+        for carrier in running.carriers:
+            here = carrier.inbound.connection is connection and carrier.request.id == request.id
+            if here and carrier.inbound.channel.is_open:
+                raise _duplicate_id()
+
+    async def _cancel(self, params: Mapping[str, Any] | None, inbound: Inbound) -> None:
+        running: RunningRequest | None = None
+        try:
+            named, key = named_session(params), request_key(params)
+        except InvalidParams as malformed:
+            logger.info("dropped a cancellation: %s", malformed)
+            return
+        if key is not None and not isinstance(named, NotNamed):
+            running = self._host.by_key(named, key)
+            if running is None:
+                await self._cancel_elsewhere(named, key, inbound)
+            elif running.record is None or running.record.principal != inbound.principal:
+                return
+        else:
+            request_id, connection = (params or {}).get("requestId"), inbound.connection
+            if connection is None or not isinstance(request_id, (str, int)):
+                return
+            running = connection.requests.get(request_id)
+            if running is None and self._keyed.joining is not None:
+                join = self._keyed.joining.of_request(connection.id, request_id)
+                if join is not None:
+                    await self._keyed.joining.cancel(join)
+                    return
+            if running is None and self._telling is not None and inbound.record is not None:
+                # Over HTTP the request may have come to any replica.
+                await self._telling.cancel(connection.id, request_id)
+        if running is not None:
+            await self._host.abort(running, error_body(REQUEST_CANCELLED, "Request cancelled"))
+
+    async def _cancel_elsewhere(
+        self, session_id: SessionId, key: RequestKey, inbound: Inbound
+    ) -> None:
+        if self._telling is None:
+            return
+        record = await self._store.load(session_id, now=self._clock())
+        if record is not None and record.principal == inbound.principal:
+            await self._telling.cancel_keyed(session_id, key)
+
+
+def _duplicate_id() -> InvalidRequest:
+    return InvalidRequest(InvalidReason.DUPLICATE_ID, "a request with this id is still open")
+
+
+async def _refuse(request: Request, inbound: Inbound, error: dict[str, Any]) -> None:
+    message = inbound.error(request.id, error)
+    await inbound.channel.answer(message, code=error.get("code"))

@@ -1,0 +1,309 @@
+"""What a handler sees of its session: ``current_session()`` and the handle it returns."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, MutableMapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar, overload
+
+from mcp_sessions.core.messages import encode
+from mcp_sessions.errors import ConfigurationError, DataConflict, SessionNotFound, SessionRequired
+from mcp_sessions.ids import SessionId
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.delivery.publisher import Publisher
+from mcp_sessions.stores.contract import SessionRecord, SessionStore, StateConflict
+
+Default = TypeVar("Default")
+
+
+class SessionData:
+    """The place for what a session must remember: kept in the store, never sent."""
+
+    def __init__(self, session_id: SessionId, store: SessionStore, lock: asyncio.Lock) -> None:
+        self._session_id = session_id
+        self._store = store
+        self._lock = lock
+
+    async def read(self) -> dict[str, Any]:
+        """A copy of the data; changing it changes nothing.
+
+        Raises:
+            SessionNotFound: The session ended or expired meanwhile.
+        """
+        data = await self._store.load_data(self._session_id)
+        if data is None:
+            raise SessionNotFound(self._session_id)
+        return data.value
+
+    @asynccontextmanager
+    async def edit(self) -> AsyncGenerator[dict[str, Any]]:
+        """The data, to be changed in place; stored when the block ends without an error.
+
+        Edits of one session in this process wait for each other.
+
+        Raises:
+            SessionNotFound: The session ended or expired meanwhile; nothing was stored.
+            DataConflict: Another process changed it during the edit; nothing was stored.
+            LimitReached: It is more than ``max_data_bytes``; nothing was stored.
+        """
+        async with self._lock:
+            data = await self._store.load_data(self._session_id)
+            if data is None:
+                raise SessionNotFound(self._session_id)
+            value = data.value
+            yield value
+            stored = await self._store.replace_data(
+                self._session_id, value, expected_version=data.version
+            )
+            if not stored:
+                if await self._store.load_data(self._session_id) is None:
+                    raise SessionNotFound(self._session_id)
+                raise DataConflict
+
+
+class SessionState(MutableMapping[str, Any]):
+    """What ``session.state`` is: a mapping of JSON values, this request's view of it.
+
+    What the request changed, in values too, is applied to the newest state key by key when
+    its handler returned a result; a handler that raises changes nothing.
+    """
+
+    def __init__(
+        self, stored: Mapping[str, Any], check: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        self._stored = {key: encode(value) for key, value in stored.items()}
+        self._values = copy.deepcopy(dict(stored))
+        self._check = check
+        self._closed = False
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Set a value.
+
+        Raises:
+            TypeError: The key is no string, or the value cannot be JSON.
+            StateTooLarge: The token that the client keeps would be too large.
+            RuntimeError: The request is over; nothing would be stored.
+        """
+        if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError("a key of session.state is a string")
+        self._open()
+        encode(value)
+        self._check({**self._values, key: value})
+        self._values[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        self._open()
+        del self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def close(self) -> tuple[dict[str, Any], frozenset[str]]:
+        """The request is over: what it changed, and what it removed."""
+        self._closed = True
+        changed = {
+            key: value
+            for key, value in self._values.items()
+            if self._stored.get(key) != encode(value)
+        }
+        if changed:
+            self._check(self._values)
+        return changed, frozenset(self._stored.keys() - self._values.keys())
+
+    def _open(self) -> None:
+        if self._closed:
+            raise RuntimeError("session.state can be changed while its request is handled")
+
+
+class SessionHandle:
+    """A protocol-mode session, from inside the server."""
+
+    def __init__(
+        self,
+        record: SessionRecord,
+        store: SessionStore,
+        publisher: Publisher,
+        locks: Locks,
+        state_locks: Locks,
+        check_state: Callable[[SessionRecord, Mapping[str, Any]], None],
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            locks: Held while a session's data is edited.
+            state_locks: Held while what a request changed is stored, never longer.
+            check_state: Raises if that state could not be sent.
+        """
+        self._check_state = check_state
+        self._state: SessionState | None = None
+        self._record = record
+        self._store = store
+        self._publisher = publisher
+        self._locks = locks
+        self._state_locks = state_locks
+
+    @property
+    def id(self) -> SessionId:
+        """The session's id, which `ctx.session_id` of the SDK and of FastMCP is as well in the
+        modern era. Without authentication it is the whole credential: whoever reads it in a
+        log, a trace or another service's records can resume the session. Log a digest of it.
+        """
+        return self._record.session_id
+
+    @property
+    def created_at(self) -> float:
+        """When it was made, in seconds since 1970."""
+        return self._record.created_at
+
+    @property
+    def expires_at(self) -> float:
+        """When it expires if nothing more happens, in seconds since 1970."""
+        return self._record.expires_at
+
+    @property
+    def principal(self) -> Principal:
+        """Who made it."""
+        return self._record.principal
+
+    @property
+    def data(self) -> SessionData:
+        """What the session remembers.
+
+        Raises:
+            ConfigurationError: The layer has no store.
+        """
+        if not self._store.remembers:
+            raise ConfigurationError("session.data needs a store; this layer has none")
+        return SessionData(self.id, self._store, self._locks.of(self.id))
+
+    @property
+    def state(self) -> SessionState:
+        """What the client keeps and echoes, sealed: small values, as a mapping."""
+        if self._state is None:
+            record = self._record
+            self._state = SessionState(record.state, lambda state: self._check_state(record, state))
+        return self._state
+
+    async def store_state(self) -> SessionRecord | None:
+        """Apply what the request changed; the session as it is then, None if unchanged.
+
+        Called once, by who runs the request, before its answer.
+
+        Raises:
+            StateTooLarge: The token would be too large, with what others changed, too; nothing
+                was stored.
+            LimitReached: With what others changed it is more than ``max_state_bytes``; nothing
+                was stored.
+            TypeError: A value was changed in place to what cannot be JSON.
+        """
+        if self._state is None:
+            return None
+        changed, removed = self._state.close()
+        if not changed and not removed:
+            return None
+        if self._store.remembers:
+            # Of this process's requests one after the other: else each that is stored sends all
+            # the others round again.
+            async with self._state_locks.of(self.id):
+                return await self._merge(changed, removed)
+        self._record.state = dict(self._state)
+        self._record.state_version += 1
+        return self._record
+
+    async def _merge(
+        self, changed: Mapping[str, Any], removed: frozenset[str]
+    ) -> SessionRecord | None:
+        """Apply changes to the newest state, unless what comes of it could not be sent: the
+        changes of requests at once may come to more than each of them saw.
+        """
+        newest = self._record
+        while True:
+            # Nothing is awaited up to the store: a record may be the store's own, which changes.
+            version = newest.state_version
+            if changed:
+                kept = {key: value for key, value in newest.state.items() if key not in removed}
+                self._check_state(newest, {**kept, **changed})
+            try:
+                return await self._store.change_state(
+                    self.id, changed, removed, expected_version=version
+                )
+            except StateConflict as conflict:
+                newest = conflict.newest
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Send the session's client a notification: a session event, replayed if missed.
+
+        Args:
+            method: Its method, such as ``notifications/resources/updated``.
+            params: Its params; ``sessionEventId`` and the session's ``_meta`` are added.
+
+        Raises:
+            SessionNotFound: The session is over; nothing was stored.
+            StoreUnavailable: Unknown whether it was stored.
+            ConfigurationError: The layer has no store, so there are no events.
+        """
+        if not self._store.remembers:
+            raise ConfigurationError("session events need a store; this layer has none")
+        if not await self._publisher.publish(self.id, method, params, wait=True):
+            raise SessionNotFound(self.id)
+
+
+class Locks:
+    """One lock per session in use, gone when nobody holds it."""
+
+    def __init__(self) -> None:
+        self._locks: weakref.WeakValueDictionary[SessionId, asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def of(self, session_id: SessionId) -> asyncio.Lock:
+        """The session's lock."""
+        lock = self._locks.get(session_id)
+        if lock is None:
+            lock = self._locks[session_id] = asyncio.Lock()
+        return lock
+
+
+_CURRENT: ContextVar[SessionHandle | None] = ContextVar("mcp_sessions_current", default=None)
+
+
+class _Required:
+    """Stands for "no default was given"."""
+
+
+@overload
+def current_session() -> SessionHandle: ...
+@overload
+def current_session(*, default: Default) -> SessionHandle | Default: ...
+def current_session(*, default: object = _Required) -> object:
+    """The protocol-mode session that the request being handled belongs to.
+
+    Do not log its ``id``, nor ``ctx.session_id``: see :attr:`SessionHandle.id`.
+
+    Args:
+        default: What to return outside of a session.
+
+    Raises:
+        SessionRequired: There is none, and no default was given.
+    """
+    handle = _CURRENT.get()
+    if handle is not None:
+        return handle
+    if default is _Required:
+        raise SessionRequired
+    return default
+
+
+def enter_session(handle: SessionHandle | None) -> None:
+    """Make ``handle`` the current session of this task and of what it starts."""
+    _CURRENT.set(handle)

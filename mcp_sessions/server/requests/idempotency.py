@@ -1,0 +1,136 @@
+"""Requests with a key, which run at most once in their session.
+
+One that comes again gets what the first has: the answer that was kept; if it still runs, the
+same answer when it is there, here or in the process where it runs. Whatever happens, the
+handler does not run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+
+from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached, OutcomeUnknown
+from mcp_sessions.ids import RequestKey, SessionId
+from mcp_sessions.server.cluster.bus import Replicas
+from mcp_sessions.server.dispatch.association import Associations
+from mcp_sessions.server.dispatch.session_methods import SessionMethods
+from mcp_sessions.server.requests.joining import BeginAnew, Joining
+from mcp_sessions.server.requests.runner import Host
+from mcp_sessions.server.requests.running import Carrier
+from mcp_sessions.stores.contract import Admitted
+
+
+class KeyedRequests:
+    """Serves those that were begun before."""
+
+    def __init__(
+        self,
+        host: Host,
+        associations: Associations,
+        methods: SessionMethods,
+        *,
+        begin_anew: BeginAnew,
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            begin_anew: Serves a request in place of a run that never began.
+        """
+        self._begin_anew = begin_anew
+        self._host = host
+        self._associations = associations
+        self._methods = methods
+        self._begins: weakref.WeakValueDictionary[tuple[SessionId, RequestKey], asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
+        self.joining: Joining | None = None
+        """Those that run in other processes; None: there are none."""
+
+    def share(self, replicas: Replicas) -> Joining:
+        """Serve together with other processes."""
+        self.joining = Joining(
+            replicas,
+            self._host,
+            admit=self._admit_again,
+            answer=self._answer_kept,
+            begins=self.begin_of,
+            begin_anew=self._begin_anew,
+        )
+        return self.joining
+
+    def begin_of(self, session_id: SessionId, key: RequestKey) -> asyncio.Lock:
+        """Held until a request runs or is refused.
+
+        The same key again, in the same session, waits that long: recorded in the store, but at
+        work nowhere yet, the first would look lost.
+        """
+        begins = self._begins.get((session_id, key))
+        if begins is None:
+            begins = self._begins[session_id, key] = asyncio.Lock()
+        return begins
+
+    def never_began(self, admitted: Admitted) -> bool:
+        """Whether a key is recorded for a run of this process that never began: the reply to
+        its admission was lost, or something failed before its handler started. Asked by who
+        holds :meth:`begin_of`.
+        """
+        is_ours = admitted.key is Begun.RUNNING and admitted.runner == self._host.process
+        return is_ours and self._host.runs.never_began(admitted.run)
+
+    async def again(self, carrier: Carrier, key: RequestKey | None, admitted: Admitted) -> None:
+        """Serve a request whose key is known.
+
+        Raises:
+            InvalidRequest: ``KEY_REUSED``: the key was used with other content.
+            LimitReached: The session keeps no more keys.
+            OutcomeUnknown: It was begun, and nobody can know how it ended.
+        """
+        record = admitted.record
+        match admitted.key:
+            case Begun.OTHER_CONTENT:
+                raise InvalidRequest(
+                    InvalidReason.KEY_REUSED, "this request key was used with other content"
+                )
+            case Begun.FULL:
+                raise LimitReached("request_key_bytes")
+            case Begun.ANSWERED:
+                await self._answer_kept(carrier, admitted)
+                return
+            case Begun.RUNNING if key is not None:
+                if carrier.named:
+                    # First: it asks the store, and meanwhile the request may end.
+                    await self._associations.attach_if_free(record, carrier.inbound)
+                running, runner = self._host.by_key(record.session_id, key), admitted.runner
+                if running is not None:
+                    await self._host.join(running, carrier)
+                    return
+                if self.joining is not None and runner not in (None, self._host.process):
+                    self.joining.begin(carrier, record.session_id, key, runner, admitted.run)
+                    return
+                # It does not run here; but it did when the store was asked, perhaps.
+                admitted = await self._admit_again(carrier, record.session_id, key)
+                if admitted.key is Begun.ANSWERED:
+                    await self._answer_kept(carrier, admitted)
+                    return
+            case _:
+                # Dropped, or begun with scopes that this credential lacks: for its sender
+                # nobody can know how it ended.
+                pass
+        raise OutcomeUnknown
+
+    async def _answer_kept(self, carrier: Carrier, admitted: Admitted) -> None:
+        message, code = self._methods.kept_answer(
+            admitted.outcome or b"", carrier.request.id, carrier, admitted.record
+        )
+        await carrier.inbound.channel.answer(message, code=code)
+
+    async def _admit_again(
+        self, carrier: Carrier, session_id: SessionId, key: RequestKey
+    ) -> Admitted:
+        admitted = await self._associations.admit(session_id, carrier.inbound, carrier.request, key)
+        if admitted.key is Begun.FIRST and admitted.run is not None:
+            # Known before and forgotten since: what that run did, nobody knows.
+            self._host.runs.settle(admitted.run)
+        return admitted

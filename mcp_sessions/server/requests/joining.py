@@ -1,0 +1,369 @@
+"""A keyed request that is sent again where it does not run.
+
+It runs once, in the process that began it (its *runner*). Whoever gets it again asks the
+runner to be told what the handler sends from then on; the answer itself is the one that is
+kept in the store. If the runner dies nobody can know how it ended, unless it had answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from mcp_sessions.core.messages import Request, RequestId, progress_token, wire_error
+from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.errors import OutcomeUnknown, SessionNotFound, StoreUnavailable, WireError
+from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
+from mcp_sessions.security import mint_request_id
+from mcp_sessions.server.cluster.bus import Members, Replicas
+from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.requests.runner import Host, load_of
+from mcp_sessions.server.requests.running import Carrier
+from mcp_sessions.stores.contract import Admitted, Peer
+
+logger = logging.getLogger(__name__)
+
+_ASK_EVERY = 2.0
+"""Seconds between two looks at the store for an answer that nobody announced."""
+
+_MOST = 1_000
+"""Messages of a handler that wait for one client; then notifications are left out."""
+
+Admit = Callable[[Carrier, SessionId, RequestKey], Awaitable[Admitted]]
+Answer = Callable[[Carrier, Admitted], Awaitable[None]]
+BeginAnew = Callable[[Carrier, SessionId, str], Awaitable[None]]
+
+
+class FarChannel:
+    """A :class:`~mcp_sessions.server.connection.RequestChannel` to a client of another
+    process.
+    """
+
+    close_stream: Callable[[], Awaitable[None]] | None = None
+
+    def __init__(self, replicas: Replicas, process: str, join: str) -> None:
+        self.process = process
+        self.is_open = True
+        self.on_closed: Callable[[], None] | None = None
+        self.on_reopened: Callable[[], None] | None = None
+        self._replicas = replicas
+        self._join = join
+
+    async def emit(self, message: bytes, key: str | None = None) -> None:
+        """See :class:`RequestChannel`. There is no room to wait for: how fast that client
+        takes is not known here.
+        """
+        await self._replicas.tell(
+            "join_emit", to=self.process, join=self._join, text=_text(message)
+        )
+        await asyncio.sleep(0)
+
+    async def answer(
+        self, message: bytes, *, code: int | None = None, is_away: bool = False
+    ) -> None:
+        """See :class:`RequestChannel`: the answer is in the store."""
+        await self._replicas.tell("join_done", to=self.process, join=self._join)
+
+    def after_answer(self, callback: Callable[[], None]) -> None:
+        """See :class:`RequestChannel`."""
+        callback()
+
+    def hear(self, *, is_open: bool) -> None:
+        """The client there left, or came back."""
+        if self.is_open == is_open:
+            return
+        self.is_open = is_open
+        changed = self.on_reopened if is_open else self.on_closed
+        if changed is not None:
+            changed()
+
+
+class _Join:
+    """One sending of a request that runs elsewhere."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        session_id: SessionId,
+        key: RequestKey,
+        runner: str,
+        run: str | None,
+    ) -> None:
+        self.carrier = carrier
+        self.session_id = session_id
+        self.key = key
+        self.runner = runner
+        self.run = run
+        self.messages: deque[bytes] = deque()
+        self.news = asyncio.Event()
+        self.is_over = False
+        """The runner has no more to say."""
+
+        self.never_began = False
+        """The runner recorded the key, began nothing under it, and never will."""
+
+
+class Joining:
+    """Both sides of such requests."""
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        host: Host,
+        *,
+        admit: Admit,
+        answer: Answer,
+        begins: Callable[[SessionId, RequestKey], asyncio.Lock],
+        begin_anew: BeginAnew,
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            replicas: The other processes.
+            host: What runs here.
+            admit: Asks the store for the key of a carrier's request once more.
+            answer: Answers a carrier with what was kept.
+            begins: Held while a request with that key is being begun here.
+            begin_anew: Serves a request here in place of a run that never began.
+        """
+        self._replicas = replicas
+        self._host = host
+        self._admit = admit
+        self._answer = answer
+        self._begins = begins
+        self._begin_anew = begin_anew
+        self._joins: dict[str, _Join] = {}
+        self._by_request: dict[tuple[ConnectionId, RequestId], _Join] = {}
+        self._channels: dict[str, FarChannel] = {}
+        replicas.on("join", self._asked_to)
+        replicas.on("join_emit", self._emitted)
+        replicas.on("join_done", self._is_done)
+        replicas.on("join_heard", self._heard)
+        replicas.each_round.append(self._round)
+
+    # --- where the request was sent again ----------------------------------------------------
+
+    def begin(
+        self,
+        carrier: Carrier,
+        session_id: SessionId,
+        key: RequestKey,
+        runner: str,
+        run: str | None,
+    ) -> None:
+        """Answer a carrier when ``runner`` did, with what comes until then."""
+        join = _Join(carrier, session_id, key, runner, run)
+        self._host.spawn(self._wait(join))
+
+    def of_request(self, connection_id: ConnectionId, request_id: RequestId) -> _Join | None:
+        """The request with that id that waits here for another process."""
+        return self._by_request.get((connection_id, request_id))
+
+    async def cancel(self, join: _Join) -> None:
+        """Its client cancelled it."""
+        await self._replicas.ask(
+            "cancel_keyed", to=join.runner, session=join.session_id, key=join.key
+        )
+
+    async def _wait(self, join: _Join) -> None:
+        carrier = join.carrier
+        whose = load_of(carrier.inbound, join.session_id)
+        self._host.load.add(whose)
+        try:
+            await self._until_over(join)
+            if join.never_began:
+                await self._begin_here(join)
+        except asyncio.CancelledError:
+            await self._fail(carrier, OutcomeUnknown())
+            raise
+        except SessionNotFound as over:
+            # It was begun, so it is not one to send again in another session.
+            await self._fail(carrier, over, started=True)
+        except WireError as refused:
+            await self._fail(carrier, refused)
+        finally:
+            self._host.load.remove(whose)
+
+    async def _begin_here(self, join: _Join) -> None:
+        while True:
+            try:
+                await self._begin_anew(join.carrier, join.session_id, join.run or "")
+            except StoreUnavailable:
+                logger.warning("the store is away; a request that never began waits for it")
+                await asyncio.sleep(_ASK_EVERY)
+            else:
+                return
+
+    async def _until_over(self, join: _Join) -> None:
+        carrier = join.carrier
+        inbound, request = carrier.inbound, carrier.request
+        name = mint_request_id()
+        self._joins[name] = join
+        here = (inbound.connection.id, request.id) if inbound.connection is not None else None
+        if here is not None:
+            self._by_request[here] = join
+        channel = inbound.channel
+        channel.on_closed = lambda: self._tell_heard(join, name, is_open=False)
+        channel.on_reopened = lambda: self._tell_heard(join, name, is_open=True)
+        try:
+            await self._ask_to_join(join, name)
+            while not await self._went_on(join, name):
+                continue
+        finally:
+            del self._joins[name]
+            if here is not None and self._by_request.get(here) is join:
+                del self._by_request[here]
+            channel.on_closed = channel.on_reopened = None
+
+    async def _ask_to_join(self, join: _Join, name: str) -> None:
+        try:
+            join.is_over = not await self._replicas.is_alive(join.runner)
+        except StoreUnavailable:
+            # Asked again when the store is back.
+            return
+        if join.is_over:
+            join.news.set()
+        else:
+            await self._replicas.tell("join", to=join.runner, **_joined(join, name))
+
+    async def _went_on(self, join: _Join, name: str) -> bool:
+        """One step; whether the request is answered, or has to be begun here.
+
+        Raises:
+            WireError: It never will be.
+        """
+        try:
+            async with asyncio.timeout(_ASK_EVERY):
+                await join.news.wait()
+        except TimeoutError:
+            # The first word to the runner may be lost.
+            await self._ask_to_join(join, name)
+        join.news.clear()
+        while join.messages:
+            await join.carrier.inbound.channel.emit(join.messages.popleft())
+        if join.never_began:
+            return True
+        is_over = join.is_over
+        try:
+            # Asked before the store is: it may have answered just before it died.
+            is_over = is_over or not await self._replicas.is_alive(join.runner)
+            admitted = await self._admit(join.carrier, join.session_id, join.key)
+            if admitted.key is Begun.RUNNING and not is_over:
+                return False
+            if admitted.key is not Begun.ANSWERED:
+                raise OutcomeUnknown
+            await self._answer(join.carrier, admitted)
+        except StoreUnavailable:
+            logger.warning("the store is away; a request that runs elsewhere waits for it")
+            return False
+        return True
+
+    async def _fail(self, carrier: Carrier, refused: WireError, *, started: bool = False) -> None:
+        error, inbound = wire_error(refused), carrier.inbound
+        if started:
+            error["data"] = {**error["data"], "started": True}
+        message = inbound.error(carrier.request.id, error)
+        await inbound.channel.answer(message, code=refused.code)
+
+    def _tell_heard(self, join: _Join, name: str, *, is_open: bool) -> None:
+        self._replicas.spawn(
+            self._replicas.tell("join_heard", to=join.runner, join=name, is_open=is_open)
+        )
+
+    def _emitted(self, message: Members) -> None:
+        join = self._joins.get(message["join"])
+        if join is None or message["from"] != join.runner:
+            return
+        text: str = message["text"]
+        if len(join.messages) >= _MOST and '"id"' not in text:
+            logger.warning("a client takes too slowly what its request reports; some is left out")
+            return
+        join.messages.append(text.encode())
+        join.news.set()
+
+    def _is_done(self, message: Members) -> None:
+        join = self._joins.get(message["join"])
+        if join is not None and message["from"] == join.runner:
+            join.is_over = True
+            join.never_began = message.get("never_began") is True
+            join.news.set()
+
+    # --- where it runs -----------------------------------------------------------------------
+
+    async def _asked_to(self, message: Members) -> None:
+        process, name = message["from"], message["join"]
+        session_id, key = SessionId(message["session"]), RequestKey(message["key"])
+        async with self._begins(session_id, key):
+            if name in self._channels:
+                # Asked again: whoever waits there cannot know that the first word came.
+                return
+            running = self._host.by_key(session_id, key)
+            if running is None or running.done:
+                # An older version does not say which run it means.
+                never_began = self._host.runs.never_began(message.get("run"))
+                await self._replicas.tell(
+                    "join_done", to=process, join=name, never_began=never_began
+                )
+                return
+            channel = FarChannel(self._replicas, process, name)
+            self._channels[name] = channel
+            meta = {"progressToken": message["token"]} if message["token"] is not None else {}
+            peer = Peer(message["version"], message["params"], modern=message["modern"])
+            # Who sent it is who owns the session: there the store let it in.
+            inbound = Inbound(
+                running.carriers[0].inbound.principal,
+                peer,
+                None,
+                channel,
+                modern=message["modern"],
+                kind=message["transport"],
+                is_answerable=message["is_answerable"],
+            )
+            request = Request(name, running.request.method, {"_meta": meta})
+            await self._host.join(running, Carrier(request, inbound, named=False))
+
+    def _heard(self, message: Members) -> None:
+        channel = self._channels.get(message["join"])
+        if channel is not None and channel.process == message["from"]:
+            channel.hear(is_open=message["is_open"])
+
+    async def _round(self) -> None:
+        """Whoever asked from a process that died does not listen any more."""
+        running = {
+            id(carrier.inbound.channel)
+            for request in self._host.at_work
+            for carrier in request.carriers
+        }
+        for name, channel in list(self._channels.items()):
+            if id(channel) not in running:
+                del self._channels[name]
+            elif channel.is_open and not await self._replicas.is_alive(channel.process):
+                channel.hear(is_open=False)
+
+
+def _joined(join: _Join, name: str) -> dict[str, Any]:
+    inbound, request = join.carrier.inbound, join.carrier.request
+    asked = inbound.asked
+    params = inbound.peer.initialize_params or {}
+    return {
+        "join": name,
+        "session": join.session_id,
+        "key": join.key,
+        "run": join.run,
+        "token": progress_token(request.params),
+        "version": inbound.peer.protocol_version,
+        # Of a handshake only what it can be asked matters; None: there was none.
+        "params": {"capabilities": params.get("capabilities")}
+        if inbound.peer.initialize_params is not None
+        else None,
+        "modern": inbound.modern,
+        "transport": inbound.connection.kind if inbound.connection is not None else inbound.kind,
+        "is_answerable": asked is not None,
+    }
+
+
+def _text(message: bytes) -> str:
+    return message.decode()

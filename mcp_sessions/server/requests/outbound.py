@@ -1,0 +1,147 @@
+"""The standalone way to a client: what a handler sends outside of its request."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from mcp_sessions.core.log import Draft
+from mcp_sessions.errors import INVALID_REQUEST
+from mcp_sessions.ids import digest
+from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.publisher import Publisher
+from mcp_sessions.server.requests.questions import check_may_ask
+from mcp_sessions.server.requests.runner import Host
+from mcp_sessions.server.upstream.port import OnProgress, Outbound, PeerError
+from mcp_sessions.stores.contract import SessionRecord, SessionStore
+
+logger = logging.getLogger(__name__)
+
+
+class SessionOutbound:
+    """To the client of a protocol-mode session, wherever it is attached: session events."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        publisher: Publisher,
+        host: Host,
+        store: SessionStore,
+        record: SessionRecord,
+    ) -> None:
+        self._hub = hub
+        self._publisher = publisher
+        self._host = host
+        self._store = store
+        self._record = record
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """See :class:`Outbound`. After the session's end, a line in the log."""
+        session_id = self._record.session_id
+        if not await self._publisher.publish(session_id, method, params, wait=True):
+            logger.debug("dropped %s: session %s is over", method, digest(session_id))
+
+    async def send_request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        timeout: float | None,
+        on_progress: OnProgress | None,
+    ) -> dict[str, Any]:
+        """See :class:`Outbound`. With nobody attached it waits until somebody is."""
+        session_id = self._record.session_id
+        # Its handler is at work, so it lives, whatever its idle deadline says.
+        record = await self._store.load(session_id, now=0)
+        if record is None:
+            raise PeerError(INVALID_REQUEST, "the session is over")
+        attachment = record.attachment
+        connection = await self._hub.find(attachment.connection_id) if attachment else None
+        if connection is not None:
+            check_may_ask(connection.peer, method)
+        elif attachment is None or not await self._hub.is_there(attachment.connection_id):
+            check_may_ask(record.peer, method)
+        # Else whoever has the connection says whether its client can be asked.
+        call = self._host.calls.new(record.principal, session_id, method, params, on_progress)
+
+        async def send(message: bytes) -> None:
+            await self._publisher.push(session_id, message, call)
+
+        return await self._host.calls.ask(
+            call,
+            send,
+            timeout=timeout,
+            tell=lambda message: self._host.spawn(send(message)),
+        )
+
+
+class ConnectionOutbound:
+    """To a connection's own client, outside of any session."""
+
+    def __init__(self, publisher: Publisher, host: Host, connection: TransportConnection) -> None:
+        self._publisher = publisher
+        self._host = host
+        self._connection = connection
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """See :class:`Outbound`."""
+        await self._publisher.send_bare(self._connection, method, params, wait=True)
+
+    async def send_request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        timeout: float | None,
+        on_progress: OnProgress | None,
+    ) -> dict[str, Any]:
+        """See :class:`Outbound`."""
+        connection = self._connection
+        check_may_ask(connection.peer, method)
+        call = self._host.calls.new(connection.principal, None, method, params, on_progress)
+
+        async def send(message: bytes) -> None:
+            await connection.send(Draft(message, None, call.log_key))
+
+        return await self._host.calls.ask(
+            call,
+            send,
+            timeout=timeout,
+            tell=lambda message: self._host.spawn(send(message)),
+        )
+
+
+class LateOutbound:
+    """To a client that has no connection of its own, or has none yet."""
+
+    def __init__(self) -> None:
+        self._bound: Outbound | None = None
+
+    def bind(self, outbound: Outbound) -> None:
+        """The connection is there now."""
+        self._bound = outbound
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """See :class:`Outbound`."""
+        if self._bound is None:
+            logger.debug("dropped %s: no standalone channel", method)
+            return
+        await self._bound.notify(method, params)
+
+    async def send_request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        timeout: float | None,
+        on_progress: OnProgress | None,
+    ) -> dict[str, Any]:
+        """See :class:`Outbound`."""
+        if self._bound is None:
+            check_may_ask(None, method)
+            raise AssertionError("a peer without a handshake was asked")
+        return await self._bound.send_request(
+            method, params, timeout=timeout, on_progress=on_progress
+        )

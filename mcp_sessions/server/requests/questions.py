@@ -1,0 +1,218 @@
+"""Requests of ours to clients: elicitation, sampling, roots; open until the first answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from mcp_sessions.core.messages import (
+    Answer,
+    error_body,
+    meta_of,
+    notification_message,
+    request_message,
+)
+from mcp_sessions.errors import INVALID_REQUEST
+from mcp_sessions.ids import SessionId
+from mcp_sessions.principal import Principal
+from mcp_sessions.security import mint_request_id
+from mcp_sessions.server.upstream.port import OnProgress, PeerError
+from mcp_sessions.stores.contract import Peer
+
+REQUEST_TIMEOUT = -32001
+"""The SDK's code for a client that did not answer in time."""
+
+_NEEDS_CAPABILITY = {
+    "sampling/createMessage": "sampling",
+    "elicitation/create": "elicitation",
+    "roots/list": "roots",
+}
+
+
+class PendingCall:
+    """A request of ours to a client, open until the first answer."""
+
+    __slots__ = (
+        "future", "id", "is_withdrawn", "message", "method", "on_progress", "principal",
+        "session_id",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        principal: Principal,
+        session_id: SessionId | None,
+        method: str,
+        params: Mapping[str, Any] | None,
+        on_progress: OnProgress | None,
+        process: str | None = None,
+    ) -> None:
+        self.id = mint_request_id(process)
+        self.principal = principal
+        self.session_id = session_id
+        self.method = method
+        self.on_progress = on_progress
+        if on_progress is not None:
+            meta = {**(meta_of(params) or {}), "progressToken": self.id}
+            params = {**(params or {}), "_meta": meta}
+        self.message = request_message(self.id, method, params)
+        self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.is_withdrawn = False
+
+    @property
+    def log_key(self) -> str:
+        """Under which it is in a stream's log: who comes back for the stream is asked nothing
+        that was withdrawn since.
+        """
+        return f"asked {self.id}"
+
+    def withdraw(self, reason: str) -> bytes | None:
+        """Nobody waits for the answer any more: what tells its client so (ASK6), once."""
+        if self.is_withdrawn:
+            return None
+        self.is_withdrawn = True
+        return notification_message(
+            "notifications/cancelled", {"requestId": self.id, "reason": reason}
+        )
+
+
+class PendingCalls:
+    """The open requests to clients of this process.
+
+    Ids are random and unique over all sessions, and kept when a request is sent again; the
+    first answer from any of the owner's connections counts.
+    """
+
+    def __init__(self, process: str | None = None) -> None:
+        """Take what it works with.
+
+        Args:
+            process: Named in every id, where answers may come to other processes.
+        """
+        self._open: dict[str, PendingCall] = {}
+        self._process = process
+
+    def new(
+        self,
+        principal: Principal,
+        session_id: SessionId | None,
+        method: str,
+        params: Mapping[str, Any] | None,
+        on_progress: OnProgress | None,
+    ) -> PendingCall:
+        """A request that is not sent yet.
+
+        Args:
+            session_id: The session whose standalone channel it goes on, if it does.
+        """
+        return PendingCall(principal, session_id, method, params, on_progress, self._process)
+
+    def get(self, call_id: str) -> PendingCall | None:
+        """An open request."""
+        return self._open.get(call_id)
+
+    async def ask(
+        self,
+        call: PendingCall,
+        send: Callable[[bytes], Awaitable[None]],
+        *,
+        timeout: float | None,
+        tell: Callable[[bytes], object],
+    ) -> dict[str, Any]:
+        """Send a request and wait for its answer.
+
+        Args:
+            call: The request.
+            send: Sends it.
+            timeout: Seconds that its client has; None: any time.
+            tell: Begins to send what its client is told if it is given up. It may not wait:
+                whoever gives a request up may be cancelled.
+
+        Raises:
+            PeerError: See :meth:`Outbound.send_request`.
+        """
+        self._open[call.id] = call
+        try:
+            await send(call.message)
+            async with asyncio.timeout(timeout):
+                answer = await call.future
+        except TimeoutError:
+            _withdraw(call, tell, "timed out")
+            raise PeerError(REQUEST_TIMEOUT, "Request timed out") from None
+        except asyncio.CancelledError:
+            _withdraw(call, tell, "cancelled")
+            raise
+        finally:
+            self._open.pop(call.id, None)
+        if answer.error is not None:
+            error = answer.error
+            raise PeerError(error["code"], error["message"], error.get("data"))
+        return answer.result or {}
+
+    def resolve(self, answer: Answer, principal: Principal) -> bool:
+        """An answer came in; whether it was to an open request of that principal."""
+        call = self._open.get(answer.id) if isinstance(answer.id, str) else None
+        if call is None or call.principal != principal or call.future.done():
+            return False
+        call.future.set_result(answer)
+        return True
+
+    async def progress(self, params: Mapping[str, Any] | None, principal: Principal) -> None:
+        """A client reported progress on a request of ours."""
+        members = params or {}
+        token, progress = members.get("progressToken"), members.get("progress")
+        call = self._open.get(token) if isinstance(token, str) else None
+        if call is None or call.on_progress is None or call.principal != principal:
+            return
+        if isinstance(progress, (int, float)) and not isinstance(progress, bool):
+            total, message = members.get("total"), members.get("message")
+            await call.on_progress(
+                float(progress),
+                float(total) if isinstance(total, (int, float)) else None,
+                message if isinstance(message, str) else None,
+            )
+
+    def of_session(self, session_id: SessionId) -> list[PendingCall]:
+        """The open requests that a session's standalone channel sent."""
+        return [call for call in self._open.values() if call.session_id == session_id]
+
+    def fail(self, call: PendingCall, code: int, message: str) -> None:
+        """Nobody will answer ``call``."""
+        if not call.future.done():
+            call.future.set_result(Answer(call.id, None, error_body(code, message)))
+
+
+def _withdraw(call: PendingCall, tell: Callable[[bytes], object], reason: str) -> None:
+    if call.future.done() and not call.future.cancelled():
+        # It was answered in that moment.
+        return
+    message = call.withdraw(reason)
+    if message is not None:
+        tell(message)
+
+
+def may_ask(peer: Peer | None, method: str) -> bool:
+    """Whether a peer can be asked that; see :func:`check_may_ask`."""
+    try:
+        check_may_ask(peer, method)
+    except PeerError:
+        return False
+    return True
+
+
+def check_may_ask(peer: Peer | None, method: str) -> None:
+    """Server-to-client requests go only to a handshake-era peer that declared it answers.
+
+    Raises:
+        PeerError: It did not, or there was no handshake.
+    """
+    params = peer.initialize_params if peer is not None and not peer.modern else None
+    if params is None:
+        raise PeerError(
+            INVALID_REQUEST,
+            f"Cannot send {method!r}: this transport context has no back-channel for "
+            "server-initiated requests.",
+        )
+    capability = _NEEDS_CAPABILITY.get(method)
+    if capability is not None and capability not in (params.get("capabilities") or {}):
+        raise PeerError(INVALID_REQUEST, f"the client did not declare {capability!r}")

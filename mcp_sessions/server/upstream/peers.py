@@ -1,0 +1,141 @@
+"""How the wrapped server sees the clients.
+
+A connection is one peer for itself, and one for each session that is used there. A modern-era
+request, and one that came on no connection, is a peer of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from mcp_sessions.core.messages import Request
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.connection import Inbound, TransportConnection
+from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.publisher import Publisher
+from mcp_sessions.server.requests.outbound import ConnectionOutbound, LateOutbound, SessionOutbound
+from mcp_sessions.server.requests.runner import Host
+from mcp_sessions.server.requests.running import RunningRequest
+from mcp_sessions.server.upstream.port import NewPeer, Outbound, Upstream, UpstreamPeer
+from mcp_sessions.server.upstream.subscriptions import (
+    DISCOVER,
+    SUBSCRIPTION_METHODS,
+    Discovery,
+    Subscriptions,
+)
+from mcp_sessions.stores.contract import SessionRecord, SessionStore
+from mcp_sessions.stores.limits import check_subscriptions
+
+
+class UpstreamPeers:
+    """Makes them, with their ways back to the client."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        store: SessionStore,
+        hub: Hub,
+        publisher: Publisher,
+        host: Host,
+        policy: SessionPolicy,
+        advertise: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            advertise: Adds our capabilities to the result of a ``server/discover``, in place.
+        """
+        self._upstream = upstream
+        self._store = store
+        self._hub = hub
+        self._publisher = publisher
+        self._host = host
+        self._policy = policy
+        self._advertise = advertise
+
+    def adopt(self, peer: NewPeer, outbound: LateOutbound, connection: TransportConnection) -> None:
+        """A client that shook hands has a connection now."""
+        outbound.bind(ConnectionOutbound(self._publisher, self._host, connection))
+        if connection.transport_session is not None:
+            peer.belongs_to(connection.transport_session)
+        connection.upstream_peers[None] = peer
+
+    def serving(
+        self, request: Request, inbound: Inbound, record: SessionRecord | None
+    ) -> UpstreamPeer:
+        """Who serves a request: :meth:`of`, with what the layer adds around it."""
+        peer = self.of(inbound, record)
+        if inbound.modern:
+            if request.method == DISCOVER:
+                return Discovery(peer, self._advertise)
+        elif request.method in SUBSCRIPTION_METHODS and self._store.remembers:
+            remember = self._remember_subscription(inbound, record)
+            return Subscriptions(peer, self._upstream, remember)
+        return peer
+
+    def of(self, inbound: Inbound, record: SessionRecord | None) -> UpstreamPeer:
+        """The sender of a message, in the session that it belongs to."""
+        connection = inbound.connection
+        if connection is None or inbound.modern:
+            outbound = None
+            if record is not None:
+                outbound = SessionOutbound(
+                    self._hub, self._publisher, self._host, self._store, record
+                )
+            session_id = record.session_id if record is not None else None
+            if inbound.modern:
+                return self._upstream.modern_peer(inbound.route, outbound, session_id)
+            return self._upstream.peer(inbound.peer, outbound or LateOutbound(), session_id)
+        session_id = record.session_id if record is not None else None
+        known = connection.upstream_peers.get(session_id)
+        if known is not None:
+            return known
+        if record is not None:
+            outbound = SessionOutbound(self._hub, self._publisher, self._host, self._store, record)
+            self._hub.used(record.session_id, connection)
+            peer = self._upstream.peer(inbound.peer, outbound, record.session_id)
+        else:
+            outbound = ConnectionOutbound(self._publisher, self._host, connection)
+            session_id = connection.transport_session
+            # On a pipe a client may speak before its handshake; the server says what it
+            # thinks of that.
+            ready = inbound.peer.initialize_params is not None
+            peer = self._upstream.peer(inbound.peer, outbound, session_id, ready=ready)
+            if not ready:
+                return peer
+            session_id = None
+        connection.upstream_peers[session_id] = peer
+        return peer
+
+    def standalone(self, running: RunningRequest) -> Outbound:
+        """The way to a request's client outside of the request."""
+        inbound, record = running.carriers[-1].inbound, running.record
+        if record is not None:
+            return SessionOutbound(self._hub, self._publisher, self._host, self._store, record)
+        if inbound.connection is not None:
+            return ConnectionOutbound(self._publisher, self._host, inbound.connection)
+        return LateOutbound()
+
+    def _remember_subscription(
+        self, inbound: Inbound, record: SessionRecord | None
+    ) -> Callable[[str, bool], Awaitable[bool]]:
+        """Subscriptions belong to the session; without one, to the connection."""
+        connection = inbound.connection
+        session_id = record.session_id if record is not None else None
+        if session_id is None and connection is not None:
+            session_id = connection.transport_session
+
+        async def remember(uri: str, on: bool) -> bool:
+            if session_id is not None:
+                change = self._store.subscribe if on else self._store.unsubscribe
+                return await change(session_id, uri)
+            if connection is None:
+                return False
+            if on:
+                own = self._hub.bare_subscriptions(connection)
+                check_subscriptions({*own, uri}, self._policy)
+            self._hub.subscribe_bare(connection, uri, on=on)
+            return True
+
+        return remember

@@ -1,0 +1,205 @@
+"""The port to the wrapped MCP server, as one session sees it.
+
+Behind it is the SDK (``sdk/``), later perhaps a child process or a URL. Nothing here
+knows which. Messages are JSON-RPC methods and params, as plain dictionaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from mcp_sessions.core.messages import RequestId
+from mcp_sessions.ids import SessionId
+from mcp_sessions.stores.contract import Peer
+
+OnProgress = Callable[[float, float | None, str | None], Awaitable[None]]
+
+
+class UpstreamError(Exception):
+    """The wrapped server answered with an error: a JSON-RPC error object."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(error.get("code"))
+        self.error = error
+
+
+class PeerError(Exception):
+    """A request to the client failed: its error, or the reason why it cannot be asked."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+
+
+class Outbound(Protocol):
+    """A way to the client."""
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """Send a notification."""
+        ...
+
+    async def send_request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        timeout: float | None,
+        on_progress: OnProgress | None,
+    ) -> dict[str, Any]:
+        """Ask the client; its result.
+
+        Raises:
+            PeerError: It answered with an error, cannot be asked, did not answer within
+                ``timeout`` seconds, or the session ended meanwhile.
+        """
+        ...
+
+
+class Call(Outbound, Protocol):
+    """One message being handled: its own way back, and what came with it."""
+
+    request_id: RequestId | None
+    """None: a notification."""
+
+    @property
+    def context(self) -> Any:
+        """What handlers see as ``ctx.request_context.request``."""
+        ...
+
+    @property
+    def transport(self) -> str:
+        """``http``, ``websocket`` or ``stdio``."""
+        ...
+
+    @property
+    def close_stream(self) -> Callable[[], Awaitable[None]] | None:
+        """Closes the response stream; the client comes back for the rest."""
+        ...
+
+    @property
+    def close_standalone_stream(self) -> Callable[[], Awaitable[None]] | None:
+        """Closes the connection's GET stream; the client comes back for the rest."""
+        ...
+
+    @property
+    def can_send_request(self) -> bool:
+        """Whether the client can be asked something on this call's way back."""
+        ...
+
+    async def progress(self, progress: float, total: float | None, message: str | None) -> None:
+        """Report progress, if the request carried a progress token."""
+        ...
+
+
+class UpstreamPeer(Protocol):
+    """One client as the wrapped server sees it; rebuilt from a stored handshake."""
+
+    async def request(
+        self, call: Call, method: str, params: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """Handle a request; its result.
+
+        Raises:
+            UpstreamError: The server answered with an error.
+        """
+        ...
+
+    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
+        """Handle a notification. Never raises for what the handler does."""
+        ...
+
+    async def close(self) -> None:
+        """The client is gone for good: run what the server wants cleaned up."""
+        ...
+
+
+class NewPeer(UpstreamPeer, Protocol):
+    """A client that shakes hands just now."""
+
+    def belongs_to(self, session_id: SessionId) -> None:
+        """It was accepted, and this is its transport-mode session."""
+        ...
+
+
+class Upstream(Protocol):
+    """A wrapped MCP server."""
+
+    def lifespan(self) -> AbstractAsyncContextManager[None]:
+        """Everything runs inside; entered once."""
+        ...
+
+    def peer(
+        self,
+        peer: Peer,
+        outbound: Outbound,
+        session_id: SessionId | None,
+        *,
+        ready: bool = True,
+    ) -> UpstreamPeer:
+        """A client that did its handshake, here or in another process.
+
+        Args:
+            ready: False: it did none yet, and has to.
+        """
+        ...
+
+    async def initialize(
+        self, call: Call, params: dict[str, Any] | None, outbound: Outbound
+    ) -> tuple[dict[str, Any], Peer, NewPeer]:
+        """Shake hands: the result (with what this layer serves for every server), what was
+        agreed, and the client.
+
+        Raises:
+            UpstreamError: The params are malformed, or the server refuses.
+        """
+        ...
+
+    def modern_peer(
+        self, route: Any, outbound: Outbound | None, session_id: SessionId | None
+    ) -> UpstreamPeer:
+        """A modern-era client, for one request.
+
+        Args:
+            route: What the upstream's rules made of the request's envelope.
+            outbound: To the session the request belongs to; None: to none.
+            session_id: That session.
+        """
+        ...
+
+    def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
+        """Check the params of a method that is served here, as the server would.
+
+        Raises:
+            UpstreamError: They are malformed.
+        """
+        ...
+
+    def serves(self, method: str) -> bool:
+        """Whether the server has a handler for ``method``."""
+        ...
+
+    def listed(self) -> frozenset[str]:
+        """Of ``tools``, ``prompts`` and ``resources``: the lists that it has."""
+        ...
+
+    def on_change(
+        self, listener: Callable[[str, Mapping[str, Any] | None], None]
+    ) -> Callable[[], None]:
+        """Hear the server's own change notifications (method, params), until the returned
+        function is called.
+        """
+        ...
+
+    async def publish(self, method: str, params: Mapping[str, Any] | None) -> bool:
+        """Publish a change on the server's own bus; False if it has none."""
+        ...
+
+    async def echo(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """Put a change that another process announced on the server's own bus, for those who
+        listen there; :meth:`on_change` does not hear it.
+        """
+        ...

@@ -1,0 +1,191 @@
+"""What the server's own HTTP application has around its MCP endpoint, taken over whole."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from mcp.server import MCPServer
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import principal_components
+from mcp.server.lowlevel.server import Server
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.applications import Starlette
+from starlette.authentication import AuthenticationBackend, AuthenticationError
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.requests import HTTPConnection
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Scope
+
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
+
+
+def security_settings(
+    upstream: SdkUpstream, host: str, security: Any
+) -> TransportSecuritySettings | None:
+    """Which Hosts and Origins may come in: the SDK's own defaults for a loopback host.
+
+    FastMCP has a guard of its own, which its application brings along.
+
+    Args:
+        host: Where the server will listen.
+        security: The application's; None: by ``host``.
+    """
+    local = host in ("127.0.0.1", "localhost", "::1") and upstream.kind != "fastmcp"
+    if security is not None or not local:
+        return cast("TransportSecuritySettings | None", security)
+    return allowing((), ())
+
+
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+
+
+def allowing(hosts: Sequence[str], origins: Sequence[str]) -> TransportSecuritySettings:
+    """Settings that let these in, and what comes from this machine.
+
+    Args:
+        hosts: Names, each with any port and with none; or with a port, and then that one.
+        origins: Such as ``https://app.example``.
+    """
+    allowed = [f"{host}:*" for host in LOCAL_HOSTS]
+    for host in hosts:
+        # The colons of an IPv6 address are in brackets.
+        has_port = ":" in host.rpartition("]")[2]
+        allowed += [host] if has_port else [host, f"{host}:*"]
+    return TransportSecuritySettings(
+        enable_dns_rebinding_protection=True,
+        allowed_hosts=allowed,
+        allowed_origins=[f"http://{host}:*" for host in LOCAL_HOSTS] + list(origins),
+    )
+
+
+def principal_of(scope: Scope) -> Principal:
+    """Who sent a request, by what the SDK's authentication left in the scope."""
+    user = scope.get("user")
+    if not isinstance(user, AuthenticatedUser):
+        return ANONYMOUS
+    client_id, issuer, subject = principal_components(user.access_token)
+    expires_at = user.access_token.expires_at
+    return Principal(
+        client_id,
+        issuer,
+        subject,
+        frozenset(user.scopes),
+        float(expires_at) if expires_at is not None else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HttpShell:
+    """What the server's own HTTP application puts around its MCP endpoint."""
+
+    routes: list[BaseRoute]
+    """The MCP endpoint's route, now leading to ours, and every other route."""
+
+    middleware: list[Middleware]
+    is_bare: bool
+    """Nothing stands before the endpoint: no authentication, no middleware."""
+
+    state: dict[str, Any]
+    """What the server's application keeps in ``app.state``."""
+
+    still_valid: Callable[[Scope, Principal], Awaitable[bool]] | None
+    """Asks the server's authentication again whether a request's credential is good; None:
+    it has no authentication."""
+
+
+class _Endpoint:
+    """Stands where the SDK's session manager stood."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.asgi_app = app
+        self.handle_request = app
+
+
+def http_shell(
+    upstream: SdkUpstream,
+    endpoint: ASGIApp,
+    *,
+    path: str,
+    host: str,
+    security: TransportSecuritySettings | None,
+) -> HttpShell:
+    """The server's own HTTP application with its MCP endpoint replaced by ours.
+
+    Authentication, scopes, OAuth and metadata routes, custom routes and middleware stay as
+    the server set them up, because they are its own.
+
+    Raises:
+        ConfigurationError: The endpoint cannot be found in it, so that nothing of what
+            stands before it could be kept.
+    """
+    server = upstream.server
+    if isinstance(server, MCPServer):
+        app: Starlette = cast("MCPServer[Any]", server).streamable_http_app(
+            streamable_http_path=path, host=host, transport_security=security
+        )
+    elif isinstance(server, Server):
+        app = upstream.lowlevel.streamable_http_app(
+            streamable_http_path=path, host=host, transport_security=security
+        )
+    else:
+        app = cast("Any", server).http_app(path=path)
+    slot = _find_slot(app.routes, path)
+    if slot is None:
+        raise ConfigurationError(
+            "the server's HTTP application has no MCP endpoint that could be taken over; "
+            "it is not served, because its authentication could be lost"
+        )
+    route, holder = slot
+    holder.session_manager = _Endpoint(endpoint)
+    if route.methods is not None:
+        # FastMCP's own table of methods; a stateless server's leaves out what we do serve.
+        route.methods |= {"GET", "HEAD", "POST", "DELETE"}
+    bare = route.endpoint is holder and not app.user_middleware
+    state: dict[str, Any] = dict(app.state._state)  # pyright: ignore[reportPrivateUsage]
+    middleware = list(app.user_middleware)
+    return HttpShell(list(app.routes), middleware, bare, state, _still_valid(middleware))
+
+
+def _still_valid(
+    middleware: list[Middleware],
+) -> Callable[[Scope, Principal], Awaitable[bool]] | None:
+    for entry in middleware:
+        backend = entry.kwargs.get("backend")
+        if entry.cls is AuthenticationMiddleware and isinstance(backend, AuthenticationBackend):
+            return _Recheck(backend)
+    return None
+
+
+class _Recheck:
+    """Authenticates a request again, by the backend that let it in."""
+
+    def __init__(self, backend: AuthenticationBackend) -> None:
+        self._backend = backend
+
+    async def __call__(self, scope: Scope, principal: Principal) -> bool:
+        try:
+            authenticated = await self._backend.authenticate(HTTPConnection(scope))
+        except AuthenticationError:
+            return False
+        if authenticated is None:
+            return False
+        credentials, user = authenticated
+        again = principal_of({"user": user})
+        return again == principal and frozenset(credentials.scopes) >= principal.scopes
+
+
+def _find_slot(routes: list[BaseRoute], path: str) -> tuple[Route, Any] | None:
+    for route in routes:
+        if isinstance(route, Route) and route.path == path:
+            app: Any = route.endpoint
+            # RequireAuthMiddleware and its like keep what they guard in ``app``.
+            while app is not None and not hasattr(app, "session_manager"):
+                app = getattr(app, "app", None)
+            if app is not None:
+                return route, app
+    return None

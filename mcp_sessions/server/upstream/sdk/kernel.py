@@ -1,0 +1,411 @@
+"""The SDK's handler kernel, called directly.
+
+``ServerRunner`` gets a ``Connection`` that can be rebuilt from a stored handshake and a
+``DispatchContext`` of ours, which is where notifications and server-to-client requests come
+out. No server loop runs and none of the SDK's own transports stands in between.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any, cast
+
+import anyio
+from mcp.server import MCPServer
+from mcp.server.connection import Connection
+from mcp.server.lowlevel.server import Server
+from mcp.server.runner import ServerRunner, aclose_shielded, modern_error_data
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    SubscriptionBus,
+)
+from mcp.shared.dispatcher import CallOptions
+from mcp.shared.exceptions import MCPError, NoBackChannelError
+from mcp.shared.inbound import InboundModernRoute
+from mcp.shared.jsonrpc_dispatcher import handler_exception_to_error_data
+from mcp.shared.message import ServerMessageMetadata
+from mcp.shared.subscriptions import ServerEvent, event_from_wire, event_to_notification
+from mcp.shared.transport_context import TransportContext
+from mcp_types import InitializeRequestParams, methods
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, is_version_at_least
+from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
+
+from mcp_sessions.core.client_description import described
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.ids import SessionId
+from mcp_sessions.server.upstream.port import Call, Outbound, PeerError, UpstreamError
+from mcp_sessions.server.upstream.sdk.modern_connection import Envelopes, RequestConnection
+from mcp_sessions.server.upstream.sdk.spans import is_tracing, traced
+from mcp_sessions.stores.contract import Peer
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_VERSIONS = frozenset(HANDSHAKE_PROTOCOL_VERSIONS)
+
+_LISTS = ("tools", "prompts", "resources")
+
+_ECHOES: ContextVar[bool] = ContextVar("mcp_sessions_echoes", default=False)
+"""What is published just now was announced by another process already."""
+
+
+def is_server(candidate: object) -> bool:
+    """Whether ``candidate`` is a server that can be wrapped."""
+    return isinstance(candidate, (MCPServer, Server)) or _is_fastmcp(candidate)
+
+
+def primes_streams(protocol_version: str) -> bool:
+    """Whether clients of that version understand an SSE event without data (2025-11-25)."""
+    return is_version_at_least(protocol_version, "2025-11-25")
+
+
+def _is_fastmcp(candidate: object) -> bool:
+    # By name: FastMCP is an extra, and importing it here would demand it.
+    kinds = type(candidate).__mro__
+    return any(
+        kind.__name__ == "FastMCP" and kind.__module__.startswith("fastmcp.") for kind in kinds
+    )
+
+
+class SdkUpstream:
+    """An :class:`~mcp_sessions.server.upstream.port.Upstream` that is an SDK server."""
+
+    def __init__(self, server: object) -> None:
+        """Take what it works with.
+
+        Args:
+            server: An ``MCPServer``, a lowlevel ``Server`` or a ``FastMCP``.
+
+        Raises:
+            ConfigurationError: It is none of them.
+        """
+        self.server = server
+        if isinstance(server, MCPServer):
+            known = cast("MCPServer[Any]", server)
+            self.lowlevel: Server[Any] = known._lowlevel_server  # pyright: ignore[reportPrivateUsage]
+        elif isinstance(server, Server):
+            self.lowlevel = cast("Server[Any]", server)
+        elif _is_fastmcp(server):
+            self.lowlevel = cast("Server[Any]", getattr(server, "_mcp_server"))  # noqa: B009
+        else:
+            raise ConfigurationError(
+                f"a {type(server).__name__} cannot be wrapped: "
+                "an MCPServer, a lowlevel Server or a FastMCP is wanted"
+            )
+        self.kind = "fastmcp" if _is_fastmcp(cast(object, server)) else "mcp"
+        """``fastmcp`` or ``mcp``."""
+
+        self._bus = _bus_of(cast(object, server), self.lowlevel)
+        self._lifespan_state: Any = None
+        self._is_tracing = False
+        self._envelopes = Envelopes()
+        self.adds_subscriptions = True
+        """Whether the layer serves subscriptions and list changes in the handshake era."""
+
+    @property
+    def keeps_state_in_memory(self) -> bool:
+        """Whether what handlers keep with FastMCP's ``ctx.set_state`` is in this process only."""
+        if self.kind != "fastmcp":
+            return False
+        storage: object = getattr(self.server, "_state_storage", None)
+        # What FastMCP makes when it was given none, or what is the same.
+        return storage is None or type(storage).__module__.startswith("key_value.aio.stores.memory")
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None]:
+        """The wrapped server's own lifespan."""
+        async with self.lowlevel.lifespan(self.lowlevel) as state:
+            self._lifespan_state = state
+            # Now: an application may set up its tracing in there.
+            self._is_tracing = is_tracing()
+            yield
+
+    def peer(
+        self,
+        peer: Peer,
+        outbound: Outbound,
+        session_id: SessionId | None,
+        *,
+        ready: bool = True,
+    ) -> SdkPeer:
+        """A client that did its handshake, here or in another process; or a lone POST's."""
+        connection = Connection(
+            _SdkOutbound(outbound), protocol_version=peer.protocol_version, session_id=session_id
+        )
+        if peer.initialize_params is not None:
+            connection.client_params = InitializeRequestParams.model_validate(
+                peer.initialize_params, by_name=False
+            )
+        if ready:
+            connection.initialized.set()
+        return SdkPeer(self._runner(connection))
+
+    def modern_peer(
+        self, route: InboundModernRoute, outbound: Outbound | None, session_id: SessionId | None
+    ) -> SdkPeer:
+        """A modern-era client, for one request: everything about it came with that.
+
+        Args:
+            route: What the SDK's rules made of the request's envelope.
+            outbound: To the session that the request belongs to; None: it belongs to none,
+                and nothing can be sent outside of its response.
+            session_id: That session.
+        """
+        connection = self._envelopes.connection(route)
+        if outbound is not None:
+            connection.outbound = _SdkOutbound(outbound)
+            connection.session_id = session_id
+        return SdkPeer(self._runner(connection), modern=True)
+
+    def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
+        """Check a spec method's params as the kernel would.
+
+        Raises:
+            UpstreamError: They are malformed.
+        """
+        try:
+            methods.validate_client_request(method, version, params)
+        except ValidationError as failed:
+            raise UpstreamError(_error_of(failed, modern=True)) from failed
+
+    async def initialize(
+        self, call: Call, params: dict[str, Any] | None, outbound: Outbound
+    ) -> tuple[dict[str, Any], Peer, SdkPeer]:
+        """See :class:`Upstream`."""
+        connection = Connection.for_loop(_SdkOutbound(outbound))
+        peer = SdkPeer(self._runner(connection))
+        result = await peer.request(call, "initialize", params)
+        agreed = Peer(connection.protocol_version, described(params))
+        capabilities: dict[str, Any] = result.setdefault("capabilities", {})
+        if not self.adds_subscriptions:
+            return result, agreed, peer
+        # Subscriptions and list changes are served by the layer, for every server.
+        for name in _LISTS:
+            if isinstance(capabilities.get(name), dict):
+                capabilities[name]["listChanged"] = True
+        if isinstance(capabilities.get("resources"), dict):
+            capabilities["resources"]["subscribe"] = True
+        return result, agreed, peer
+
+    def serves(self, method: str) -> bool:
+        """See :class:`Upstream`."""
+        return self.lowlevel.get_request_handler(method) is not None
+
+    def listed(self) -> frozenset[str]:
+        """See :class:`Upstream`."""
+        return frozenset(name for name in _LISTS if self.serves(f"{name}/list"))
+
+    def on_change(
+        self, listener: Callable[[str, Mapping[str, Any] | None], None]
+    ) -> Callable[[], None]:
+        """See :class:`Upstream`."""
+        if self._bus is None:
+            return lambda: None
+
+        def heard(event: ServerEvent) -> None:
+            if _ECHOES.get():
+                return
+            notification = event_to_notification(event, {})
+            dumped = notification.model_dump(by_alias=True, mode="json", exclude_none=True)
+            params: dict[str, Any] = dumped.get("params") or {}
+            params.pop("_meta", None)
+            listener(dumped["method"], params or None)
+
+        return self._bus.subscribe(heard)
+
+    async def publish(self, method: str, params: Mapping[str, Any] | None) -> bool:
+        """See :class:`Upstream`."""
+        event = event_from_wire(method, params)
+        if self._bus is None or event is None:
+            return False
+        await self._bus.publish(event)
+        return True
+
+    async def echo(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """See :class:`Upstream`. A bus that is not the SDK's own may reach other processes by
+        itself: what came from there is not put on it again.
+        """
+        event = event_from_wire(method, params)
+        bus = self._bus
+        if event is None or not isinstance(bus, InMemorySubscriptionBus):
+            return
+        token = _ECHOES.set(True)
+        try:
+            await bus.publish(event)
+        finally:
+            _ECHOES.reset(token)
+
+    @property
+    def name(self) -> str:
+        """The server's name."""
+        return self.lowlevel.name
+
+    @property
+    def lifespan_state(self) -> Any:
+        """What the server's lifespan yielded."""
+        return self._lifespan_state
+
+    def _runner(self, connection: Connection) -> ServerRunner[Any]:
+        server = traced(self.lowlevel, connection) if self._is_tracing else self.lowlevel
+        return ServerRunner(server, connection, self._lifespan_state)
+
+
+class SdkPeer:
+    """One client as the SDK's kernel sees it."""
+
+    __slots__ = ("_modern", "_runner")
+
+    def __init__(self, runner: ServerRunner[Any], *, modern: bool = False) -> None:
+        self._runner = runner
+        self._modern = modern
+
+    async def request(
+        self, call: Call, method: str, params: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """See :class:`UpstreamPeer`. The SDK's exceptions become its wire errors here."""
+        try:
+            result = await self._runner.on_request(_CallContext(call), method, params)
+            if method in methods.SPEC_CLIENT_METHODS:
+                return result
+            # What the server's own methods return is JSON only when the SDK's entries have
+            # dumped it; nothing of ours does that.
+            return to_jsonable_python(result, by_alias=True, exclude_none=True, inf_nan_mode="null")
+        except Exception as failed:
+            # The boundary to handler code: whatever it raises is an answer on the wire.
+            raise UpstreamError(_error_of(failed, modern=self._modern)) from failed
+
+    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
+        """See :class:`UpstreamPeer`."""
+        await self._runner.on_notify(_CallContext(call), method, params)
+
+    def belongs_to(self, session_id: SessionId) -> None:
+        """See :class:`NewPeer`."""
+        self._runner.connection.session_id = session_id
+
+    async def close(self) -> None:
+        """See :class:`UpstreamPeer`."""
+        connection = self._runner.connection
+        if isinstance(connection, RequestConnection):
+            await connection.close()
+        else:
+            await aclose_shielded(connection)
+
+
+def _error_of(failed: Exception, *, modern: bool) -> dict[str, Any]:
+    """What a handler raised, as the SDK's own entries for either era put it on the wire."""
+    error = modern_error_data(failed) if modern else handler_exception_to_error_data(failed)
+    if error is None:
+        logger.exception("a request handler raised")
+        return {"code": 0, "message": str(failed)}
+    return error.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+
+class _CallContext:
+    """The SDK's ``DispatchContext`` over a :class:`Call`."""
+
+    __slots__ = ("_call", "_cancel_requested")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._cancel_requested: anyio.Event | None = None
+
+    @property
+    def transport(self) -> TransportContext:
+        headers = getattr(self._call.context, "headers", None)
+        return TransportContext(
+            kind=_TRANSPORT_KINDS.get(self._call.transport, self._call.transport),
+            can_send_request=self._call.can_send_request,
+            headers=headers,
+        )
+
+    @property
+    def can_send_request(self) -> bool:
+        return self._call.can_send_request
+
+    @property
+    def request_id(self) -> str | int | None:
+        return self._call.request_id
+
+    @property
+    def message_metadata(self) -> ServerMessageMetadata:
+        call = self._call
+        return ServerMessageMetadata(
+            request_context=call.context,
+            close_sse_stream=call.close_stream,
+            close_standalone_sse_stream=call.close_standalone_stream,
+        )
+
+    @property
+    def cancel_requested(self) -> anyio.Event:
+        # Cancellation interrupts the handler; the event is there for who asks for it.
+        if self._cancel_requested is None:
+            self._cancel_requested = anyio.Event()
+        return self._cancel_requested
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
+        if not self._call.can_send_request:
+            raise NoBackChannelError(method)
+        return await _ask(self._call, method, params, opts)
+
+    async def notify(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> None:
+        await self._call.notify(method, params)
+
+    async def progress(
+        self, progress: float, total: float | None = None, message: str | None = None
+    ) -> None:
+        await self._call.progress(progress, total, message)
+
+
+class _SdkOutbound:
+    """The SDK's ``Outbound`` over ours: a connection's standalone channel."""
+
+    __slots__ = ("_outbound",)
+
+    def __init__(self, outbound: Outbound) -> None:
+        self._outbound = outbound
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
+        return await _ask(self._outbound, method, params, opts)
+
+    async def notify(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> None:
+        await self._outbound.notify(method, params)
+
+
+async def _ask(
+    outbound: Outbound, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None
+) -> dict[str, Any]:
+    options = opts or {}
+    try:
+        return await outbound.send_request(
+            method,
+            params,
+            timeout=options.get("timeout"),
+            on_progress=options.get("on_progress"),
+        )
+    except PeerError as failed:
+        raise MCPError(failed.code, failed.message, failed.data) from failed
+
+
+_TRANSPORT_KINDS = {"http": "streamable-http"}
+
+
+def _bus_of(server: object, lowlevel: Server[Any]) -> SubscriptionBus | None:
+    if isinstance(server, MCPServer):
+        known = cast("MCPServer[Any]", server)
+        return known._subscriptions  # pyright: ignore[reportPrivateUsage]
+    entry = lowlevel.get_request_handler("subscriptions/listen")
+    if entry is not None and isinstance(entry.handler, ListenHandler):
+        return entry.handler._bus  # pyright: ignore[reportPrivateUsage]
+    return None

@@ -1,0 +1,167 @@
+"""The SDK's rules for a 2026-07-28 request over HTTP, asked before anything is served.
+
+The ladder of checks is the SDK's own, in its order, with its texts and statuses; the tests
+compare the two over a corpus of requests. What passes it is served by us.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, cast
+
+from mcp.server._streamable_http_modern import (
+    _mcp_param_rejection as mcp_param_rejection,  # pyright: ignore[reportPrivateUsage]
+)
+from mcp.shared.inbound import (
+    ERROR_CODE_HTTP_STATUS,
+    X_MCP_HEADER_KEY,
+    InboundLadderRejection,
+    InboundModernRoute,
+    classify_inbound_request,
+    find_duplicated_routing_header,
+    unsupported_protocol_version_rejection,
+)
+from mcp_types import (
+    HEADER_MISMATCH,
+    PROTOCOL_VERSION_META_KEY,
+    JSONRPCNotification,
+    JSONRPCRequest,
+)
+from pydantic import ValidationError
+from starlette.requests import Request as HttpRequest
+
+from mcp_sessions.core.messages import Notification, Request, error_body
+from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR
+from mcp_sessions.server.upstream.modern_rules import Refused
+from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
+
+_VERSION_HEADER: Final = "mcp-protocol-version"
+_PLAIN_TOOLS: Final = 1_000
+_INVALID_BODY: Final = "Body must be a single JSON-RPC request or notification object"
+
+
+def dumps(message: Any) -> bytes:
+    """JSON as the SDK's modern entry writes it, to the byte."""
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def status_of(code: int | None) -> int:
+    """The HTTP status of an answer with that error code; None: a result."""
+    return 200 if code is None else ERROR_CODE_HTTP_STATUS.get(code, 200)
+
+
+class SdkModernRules:
+    """:class:`~mcp_sessions.server.upstream.modern_rules.ModernRules`, as the SDK has them."""
+
+    def __init__(self, upstream: SdkUpstream) -> None:
+        self._upstream = upstream
+        # By tool: the input schema in which no header is declared.
+        self._plain: dict[str, Any] = {}
+
+    async def check(
+        self, http_request: HttpRequest, body: bytes
+    ) -> tuple[Request, InboundModernRoute] | Notification | Refused:
+        """See :class:`ModernRules`. A notification at a served version is returned for us
+        to look at; the SDK acknowledges and drops it.
+        """
+        try:
+            decoded: Any = json.loads(body)
+        except (ValueError, RecursionError):
+            return _refused(None, error_body(PARSE_ERROR, "Parse error"))
+        if isinstance(decoded, dict) and "id" not in cast(dict[str, Any], decoded):
+            return _notification(cast(dict[str, Any], decoded), http_request)
+        try:
+            request = JSONRPCRequest.model_validate(decoded)
+        except ValidationError:
+            return _refused(None, error_body(INVALID_REQUEST, _INVALID_BODY))
+        headers = http_request.headers.items()
+        duplicated = find_duplicated_routing_header(headers)
+        if duplicated is not None:
+            text = f"{duplicated} header appears more than once"
+            return _refused(request.id, error_body(HEADER_MISMATCH, text))
+        # Of several with one name the first counts, as in a mapping of Starlette's.
+        route = classify_inbound_request(cast(Any, decoded), headers=dict(reversed(headers)))
+        if isinstance(route, InboundLadderRejection):
+            return _rejected(request.id, route)
+        upstream = self._upstream
+        if not self._declares_nothing(request):
+            rejection = await mcp_param_rejection(
+                upstream.lowlevel, http_request, request, route, upstream.lifespan_state
+            )
+            if rejection is not None:
+                return _rejected(request.id, rejection)
+        return Request(request.id, request.method, request.params), route
+
+    def _declares_nothing(self, request: JSONRPCRequest) -> bool:
+        """Whether this is a call of a tool whose input schema declares no header: then whatever
+        headers there are, the SDK's rules have nothing to compare, but walk through the schema.
+        """
+        lookup = self._upstream.lowlevel.get_tool_input_schema
+        name = (request.params or {}).get("name")
+        if request.method != "tools/call" or lookup is None or not isinstance(name, str):
+            return False
+        try:
+            schema = lookup(name)
+            if schema is None:
+                return False
+            # A server that makes its schemas anew each time is looked at each time.
+            if self._plain.get(name) is not schema:
+                if X_MCP_HEADER_KEY in json.dumps(schema):
+                    return False
+                if len(self._plain) >= _PLAIN_TOOLS:
+                    self._plain.clear()
+                self._plain[name] = schema
+        except Exception:
+            # The boundary to the server's code. The SDK asks again, logs it, and goes on.
+            return False
+        return True
+
+    def is_modern(self, params: Any) -> bool:
+        """See :class:`ModernRules`."""
+        meta = cast("dict[str, Any]", params).get("_meta") if isinstance(params, dict) else None
+        return isinstance(meta, dict) and PROTOCOL_VERSION_META_KEY in meta
+
+    def route(self, method: str, params: Any) -> InboundModernRoute | tuple[int, str, Any]:
+        """See :class:`ModernRules`."""
+        route = classify_inbound_request({"method": method, "params": params})
+        if isinstance(route, InboundLadderRejection):
+            return route.code, route.message, route.data
+        return route
+
+    def header_mismatch(self, request_id: str | int) -> Refused:
+        """See :class:`ModernRules`."""
+        text = "Mcp-Session-Id does not match the session in _meta"
+        return _refused(request_id, error_body(HEADER_MISMATCH, text))
+
+    def status_of(self, code: int | None) -> int:
+        """See :class:`ModernRules`."""
+        return status_of(code)
+
+    def dumps(self, message: Any) -> bytes:
+        """See :class:`ModernRules`."""
+        return dumps(message)
+
+
+def _notification(decoded: dict[str, Any], http_request: HttpRequest) -> Notification | Refused:
+    try:
+        notification = JSONRPCNotification.model_validate(decoded)
+    except ValidationError:
+        return _refused(None, error_body(INVALID_REQUEST, _INVALID_BODY))
+    requested = http_request.headers.get(_VERSION_HEADER, "")
+    unsupported = unsupported_protocol_version_rejection(requested)
+    if unsupported is not None:
+        return _rejected(None, unsupported)
+    return Notification(notification.method, notification.params)
+
+
+def _rejected(request_id: str | int | None, rejection: InboundLadderRejection) -> Refused:
+    error = error_body(rejection.code, rejection.message, rejection.data)
+    return _refused(request_id, error)
+
+
+def _refused(request_id: str | int | None, error: dict[str, Any]) -> Refused:
+    """An error as the SDK's modern entry writes it: an unknown id comes last, as null."""
+    message: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id, "error": error}
+    if request_id is None:
+        message = {"jsonrpc": "2.0", "error": error, "id": None}
+    return Refused(status_of(error["code"]), dumps(message))

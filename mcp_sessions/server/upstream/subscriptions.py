@@ -1,0 +1,95 @@
+"""What the layer adds to what the wrapped server serves, around its own handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from mcp_sessions.core.messages import error_body, wire_error
+from mcp_sessions.errors import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    WireError,
+)
+from mcp_sessions.server.upstream.port import Call, Upstream, UpstreamError, UpstreamPeer
+
+DISCOVER = "server/discover"
+SUBSCRIBE = "resources/subscribe"
+SUBSCRIPTION_METHODS = frozenset({SUBSCRIBE, "resources/unsubscribe"})
+
+
+class Subscriptions:
+    """``resources/subscribe`` and ``unsubscribe``, served for every wrapped server.
+
+    A server with handlers of its own is asked first; what it refuses is not subscribed.
+    """
+
+    def __init__(
+        self,
+        peer: UpstreamPeer,
+        upstream: Upstream,
+        remember: Callable[[str, bool], Awaitable[bool]],
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            remember: Adds (True) or removes a subscription to a URI; False: there is no
+                session, and no connection, that it could belong to.
+        """
+        self._peer = peer
+        self._upstream = upstream
+        self._remember = remember
+
+    async def request(
+        self, call: Call, method: str, params: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """See :class:`UpstreamPeer`.
+
+        Raises:
+            StoreUnavailable: Unknown whether it is subscribed. To ask again changes nothing.
+        """
+        uri = (params or {}).get("uri")
+        if not isinstance(uri, str):
+            raise UpstreamError(error_body(INVALID_PARAMS, "Invalid request parameters", ""))
+        result: dict[str, Any] = {}
+        if self._upstream.serves(method):
+            result = await self._peer.request(call, method, params)
+        try:
+            remembered = await self._remember(uri, method == SUBSCRIBE)
+        except WireError as refused:
+            raise UpstreamError(wire_error(refused)) from refused
+        if not remembered:
+            raise UpstreamError(error_body(INTERNAL_ERROR, "no session that could subscribe"))
+        return result
+
+    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
+        """See :class:`UpstreamPeer`."""
+        await self._peer.notify(call, method, params)
+
+    async def close(self) -> None:
+        """See :class:`UpstreamPeer`."""
+        await self._peer.close()
+
+
+class Discovery:
+    """``server/discover``: the server's own answer, with our capabilities."""
+
+    def __init__(self, peer: UpstreamPeer, advertise: Callable[[dict[str, Any]], None]) -> None:
+        self._peer = peer
+        self._advertise = advertise
+
+    async def request(
+        self, call: Call, method: str, params: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """See :class:`UpstreamPeer`."""
+        result = await self._peer.request(call, method, params)
+        self._advertise(result)
+        return result
+
+    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
+        """See :class:`UpstreamPeer`."""
+        await self._peer.notify(call, method, params)
+
+    async def close(self) -> None:
+        """See :class:`UpstreamPeer`."""
+        await self._peer.close()

@@ -1,0 +1,87 @@
+"""A store as an operator sees it, from a process that does not serve from it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.ids import SessionId
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.stores.contract import SessionRecord, SessionStore
+from mcp_sessions.stores.urls import open_store, sqlite_place
+
+Ended = Callable[[SessionStore, SessionRecord], Awaitable[None]]
+"""Tells those who serve from a store that a session is over in it."""
+
+
+class Beside(Protocol):
+    """Reads a store, and ends sessions in it. Each method may raise ``StoreUnavailable``."""
+
+    async def all_sessions(self) -> Sequence[SessionRecord]:
+        """Every session; some may have expired and wait to be ended."""
+        ...
+
+    async def end(self, session_id: SessionId) -> bool:
+        """End a session; False if it is not there.
+
+        When this returns, the process that serves it answers that it is not there, if it
+        does not answer so at once.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of every resource."""
+        ...
+
+
+async def open_beside(url: str, ended: Ended) -> Beside:
+    """The store that ``url`` names, beside whoever serves from it.
+
+    Args:
+        ended: Called when a session was ended in a store that several processes share.
+
+    Raises:
+        ConfigurationError: No store has such a URL, or there is nothing at it.
+        StoreUnavailable: It cannot be reached.
+    """
+    store = open_store(url)
+    if store.name == "sqlite":
+        from mcp_sessions.stores.sqlite.operator import SQLiteBeside
+
+        return SQLiteBeside(sqlite_place(url)[0])
+    if not store.survives_process:
+        raise ConfigurationError(
+            f"{store.name}:// is the memory of the process that serves: nobody else sees it"
+        )
+    await store.open(SessionPolicy())
+    return SharedStore(store, ended)
+
+
+class SharedStore:
+    """A store that any process may open."""
+
+    def __init__(self, store: SessionStore, ended: Ended) -> None:
+        self._store = store
+        self._ended = ended
+
+    async def all_sessions(self) -> Sequence[SessionRecord]:
+        """See :class:`Beside`."""
+        return await self._store.all_sessions()
+
+    async def end(self, session_id: SessionId) -> bool:
+        """See :class:`Beside`."""
+        record = await self._store.end(session_id)
+        if record is None:
+            return False
+        try:
+            await self._ended(self._store, record)
+        except StoreUnavailable as failed:
+            raise StoreUnavailable(
+                f"the session is over, and the servers find out by themselves: {failed}"
+            ) from failed
+        return True
+
+    async def close(self) -> None:
+        """See :class:`Beside`."""
+        await self._store.close()

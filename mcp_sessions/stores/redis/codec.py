@@ -1,0 +1,325 @@
+"""How what a store remembers is spelled in Redis."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.ids import (
+    ConnectionId,
+    FencingEpoch,
+    LogEpoch,
+    Position,
+    SessionEventId,
+    SessionId,
+)
+from mcp_sessions.principal import Principal
+from mcp_sessions.stores.contract import Attachment, CurrentSession, Mode, Peer, SessionRecord
+
+Answer = Any
+"""What a script answered: bytes, int, None, and lists of these."""
+
+
+def packed(value: Any) -> bytes:
+    """``value`` as JSON."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        # An integer beyond 64 bits, a lone surrogate: JSON has them.
+        return json.dumps(value).encode()
+
+
+def unpacked(text: bytes) -> Any:
+    """What :func:`packed` made it from."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return json.loads(text)
+
+
+def encoded(text: str) -> bytes:
+    """Text of a peer, which may hold lone surrogates."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def decoded(text: bytes) -> str:
+    """What :func:`encoded` made it from."""
+    return text.decode("utf-8", "surrogatepass")
+
+
+def tag_of(name: str) -> str:
+    """What stands for a name (a session id, a URI) in a key. Keys turn up in monitors, slow
+    logs and backups' listings, where a credential must not.
+    """
+    return hashlib.sha256(encoded(name)).hexdigest()[:40]
+
+
+def owner_of(principal: Principal) -> bytes:
+    """What tells a session's owner from others."""
+    return packed([principal.client_id, principal.issuer, principal.subject])
+
+
+def fields_of(
+    session_id: SessionId, mode: Mode, principal: Principal, peer: Peer | None, ends_at: float
+) -> dict[str, bytes | str]:
+    """The fields of a new session."""
+    fields: dict[str, bytes | str] = {
+        "id": session_id,
+        "mode": mode.value,
+        "owner": owner_of(principal),
+        "maker": packed([sorted(principal.scopes), principal.expires_at]),
+        "ends": repr(ends_at),
+        "fence": "0",
+    }
+    if peer is not None:
+        fields["peer"] = packed([peer.protocol_version, peer.initialize_params, peer.modern])
+    return fields
+
+
+class Known(NamedTuple):
+    """What is known of a session here, so that it is not told again."""
+
+    change: bytes
+    """Names the last change of its subscriptions."""
+
+    uris: frozenset[str]
+    """They as they were after it."""
+
+    peer: tuple[Peer | None] | None = None
+    """What its client said of itself; None: that is not known."""
+
+
+NOTHING = Known(b"nothing", frozenset())
+
+
+class Peers:
+    """What the clients of sessions said of themselves, as this process read it. It never changes,
+    may be long, and few requests need it.
+    """
+
+    COST = 200
+    """Bytes accounted for a session beside its client's own."""
+
+    def __init__(self, most: int = 8_388_608) -> None:
+        """Take the limit.
+
+        Args:
+            most: Bytes to keep, as they are stored, and ``COST`` for each session; those that
+                were used longest ago go first.
+        """
+        self._most = most
+        self._kept = 0
+        self._of: OrderedDict[SessionId, tuple[int, tuple[Peer | None]]] = OrderedDict()
+
+    def known(self, session_id: SessionId) -> tuple[Peer | None] | None:
+        """What a session's client said; None: it is not known."""
+        found = self._of.get(session_id)
+        if found is None:
+            return None
+        self._of.move_to_end(session_id)
+        return found[1]
+
+    def learn(self, session_id: SessionId, stored: bytes | None) -> Peer | None:
+        """What a session's client said, as it is stored."""
+        self.forget(session_id)
+        peer = Peer(*unpacked(stored)) if stored is not None else None
+        cost = self.COST + len(stored or b"")
+        self._of[session_id] = (cost, (peer,))
+        self._kept += cost
+        while self._kept > self._most:
+            self.forget(next(iter(self._of)))
+        return peer
+
+    def forget(self, session_id: SessionId) -> None:
+        """It is over."""
+        gone = self._of.pop(session_id, None)
+        self._kept -= gone[0] if gone is not None else 0
+
+
+class Subscriptions:
+    """The subscriptions of sessions as this process saw them last, by what changed them last.
+
+    A session may have thousands, and each request would be told all of them again.
+    """
+
+    def __init__(self, most: int = 100_000) -> None:
+        """Take the limit.
+
+        Args:
+            most: URIs to keep; those that were learned first go first.
+        """
+        self._most = most
+        self._kept = 0
+        self._of: dict[SessionId, tuple[bytes, frozenset[str]]] = {}
+
+    def known(self, session_id: SessionId) -> tuple[bytes, frozenset[str]]:
+        """What changed a session's last, and they."""
+        return self._of.get(session_id, NOTHING[:2])
+
+    def learn(self, session_id: SessionId, change: bytes, uris: Sequence[bytes]) -> frozenset[str]:
+        """A session's, as they are now."""
+        return self._keep(session_id, change, frozenset(decoded(uri) for uri in uris))
+
+    def changed(
+        self,
+        session_id: SessionId,
+        before: bytes | None,
+        change: bytes,
+        *,
+        with_one: str | None = None,
+        without: str | None = None,
+    ) -> None:
+        """This process changed a session's: it need not be told all of them for that.
+
+        Args:
+            before: What had changed them before that; None: nothing had.
+            change: Names the change.
+            with_one: The URI that is there now.
+            without: The URI that is there no more.
+        """
+        # Nothing is known of a session that never had any, and of one whose own were lost.
+        known, uris = self.known(session_id) if before is not None else (None, frozenset[str]())
+        if known == before:
+            added = {with_one} if with_one is not None else set[str]()
+            removed = {without} if without is not None else set[str]()
+            self._keep(session_id, change, (uris | added) - removed)
+
+    def _keep(self, session_id: SessionId, change: bytes, found: frozenset[str]) -> frozenset[str]:
+        self.forget(session_id)
+        if found:
+            self._of[session_id] = (change, found)
+            self._kept += len(found)
+        while self._kept > self._most:
+            self.forget(next(iter(self._of)))
+        return found
+
+    def forget(self, session_id: SessionId) -> None:
+        """Who has none, or is over."""
+        _, gone = self._of.pop(session_id, NOTHING[:2])
+        self._kept -= len(gone)
+
+
+def record_of(
+    answer: Answer, subscriptions: Subscriptions, peers: Peers, known: Known = NOTHING
+) -> SessionRecord:
+    """What ``record()`` of ``lua/session.lua`` answered.
+
+    Args:
+        known: What it was told that its caller knows.
+    """
+    fields, uris, state, carried = answer
+    (
+        session_id, mode, owner, maker, created, expires, ends, peer, fence, connection, current,
+        opened, lists, waits, state_version, change,
+    ) = fields  # fmt: skip
+    epoch = FencingEpoch(int(fence))
+    session_id = SessionId(session_id.decode())
+    record = SessionRecord(
+        session_id,
+        Mode(mode.decode()),
+        principal_of(owner, maker),
+        created_at=float(created),
+        expires_at=float(expires),
+        ends_at=float(ends),
+        fencing_epoch=epoch,
+        attachment=attachment_of(connection, fence),
+        stream_opened=opened is not None,
+        subscriptions=(
+            known.uris if uris is None else subscriptions.learn(session_id, change or b"", uris)
+        ),
+        state_version=int(state_version or 0),
+    )
+    record.peer = known.peer[0] if known.peer is not None else peers.learn(session_id, peer)
+    if current is not None:
+        target, at = unpacked(current)
+        record.current = CurrentSession(SessionId(target), FencingEpoch(at))
+    if lists is not None:
+        record.lists = frozenset(unpacked(lists))
+    if waits is not None:
+        record.waits_from = SessionEventId(decoded(waits))
+    if state:
+        record.state = {decoded(key): unpacked(value) for key, value in _pairs(state)}
+    if carried:
+        record.carried = {
+            SessionId(decoded(origin)): FencingEpoch(int(text.split()[0]))
+            for origin, text in _pairs(carried)
+        }
+    return record
+
+
+def principal_of(owner: bytes, maker: bytes) -> Principal:
+    """Who made a session."""
+    scopes, expires_at = unpacked(maker)
+    client_id, issuer, subject = unpacked(owner)
+    return Principal(client_id, issuer, subject, frozenset(scopes), expires_at)
+
+
+def attachment_of(connection: bytes | None, fence: bytes) -> Attachment | None:
+    """Who hears a session; the newest attachment is the only one, so its epoch is the session's."""
+    if connection is None:
+        return None
+    return Attachment(ConnectionId(decoded(connection)), FencingEpoch(int(fence)))
+
+
+def event_of(
+    log_epoch: LogEpoch, number: int, payload: bytes, at: float, key: str | None, origin: str | None
+) -> LoggedEvent:
+    """One event of a log."""
+    source = SessionId(origin) if origin is not None else None
+    event_id = Position(log_epoch, number).event_id()
+    own = (source, key) if key is not None else None
+    return LoggedEvent(event_id, number, payload, at, own, source)
+
+
+def events_of(log_epoch: LogEpoch, entries: Iterable[Sequence[Any]]) -> tuple[LoggedEvent, ...]:
+    """The events of a log, from the entries of its Redis stream."""
+    events: list[LoggedEvent] = []
+    for entry_id, members in entries:
+        named = dict(_pairs(members))
+        key, origin = named.get(b"k"), named.get(b"o")
+        events.append(
+            event_of(
+                log_epoch,
+                int(entry_id.partition(b"-")[0]),
+                named[b"p"],
+                float(named[b"t"]),
+                decoded(key) if key is not None else None,
+                decoded(origin) if origin is not None else None,
+            )
+        )
+    return tuple(events)
+
+
+def published_event(message: bytes) -> tuple[LoggedEvent, Attachment | None]:
+    """An event as ``append`` of ``lua/log.lua`` published it, and who was attached."""
+    head, _, rest = message.partition(b"\n")
+    epoch, number, at, fence, *sizes = head.split(b" ")
+    parts: list[bytes | None] = []
+    for size in map(int, sizes):
+        parts.append(rest[:size] if size >= 0 else None)
+        rest = rest[max(size, 0) :]
+    connection, key, origin = parts
+    event = event_of(
+        LogEpoch(epoch.decode()),
+        int(number),
+        rest,
+        float(at),
+        decoded(key) if key is not None else None,
+        decoded(origin) if origin is not None else None,
+    )
+    return event, attachment_of(connection, fence)
+
+
+def tokens_of(answer: Sequence[bytes]) -> Mapping[bytes, bytes]:
+    """URI → token of its subscription."""
+    return dict(_pairs(answer))
+
+
+def _pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
+    return zip(flat[::2], flat[1::2], strict=True)

@@ -1,0 +1,352 @@
+"""How processes that share a Redis reach each other: its pub/sub, on a connection of its own.
+
+An event is published by the script that stores it, so nothing is stored and not told, but what
+is told while a connection is down is lost: whoever watches reads the store again
+(``on_gap``). A process is alive as long as it renews a key that vanishes by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from redis.exceptions import RedisError, ResponseError
+
+from mcp_sessions.background import Background
+from mcp_sessions.core.backoff import Backoff
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.ids import SessionId, StreamName
+from mcp_sessions.stores.contract import LIVENESS, ExchangeListener
+from mcp_sessions.stores.redis.codec import Answer, encoded, published_event
+from mcp_sessions.stores.redis.connection import (
+    Connection,
+    MakeConnection,
+    Value,
+    Writes,
+    connected,
+    unavailable,
+)
+
+logger = logging.getLogger(__name__)
+
+BEAT = LIVENESS / 4
+"""Seconds between two signs of life."""
+
+_BATCH = 500
+"""Channels named in one command."""
+
+
+class Sender(Protocol):
+    """What sends commands: a link to one server, or to a cluster."""
+
+    timeout: float
+
+    async def call(self, *args: Value) -> Any:
+        """See :meth:`Link.call`."""
+        ...
+
+
+class RedisExchange:
+    """An :class:`~mcp_sessions.stores.contract.Exchange`."""
+
+    def __init__(
+        self,
+        make: MakeConnection,
+        link: Sender,
+        namespace: str,
+        key_of: Callable[[SessionId], str],
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            make: Makes the connection that listens.
+            link: Sends.
+            key_of: The key of a session, which its channels begin with.
+        """
+        self._make = make
+        self._link = link
+        self._namespace = namespace
+        self._key_of = key_of
+        self._process = ""
+        self._listener: ExchangeListener | None = None
+        self._connection: Connection | None = None
+        self._background = Background()
+        self._watched: dict[bytes, tuple[SessionId, StreamName]] = {}
+        self._heard: set[bytes] = set()
+        """The channels that the server confirmed on this connection, and that are not left."""
+
+        self._leaving: Counter[bytes] = Counter()
+        """How often each channel was left without the server having confirmed that yet. What
+        it confirms in between is of the time before.
+        """
+
+        self._confirms: defaultdict[bytes, deque[asyncio.Future[None]]] = defaultdict(deque)
+        self._writes = Writes()
+        self._last_sign = 0.0
+        self._unsettled_at = -math.inf
+
+    def use(self, make: MakeConnection, link: Sender) -> None:
+        """Listen and send by others than was said; called before ``join``."""
+        self._make, self._link = make, link
+
+    async def join(self, process: str, listener: ExchangeListener) -> None:
+        """See :meth:`Exchange.join`."""
+        self._process, self._listener = process, listener
+        await self._connect()
+        await self._beat()
+        self._background.loop("listening to other replicas", self._listen)
+        self._background.loop("signs of life for other replicas", self._keep_alive)
+
+    async def leave(self) -> None:
+        """See :meth:`Exchange.leave`."""
+        process = self._process
+        await self.close()
+        if process:
+            await self._command("DEL", self._alive(process))
+
+    async def close(self) -> None:
+        """Let go of the connection; the others notice when the process's key has vanished."""
+        await self._background.close()
+        await self._disconnect()
+        self._process, self._listener = "", None
+        self._watched.clear()
+
+    async def send(self, message: bytes, *, to: str | None = None) -> None:
+        """See :meth:`Exchange.send`."""
+        channel = self._inbox(to) if to is not None else self._everyone
+        await self._command("PUBLISH", channel, self._process.encode() + b"\n" + message)
+
+    async def watch(self, session_id: SessionId, stream: StreamName) -> None:
+        """See :meth:`Exchange.watch`."""
+        channel = self._channel(session_id, stream)
+        self._watched[channel] = (session_id, stream)
+        if channel in self._heard:
+            return
+        try:
+            await self._subscribe([channel])
+        except StoreUnavailable:
+            if channel not in self._heard:
+                self._watched.pop(channel, None)
+            raise
+
+    async def unwatch(self, session_id: SessionId, stream: StreamName) -> None:
+        """See :meth:`Exchange.unwatch`."""
+        channel = self._channel(session_id, stream)
+        if self._watched.pop(channel, None) is None:
+            return
+        self._heard.discard(channel)
+        # Who is not connected is subscribed to nothing.
+        if self._connection is not None:
+            self._leaving[channel] += 1
+            await self._send_to(self._connection, "UNSUBSCRIBE", channel)
+
+    async def is_alive(self, process: str) -> bool:
+        """See :meth:`Exchange.is_alive`."""
+        if await self._command("EXISTS", self._alive(process)):
+            return True
+        # While the server was away nobody could give a sign of life, and the signs that there
+        # were may have vanished or been lost with it.
+        loop = asyncio.get_running_loop()
+        return loop.time() - self._unsettled_at < LIVENESS
+
+    # --- signs of life -------------------------------------------------------------------
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT)
+            for step in (self._check_connection, self._beat):
+                try:
+                    await step()
+                except StoreUnavailable:
+                    self._unsettle()
+
+    async def _beat(self) -> None:
+        lifetime = round(LIVENESS * 1000)
+        await self._command("SET", self._alive(self._process), "1", "PX", lifetime)
+
+    async def _check_connection(self) -> None:
+        """A connection whose other end vanished looks idle: it is asked for an answer."""
+        connection = self._connection
+        if connection is None:
+            return
+        silent = asyncio.get_running_loop().time() - self._last_sign
+        if silent > BEAT + self._link.timeout:
+            await connection.disconnect(nowait=True)
+        else:
+            await self._send_to(connection, "PING")
+
+    def _unsettle(self) -> None:
+        self._unsettled_at = asyncio.get_running_loop().time()
+
+    # --- listening -----------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        backoff = Backoff(base=0.2, cap=1.0)
+        while True:
+            try:
+                connection = self._connection
+                if connection is None:
+                    # Only when all is heard again there is nothing left to miss.
+                    await self._connect()
+                    self._tell_gap()
+                else:
+                    await self._read(connection)
+                backoff.progressed()
+            except StoreUnavailable:
+                self._unsettle()
+                await self._disconnect()
+                await asyncio.sleep(backoff.failed(random.random()))
+            except BaseException:
+                # Whoever begins anew connects, and knows that something may be missed.
+                self._unsettle()
+                await self._disconnect()
+                raise
+
+    async def _connect(self) -> None:
+        """Connect, and hear everything that has to be heard."""
+        connection = await connected(self._make, self._link.timeout)
+        self._connection = connection
+        self._last_sign = asyncio.get_running_loop().time()
+        own = {self._inbox(self._process).encode(), self._everyone.encode()}
+        channels = [*own, *self._watched]
+        try:
+            for start in range(0, len(channels), _BATCH):
+                batch = channels[start : start + _BATCH]
+                await self._send_to(connection, "SUBSCRIBE", *batch)
+                async with asyncio.timeout(self._link.timeout):
+                    # What is watched no more need not be heard.
+                    while any(
+                        channel not in self._heard and (channel in own or channel in self._watched)
+                        for channel in batch
+                    ):
+                        await self._read_one(connection)
+        except TimeoutError as failed:
+            await self._disconnect()
+            raise unavailable(failed) from failed
+        except BaseException:
+            await self._disconnect()
+            raise
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        self._heard.clear()
+        self._leaving.clear()
+        confirms, self._confirms = self._confirms, defaultdict(deque)
+        for waiting in confirms.values():
+            for confirm in waiting:
+                if not confirm.done():
+                    confirm.set_exception(StoreUnavailable("Redis is away"))
+        self._writes.abandon()
+        if connection is not None:
+            await connection.disconnect(nowait=True)
+
+    async def _subscribe(self, channels: Sequence[bytes]) -> None:
+        connection = self._connection
+        if connection is None:
+            raise StoreUnavailable("Redis is away")
+        loop = asyncio.get_running_loop()
+        confirms = [loop.create_future() for _ in channels]
+        for channel, confirm in zip(channels, confirms, strict=True):
+            self._confirms[channel].append(confirm)
+        # From here on: whoever gives up while it is written leaves no failure that nobody takes.
+        confirmed = asyncio.gather(*confirms, return_exceptions=True)
+        await self._send_to(connection, "SUBSCRIBE", *channels)
+        try:
+            async with asyncio.timeout(self._link.timeout):
+                outcomes = await confirmed
+        except TimeoutError as failed:
+            raise unavailable(failed) from failed
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    async def _read(self, connection: Connection) -> None:
+        while connection is self._connection:
+            await self._read_one(connection)
+
+    async def _read_one(self, connection: Connection) -> None:
+        try:
+            answer = await connection.read_response(disable_decoding=True)
+        except (RedisError, OSError) as failed:
+            raise unavailable(failed) from failed
+        self._last_sign = asyncio.get_running_loop().time()
+        kind, channel, *rest = answer
+        if kind == b"message":
+            self._deliver(channel, rest[0])
+        elif kind == b"unsubscribe":
+            self._leaving[channel] -= 1
+            if not self._leaving[channel]:
+                del self._leaving[channel]
+        elif kind == b"subscribe":
+            if channel not in self._leaving:
+                self._heard.add(channel)
+            waiting = self._confirms.get(channel)
+            if waiting:
+                confirm = waiting.popleft()
+                if not confirm.done():
+                    confirm.set_result(None)
+                if not waiting:
+                    del self._confirms[channel]
+
+    def _deliver(self, channel: bytes, body: bytes) -> None:
+        listener = self._listener
+        if listener is None:
+            return
+        # The connection must survive what a listener does wrong with one message.
+        try:
+            watched = self._watched.get(channel)
+            if watched is not None:
+                listener.on_event(*watched, *published_event(body))
+            elif channel in (self._inbox(self._process).encode(), self._everyone.encode()):
+                sender, _, message = body.partition(b"\n")
+                if sender != self._process.encode():
+                    listener.on_message(message)
+        except Exception:
+            logger.exception("a message of another process could not be handled")
+
+    def _tell_gap(self) -> None:
+        if self._listener is None:
+            return
+        try:
+            self._listener.on_gap()
+        except Exception:
+            # As in `_deliver`.
+            logger.exception("a gap could not be handled")
+
+    # --- names and commands --------------------------------------------------------------
+
+    @property
+    def _everyone(self) -> str:
+        return f"{self._namespace}:to-all"
+
+    def _inbox(self, process: str) -> str:
+        return f"{self._namespace}:to:{process}"
+
+    def _alive(self, process: str) -> str:
+        return f"{self._namespace}:alive:{process}"
+
+    def _channel(self, session_id: SessionId, stream: StreamName) -> bytes:
+        return encoded(f"{self._key_of(session_id)}:w:{stream}")
+
+    async def _send_to(self, connection: Connection, *args: Value) -> None:
+        # Whole, whoever is cancelled meanwhile: all that is watched is heard on it.
+        writing = self._writes.begin(connection, connection.pack_command(*args))
+        await asyncio.wait({writing})
+        if writing.cancelled():
+            # The connection was given up. Nobody cancelled who asked.
+            raise StoreUnavailable("Redis is away")
+        try:
+            writing.result()
+        except (RedisError, OSError) as failed:
+            raise unavailable(failed) from failed
+
+    async def _command(self, *args: Value) -> Answer:
+        try:
+            return await self._link.call(*args)
+        except ResponseError as refused:
+            raise unavailable(refused) from refused

@@ -1,0 +1,73 @@
+"""Server-wide changes in a SQLite file: whom they may be for, and how some are told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mcp_sessions.core.log import Window
+from mcp_sessions.ids import EVENTS, GET_STREAM, SessionId
+from mcp_sessions.stores.contract import Audience, Mode, ServerChange, Told
+from mcp_sessions.stores.sqlite import logs, sessions
+from mcp_sessions.stores.sqlite.transaction import Transaction, text_bytes
+
+
+def audience(tx: Transaction, change: ServerChange, *, after: int, limit: int) -> Audience:
+    """See :meth:`SessionStore.audience`; pages begin after a session's number."""
+    if change.uri is not None:
+        rows = tx.execute(
+            "SELECT sid, session_id FROM subscriptions JOIN sessions USING (sid)"
+            " WHERE uri = ? AND sid > ? ORDER BY sid LIMIT ?",
+            (text_bytes(change.uri), after, limit),
+        ).fetchall()
+    else:
+        rows = tx.execute(
+            "SELECT sid, session_id FROM sessions WHERE sid > ? ORDER BY sid LIMIT ?",
+            (after, limit),
+        ).fetchall()
+    following = str(rows[-1][0]) if len(rows) == limit else None
+    return Audience([SessionId(session_id) for _, session_id in rows], following)
+
+
+def tell(
+    tx: Transaction,
+    session_ids: Sequence[SessionId],
+    change: ServerChange,
+    window: Window,
+    *,
+    now: float,
+) -> list[Told]:
+    """See :meth:`SessionStore.tell`."""
+    uri = text_bytes(change.uri) if change.uri is not None else None
+    places = ",".join("?" * len(session_ids))
+    rows = tx.execute(
+        "SELECT session_id, sid, mode, connection_id, fencing_epoch, lists,"
+        " EXISTS (SELECT 1 FROM subscriptions AS s WHERE s.sid = sessions.sid AND s.uri = ?),"
+        " EXISTS (SELECT 1 FROM carried AS c WHERE c.sid = sessions.sid)"
+        f" FROM sessions WHERE session_id IN ({places}) AND ends_at > ?",
+        (uri, *session_ids, now),
+    ).fetchall()
+    found = {row[0]: row for row in rows}
+    told: list[Told] = []
+    for session_id in session_ids:
+        row = found.get(session_id)
+        if row is None:
+            continue
+        _, sid, mode, connection_id, fencing_epoch, lists, subscribes, carries = row
+        is_protocol = mode == Mode.PROTOCOL.value
+        if mode == Mode.CONVERSATION.value:
+            continue
+        if uri is not None:
+            is_entitled = bool(subscribes)
+        elif is_protocol:
+            is_entitled = lists is None or change.listed in sessions.load_json(lists)
+        else:
+            is_entitled = not carries
+        if not is_entitled:
+            continue
+        stream = EVENTS if is_protocol else GET_STREAM
+        draft = change.event.draft(session_id) if is_protocol else change.bare
+        log = logs.opened(tx, sid, stream)
+        event, replaced = logs.append(tx, log, draft, window, now=now)
+        attachment = sessions.attachment_of(connection_id, fencing_epoch)
+        told.append(Told(session_id, stream, event, attachment, replaced))
+    return told

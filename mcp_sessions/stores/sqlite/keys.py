@@ -1,0 +1,204 @@
+"""Request keys as rows: :class:`~mcp_sessions.core.request_keys.RequestKeys`, rule by rule.
+
+The tests hold the two next to each other (``tests/stores/test_sqlite_logs.py``).
+"""
+
+from __future__ import annotations
+
+from mcp_sessions.core.messages import encode
+from mcp_sessions.core.request_keys import KEY_COST, Begun, key_cost
+from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.stores.contract import KeyUse
+from mcp_sessions.stores.sqlite.sessions import load_json
+from mcp_sessions.stores.sqlite.transaction import KeyCounts, Transaction, text_bytes
+
+
+def keys_of(tx: Transaction, session_id: SessionId, policy: SessionPolicy) -> Keys | None:
+    """A session's request keys; None: it is not there."""
+    counts = tx.recall(session_id) or _read(tx, session_id)
+    return Keys(tx, session_id, counts, policy) if counts is not None else None
+
+
+class Keys:
+    """The keys of one session, in one transaction."""
+
+    __slots__ = ("_counts", "_lifetime", "_max_bytes", "_session_id", "_tx")
+
+    def __init__(
+        self, tx: Transaction, session_id: SessionId, counts: KeyCounts, policy: SessionPolicy
+    ) -> None:
+        self._tx = tx
+        self._session_id = session_id
+        self._counts = counts
+        self._max_bytes = policy.request_key_bytes
+        self._lifetime = policy.request_key_lifetime
+
+    @property
+    def fencing_epoch(self) -> FencingEpoch:
+        """The session's."""
+        return self._counts.fencing_epoch
+
+    @property
+    def counts(self) -> KeyCounts:
+        """What they come to."""
+        return self._counts
+
+    def begin(
+        self, use: KeyUse, *, now: float
+    ) -> tuple[Begun, bytes | None, str | None, str | None]:
+        """See :meth:`RequestKeys.begin`; the kept answer, if it may be told, the runner and its
+        run.
+        """
+        self._expire(now)
+        if self._is_new(use, now):
+            return Begun.FIRST, None, use.runner, use.run
+        known = self._tx.execute(
+            "SELECT digest, runner, scopes, finished, outcome FROM keys WHERE sid = ? AND key = ?",
+            (self._counts.sid, text_bytes(use.key)),
+        ).fetchone()
+        if known is None:
+            return Begun.FULL, None, None, None
+        digest, runner, scopes, finished, outcome = known
+        if digest != use.digest:
+            return Begun.OTHER_CONTENT, None, None, None
+        if not frozenset(load_json(scopes)) <= use.scopes:
+            return Begun.FEWER_SCOPES, None, None, None
+        run, _, runner = runner.rpartition("@")
+        if finished is None:
+            if use.instead_of and use.instead_of == run:
+                self._take_over(use, now)
+                return Begun.FIRST, None, use.runner, use.run
+            return Begun.RUNNING, None, runner, run
+        return Begun.DROPPED if outcome is None else Begun.ANSWERED, outcome, runner, run
+
+    def _take_over(self, use: KeyUse, now: float) -> None:
+        self._tx.execute(
+            "UPDATE keys SET runner = ?, scopes = ?, at = ? WHERE sid = ? AND key = ?",
+            (_ran_by(use), encode(sorted(use.scopes)), now, self._counts.sid, text_bytes(use.key)),
+        )
+
+    def finish(self, request_key: RequestKey, outcome: bytes | None, *, now: float) -> bool:
+        """See :meth:`RequestKeys.finish`."""
+        self._expire(now)
+        counts = self._counts
+        kept = outcome if outcome is not None and self._has_room(len(outcome)) else None
+        ran = self._tx.execute(
+            "UPDATE keys SET at = ?, outcome = ?, finished = ?"
+            " WHERE sid = ? AND key = ? AND finished IS NULL",
+            (now, kept, counts.finished + 1, counts.sid, text_bytes(request_key)),
+        )
+        if not ran.rowcount:
+            return False
+        counts.finished += 1
+        if counts.oldest is None:
+            counts.oldest = now
+        if kept is not None:
+            self._make_room(len(kept))
+            counts.bytes += len(kept)
+            counts.answers += len(kept)
+        self._tx.learn(self._session_id, counts)
+        return kept is not None
+
+    def _is_new(self, use: KeyUse, now: float) -> bool:
+        cost = key_cost(use.key)
+        if not self._has_room(cost):
+            return False
+        inserted = self._tx.execute(
+            "INSERT OR IGNORE INTO keys (sid, key, digest, runner, scopes, at)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                self._counts.sid,
+                text_bytes(use.key),
+                use.digest,
+                _ran_by(use),
+                encode(sorted(use.scopes)),
+                now,
+            ),
+        )
+        if not inserted.rowcount:
+            return False
+        self._make_room(cost)
+        self._counts.bytes += cost
+        self._tx.learn(self._session_id, self._counts)
+        return True
+
+    def _has_room(self, wanted: int) -> bool:
+        """Whether it fits when older answers go. If not, nothing has to go."""
+        return self._counts.bytes - self._counts.answers + wanted <= self._max_bytes
+
+    def _make_room(self, wanted: int) -> None:
+        counts = self._counts
+        while counts.bytes + wanted > self._max_bytes:
+            oldest = self._tx.execute(
+                "SELECT key, finished, length(outcome) FROM keys WHERE sid = ? AND finished > ?"
+                " AND outcome IS NOT NULL ORDER BY finished LIMIT 1",
+                (counts.sid, counts.dropped),
+            ).fetchone()
+            if oldest is None:
+                raise AssertionError("all answers together made room enough")
+            key, counts.dropped, size = oldest
+            self._tx.take_out()
+            self._tx.execute(
+                "UPDATE keys SET outcome = NULL WHERE sid = ? AND key = ?", (counts.sid, key)
+            )
+            counts.bytes -= size
+            counts.answers -= size
+
+    def _expire(self, now: float) -> None:
+        # A running request is known until it ends, however long that takes.
+        counts, horizon = self._counts, now - self._lifetime
+        if counts.oldest is None or counts.oldest >= horizon:
+            return
+        while True:
+            oldest = _oldest(self._tx, counts.sid)
+            counts.oldest = oldest[0] if oldest is not None else None
+            if oldest is None or oldest[0] >= horizon:
+                break
+            _, key, size = oldest
+            self._tx.take_out()
+            self._tx.execute("DELETE FROM keys WHERE sid = ? AND key = ?", (counts.sid, key))
+            counts.bytes -= len(key) + KEY_COST + (size or 0)
+            counts.answers -= size or 0
+        self._tx.learn(self._session_id, counts)
+
+
+def _ran_by(use: KeyUse) -> str:
+    """The column ``runner``: an older version wrote the runner alone."""
+    return f"{use.run}@{use.runner}"
+
+
+def _oldest(tx: Transaction, sid: int) -> tuple[float, bytes, int | None] | None:
+    """The one that finished first: when, its key, and the bytes of its answer."""
+    return tx.execute(
+        "SELECT at, key, length(outcome) FROM keys"
+        " WHERE sid = ? AND finished IS NOT NULL ORDER BY finished LIMIT 1",
+        (sid,),
+    ).fetchone()
+
+
+def _read(tx: Transaction, session_id: SessionId) -> KeyCounts | None:
+    row = tx.execute(
+        "SELECT sid, fencing_epoch FROM sessions WHERE session_id = ?", (session_id,)
+    ).fetchone()
+    if row is None:
+        return None
+    sid, epoch = row
+    count, key_bytes, answers, finished, first = tx.execute(
+        "SELECT count(*), ifnull(sum(length(key)), 0), ifnull(sum(length(outcome)), 0),"
+        " ifnull(max(finished), 0), min(iif(outcome IS NULL, NULL, finished))"
+        " FROM keys WHERE sid = ?",
+        (sid,),
+    ).fetchone()
+    oldest = _oldest(tx, sid)
+    counts = KeyCounts(
+        sid,
+        FencingEpoch(epoch),
+        key_bytes + count * KEY_COST + answers,
+        answers,
+        finished,
+        first - 1 if first is not None else finished,
+        oldest[0] if oldest is not None else None,
+    )
+    tx.learn(session_id, counts)
+    return counts

@@ -1,0 +1,101 @@
+"""A SQLite file as an operator sees it, from a process that does not serve from it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.ids import SessionId
+from mcp_sessions.stores.contract import SessionRecord
+from mcp_sessions.stores.sqlite import schema, sessions
+from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
+from mcp_sessions.stores.sqlite.schema import committing
+from mcp_sessions.stores.sqlite.transaction import Transaction
+from mcp_sessions.stores.sqlite.writer import Work
+
+T = TypeVar("T")
+
+END_WITHIN = 10.0
+"""Seconds within which a serving process is expected to end a session."""
+
+
+class SQLiteBeside:
+    """A SQLite file, of which another process may have the lock.
+
+    That process keeps records in memory, so nobody else may end a session in the file: it
+    would go on being served. It is asked to, by a row, and looks for such rows twice a
+    second. If nobody serves, who holds the lock for that moment is this process.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place = Path(os.path.realpath(path))
+
+    async def all_sessions(self) -> Sequence[SessionRecord]:
+        """See :class:`~mcp_sessions.stores.operator.Beside`."""
+        return await asyncio.to_thread(self._read, lambda tx: sessions.records(tx)[0])
+
+    async def end(self, session_id: SessionId) -> bool:
+        """See :class:`~mcp_sessions.stores.operator.Beside`.
+
+        Raises:
+            StoreUnavailable: The process that serves did not do it in time. It still will.
+        """
+        return await asyncio.to_thread(self._end, session_id)
+
+    async def close(self) -> None:
+        """See :class:`~mcp_sessions.stores.operator.Beside`."""
+
+    def _end(self, session_id: SessionId) -> bool:
+        lock = FileLock(self._place.with_name(self._place.name + "-lock"))
+        asked, until = False, time.monotonic() + END_WITHIN
+        while True:
+            try:
+                lock.acquire()
+            except Locked as held:
+                if not asked:
+                    if self._read(lambda tx: sessions.brief(tx, session_id)) is None:
+                        return False
+                    self._write(lambda tx: sessions.request_end(tx, session_id))
+                    asked = True
+                elif self._read(lambda tx: sessions.brief(tx, session_id)) is None:
+                    return True
+                if time.monotonic() > until:
+                    raise StoreUnavailable(
+                        f"process {held.holder} serves from {self._path} and did not end the "
+                        f"session within {END_WITHIN:g} s; it is asked to, and still may"
+                    ) from None
+                time.sleep(0.05)
+                continue
+            try:
+                # Nobody serves, or who did is gone. It may have done it first.
+                return self._write(lambda tx: sessions.end(tx, session_id)) is not None or asked
+            finally:
+                lock.release()
+
+    def _read(self, work: Work[T]) -> T:
+        with self._opened() as connection:
+            # Reads one moment of the file, and keeps nobody from writing.
+            connection.execute("BEGIN")
+            return work(Transaction(connection))
+
+    def _write(self, work: Work[T]) -> T:
+        with self._opened() as connection, committing(connection):
+            return work(Transaction(connection))
+
+    @contextmanager
+    def _opened(self) -> Generator[sqlite3.Connection]:
+        connection = schema.open_beside(self._place)
+        try:
+            yield connection
+        except sqlite3.Error as failed:
+            raise schema.unavailable(self._path, failed) from failed
+        finally:
+            connection.close()

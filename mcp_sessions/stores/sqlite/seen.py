@@ -1,0 +1,95 @@
+"""What a SQLite file cannot know of itself: that it is older than it was.
+
+Whoever restores a copy has a file that gives event ids out again which clients have seen. So the
+file counts, and beside it stands how far it was seen to count (``-seen``): a file that has not come
+that far, or that stands alone, is a copy. A file that counted further than was seen is none: its
+process died between the two.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from pathlib import Path
+
+from mcp_sessions.security import mint_process
+from mcp_sessions.stores.sqlite.schema import committing
+
+_SEEN = re.compile(r"([0-9A-Za-z_-]{8,64}) ([0-9]{20})\n", re.ASCII)
+
+
+class Seen:
+    """How far the file came, as it is known beside it."""
+
+    def __init__(self, place: Path) -> None:
+        """Take what it works with.
+
+        Args:
+            place: The file, as the operating system knows it.
+        """
+        self.path = place.with_name(place.name + "-seen")
+        self._told_at = -1
+
+    def begin(self, connection: sqlite3.Connection) -> bool:
+        """Count on, in the caller's transaction; whether the file is a copy, or may be one.
+
+        Raises:
+            OSError: What is beside the file cannot be read.
+            sqlite3.Error: The file cannot be written.
+        """
+        meta = dict(
+            connection.execute("SELECT name, value FROM meta WHERE name IN ('file', 'count')")
+        )
+        seen = self._read()
+        file, count = meta.get("file"), int(meta.get("count", 0))
+        if file is None:
+            # New, or of a version that did not count: then it is a copy if one that does was
+            # here before.
+            is_copy = seen is not None
+        else:
+            is_copy = seen is None or seen[0] != file or seen[1] > count
+        count = max(count, seen[1] if seen is not None else 0) + 1
+        connection.executemany(
+            "INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)",
+            [("file", file or mint_process()), ("count", count)],
+        )
+        return is_copy
+
+    def count(self, connection: sqlite3.Connection) -> None:
+        """Count on, if anything was written since: first in the file, then beside it.
+
+        Raises:
+            OSError, sqlite3.Error: One of the two cannot be written; the next time may do.
+        """
+        if connection.total_changes == self._told_at:
+            return
+        with committing(connection):
+            connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'count'")
+        self.tell(connection)
+
+    def tell(self, connection: sqlite3.Connection) -> None:
+        """Say beside the file how far it came, which is committed.
+
+        Raises:
+            OSError: That cannot be written.
+        """
+        file, count = connection.execute(
+            "SELECT (SELECT value FROM meta WHERE name = 'file'),"
+            " (SELECT value FROM meta WHERE name = 'count')"
+        ).fetchone()
+        # In one piece and always as long: no moment in which there is half of it.
+        descriptor = os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o600)
+        try:
+            os.pwrite(descriptor, f"{file} {count:020d}\n".encode(), 0)
+        finally:
+            os.close(descriptor)
+        self._told_at = connection.total_changes
+
+    def _read(self) -> tuple[str, int] | None:
+        try:
+            found = _SEEN.match(self.path.read_text("ascii", "replace"))
+        except FileNotFoundError:
+            return None
+        # What nobody wrote so says nothing of any file.
+        return (found[1], int(found[2])) if found is not None else ("", 0)

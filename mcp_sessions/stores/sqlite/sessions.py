@@ -1,0 +1,370 @@
+"""Sessions as rows: how a record is read, made, changed and forgotten."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_sessions.core.log import UNBOUNDED, Window
+from mcp_sessions.core.messages import decode, encode
+from mcp_sessions.errors import LimitReached
+from mcp_sessions.ids import (
+    EVENTS,
+    ConnectionId,
+    FencingEpoch,
+    SessionEventId,
+    SessionId,
+    StreamName,
+)
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.stores.contract import Attachment, CurrentSession, Mode, Peer, SessionRecord
+from mcp_sessions.stores.limits import check_sizes
+from mcp_sessions.stores.sqlite import logs
+from mcp_sessions.stores.sqlite.transaction import Transaction, text_bytes, text_of
+
+logger = logging.getLogger(__name__)
+
+_COLUMNS = (
+    "sid, session_id, mode, owner, scopes, credential_expires_at, created_at, expires_at,"
+    " ends_at, fencing_epoch, connection_id, current_id, current_epoch, stream_opened, lists,"
+    " waits_from, state_version, peer, state"
+)
+
+
+@dataclass(slots=True)
+class Brief:
+    """What most calls need to know of a session."""
+
+    sid: int
+    mode: Mode
+    ends_at: float
+    attachment: Attachment | None
+
+
+def owner_bytes(principal: Principal) -> bytes:
+    """A principal's identity, as it is stored and compared."""
+    return encode([principal.client_id, principal.issuer, principal.subject])
+
+
+def brief(tx: Transaction, session_id: SessionId) -> Brief | None:
+    """A session's row, or None if it is not there."""
+    row = tx.execute(
+        "SELECT sid, mode, ends_at, connection_id, fencing_epoch FROM sessions"
+        " WHERE session_id = ?",
+        (session_id,),
+    ).fetchone()
+    if row is None:
+        return None
+    sid, mode, ends_at, connection_id, fencing_epoch = row
+    return Brief(sid, Mode(mode), ends_at, attachment_of(connection_id, fencing_epoch))
+
+
+def window_of(session: Brief, stream: StreamName, window: Window) -> Window:
+    """How much of a stream is kept: ``window``, but of a conversation's events all."""
+    return UNBOUNDED if session.mode is Mode.CONVERSATION and stream == EVENTS else window
+
+
+def record_of(tx: Transaction, session_id: SessionId) -> tuple[int, SessionRecord] | None:
+    """A session's number and record, or None if it is not there."""
+    row = tx.execute(
+        f"SELECT {_COLUMNS} FROM sessions WHERE session_id = ?", (session_id,)
+    ).fetchone()
+    return (row[0], _record(tx, row)) if row is not None else None
+
+
+def load(tx: Transaction, session_id: SessionId) -> SessionRecord | None:
+    """A session's record, or None; the event loop keeps it."""
+    found = record_of(tx, session_id)
+    if found is None:
+        return None
+    tx.changes.append((session_id, found[1]))
+    return found[1]
+
+
+def counted(tx: Transaction) -> int:
+    """How many sessions there are. To count the rows would be to read them all."""
+    row = tx.execute("SELECT value FROM meta WHERE name = 'sessions'").fetchone()
+    return row[0]
+
+
+def records(
+    tx: Transaction, principal: Principal | None = None, *, after: int = 0, limit: int = -1
+) -> tuple[list[SessionRecord], int]:
+    """Sessions, or those of a principal, oldest first; and where the next page begins.
+
+    Args:
+        after: Where this page begins.
+        limit: How many; below 0: all.
+    """
+    query, values = f"SELECT {_COLUMNS} FROM sessions WHERE sid > ?", [after]
+    if principal is not None:
+        query, values = f"{query} AND owner = ?", [after, owner_bytes(principal)]
+    rows = tx.execute(f"{query} ORDER BY sid LIMIT ?", (*values, limit)).fetchall()
+    return [_record(tx, row) for row in rows], rows[-1][0] if rows else after
+
+
+def create(tx: Transaction, record: SessionRecord, policy: SessionPolicy) -> None:
+    """Store a new session, and its empty log.
+
+    Raises:
+        LimitReached: See :meth:`SessionStore.create`.
+    """
+    principal = record.principal
+    owner = owner_bytes(principal)
+    if counted(tx) >= policy.max_sessions:
+        raise LimitReached("max_sessions")
+    if policy.max_sessions_per_principal is not None:
+        (owned,) = tx.execute("SELECT count(*) FROM sessions WHERE owner = ?", (owner,)).fetchone()
+        if owned >= policy.max_sessions_per_principal:
+            raise LimitReached("max_sessions_per_principal")
+    peer = record.peer
+    values = (
+        record.session_id,
+        record.mode.value,
+        owner,
+        encode(sorted(principal.scopes)),
+        principal.expires_at,
+        record.created_at,
+        record.expires_at,
+        record.ends_at,
+        encode([peer.protocol_version, peer.initialize_params, peer.modern]) if peer else None,
+    )
+    cursor = tx.execute(
+        "INSERT INTO sessions (session_id, mode, owner, scopes, credential_expires_at,"
+        " created_at, expires_at, ends_at, peer, fencing_epoch, stream_opened, state_version,"
+        " state) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, CAST('{}' AS BLOB))",
+        values,
+    )
+    if cursor.lastrowid is None:
+        raise AssertionError("an INSERT has a row id")
+    tx.execute("UPDATE meta SET value = value + 1 WHERE name = 'sessions'")
+    logs.opened(tx, cursor.lastrowid, EVENTS)
+    tx.changes.append((record.session_id, record))
+
+
+def forget(tx: Transaction, sid: int, session_id: SessionId) -> None:
+    """Remove every trace of a session (END2)."""
+    logs.drop(tx, sid)
+    for table in ("keys", "data", "subscriptions", "carried", "sessions"):
+        tx.execute(f"DELETE FROM {table} WHERE sid = ?", (sid,))
+    tx.execute("UPDATE meta SET value = value - 1 WHERE name = 'sessions'")
+    tx.changes.append((session_id, None))
+    tx.learn(session_id, None)
+
+
+def end(tx: Transaction, session_id: SessionId) -> SessionRecord | None:
+    """End a session; its record as it was, None if it was not there."""
+    found = record_of(tx, session_id)
+    if found is None:
+        return None
+    forget(tx, found[0], session_id)
+    return found[1]
+
+
+def request_end(tx: Transaction, session_id: SessionId) -> None:
+    """Ask the process that serves from the file to end a session."""
+    tx.execute("INSERT OR IGNORE INTO end_requests (session_id) VALUES (?)", (session_id,))
+
+
+def end_requested(tx: Transaction) -> list[SessionRecord]:
+    """End what was asked for; the records of those that were there."""
+    ended: list[SessionRecord] = []
+    for (session_id,) in tx.execute("SELECT session_id FROM end_requests").fetchall():
+        record = end(tx, SessionId(session_id))
+        if record is not None:
+            ended.append(record)
+    tx.execute("DELETE FROM end_requests")
+    return ended
+
+
+def expire(
+    tx: Transaction,
+    *,
+    now: float,
+    held: Collection[SessionId],
+    deadlines: Mapping[SessionId, float],
+    idle_timeout: float,
+    limit: int,
+) -> list[SessionRecord]:
+    """See :meth:`SessionStore.expire`.
+
+    Args:
+        deadlines: Those that were moved, but not yet in the file.
+    """
+    move_deadlines(tx, deadlines)
+    expired: list[SessionRecord] = []
+    rows = tx.execute(
+        "SELECT sid, session_id, ends_at FROM sessions WHERE expires_at <= ?"
+        " ORDER BY expires_at LIMIT ?",
+        (now, limit + len(held)),
+    ).fetchall()
+    for sid, session_id, ends_at in rows:
+        if len(expired) >= limit:
+            break
+        if session_id in held and ends_at > now:
+            later = min(now + idle_timeout, ends_at)
+            move_deadlines(tx, {session_id: later})
+            tx.changes.append((session_id, lambda record, to=later: _move(record, to)))
+            continue
+        try:
+            found = record_of(tx, session_id)
+        except (ValueError, TypeError, LookupError) as failed:
+            # A newer version's, or not ours. It is over all the same, and stops no other.
+            logger.error("an expired session could not be read: %s", type(failed).__name__)
+            found = None
+        forget(tx, sid, session_id)
+        if found is not None:
+            expired.append(found[1])
+    return expired
+
+
+def evict(
+    tx: Transaction,
+    *,
+    now: float,
+    unused_for: float,
+    held: Collection[SessionId],
+    deadlines: Mapping[SessionId, float],
+    idle_timeout: float,
+    limit: int,
+    opened: bool,
+) -> list[SessionRecord]:
+    """See :meth:`SessionStore.evict`.
+
+    Args:
+        deadlines: Those that were moved, but not yet in the file.
+    """
+    move_deadlines(tx, deadlines)
+    rows = tx.execute(
+        "SELECT session_id FROM sessions AS s"
+        " WHERE expires_at <= ? AND mode = ? AND owner = ? AND expires_at < ends_at"
+        " AND current_id IS NULL AND (? OR NOT stream_opened)"
+        " AND NOT EXISTS (SELECT 1 FROM subscriptions WHERE sid = s.sid)"
+        " AND NOT EXISTS (SELECT 1 FROM carried WHERE sid = s.sid)"
+        " ORDER BY expires_at - created_at > ?, expires_at LIMIT ?",
+        (
+            now - unused_for + idle_timeout,
+            Mode.TRANSPORT.value,
+            owner_bytes(ANONYMOUS),
+            opened,
+            idle_timeout + unused_for,
+            limit + len(held),
+        ),
+    ).fetchall()
+    going = [SessionId(session_id) for (session_id,) in rows if session_id not in held]
+    ended = [end(tx, session_id) for session_id in going[:limit]]
+    return [record for record in ended if record is not None]
+
+
+def move_deadlines(tx: Transaction, deadlines: Mapping[SessionId, float]) -> None:
+    """Store the idle deadlines of these sessions, those that are there."""
+    for session_id, deadline in deadlines.items():
+        tx.execute(
+            "UPDATE sessions SET expires_at = ? WHERE session_id = ?", (deadline, session_id)
+        )
+
+
+def _move(record: SessionRecord, deadline: float) -> None:
+    record.expires_at = deadline
+
+
+def subscribe(tx: Transaction, sid: int, uri: str, policy: SessionPolicy) -> None:
+    """Add a resource subscription.
+
+    Raises:
+        LimitReached: See ``SessionStore.subscribe``. Nothing was added.
+    """
+    name = text_bytes(uri)
+    known = tx.execute("SELECT 1 FROM subscriptions WHERE sid = ? AND uri = ?", (sid, name))
+    if known.fetchone() is not None:
+        return
+    count, total = tx.execute(
+        "SELECT count(*), ifnull(sum(length(uri)), 0) FROM subscriptions WHERE sid = ?", (sid,)
+    ).fetchone()
+    check_sizes(count + 1, len(name), total + len(name), policy)
+    tx.execute("INSERT INTO subscriptions (sid, uri) VALUES (?, ?)", (sid, name))
+
+
+def unsubscribe(tx: Transaction, sid: int, uri: str) -> None:
+    """Remove a resource subscription."""
+    tx.execute("DELETE FROM subscriptions WHERE sid = ? AND uri = ?", (sid, text_bytes(uri)))
+
+
+def replace_subscriptions(tx: Transaction, sid: int, uris: Collection[str]) -> None:
+    """Subscribe to these resources, and to no others."""
+    tx.execute("DELETE FROM subscriptions WHERE sid = ?", (sid,))
+    for uri in uris:
+        tx.execute("INSERT INTO subscriptions (sid, uri) VALUES (?, ?)", (sid, text_bytes(uri)))
+
+
+def load_json(value: bytes) -> Any:
+    """A stored JSON value, as it was given to ``encode``."""
+    try:
+        return decode(value)
+    except ValueError:
+        # A lone surrogate: JSON has it, orjson does not read it.
+        return json.loads(value)
+
+
+def _subscriptions(tx: Transaction, sid: int) -> set[str]:
+    rows = tx.execute("SELECT uri FROM subscriptions WHERE sid = ?", (sid,))
+    return {uri.decode("utf-8", "surrogatepass") for (uri,) in rows}
+
+
+def attachment_of(connection_id: str | bytes | None, fencing_epoch: int) -> Attachment | None:
+    # Whoever is attached has the newest epoch: each attach raises it, and replaces who was.
+    if connection_id is None:
+        return None
+    return Attachment(ConnectionId(text_of(connection_id)), FencingEpoch(fencing_epoch))
+
+
+def _record(tx: Transaction, row: Sequence[Any]) -> SessionRecord:
+    (
+        sid,
+        session_id,
+        mode,
+        owner,
+        scopes,
+        credential_expires_at,
+        created_at,
+        expires_at,
+        ends_at,
+        fencing_epoch,
+        connection_id,
+        current_id,
+        current_epoch,
+        stream_opened,
+        lists,
+        waits_from,
+        state_version,
+        peer,
+        state,
+    ) = row
+    carried = tx.execute("SELECT origin, fencing_epoch FROM carried WHERE sid = ?", (sid,))
+    client_id, issuer, subject = load_json(owner)
+    current = None
+    if current_id is not None:
+        current = CurrentSession(SessionId(text_of(current_id)), FencingEpoch(current_epoch))
+    return SessionRecord(
+        SessionId(session_id),
+        Mode(mode),
+        Principal(client_id, issuer, subject, frozenset(load_json(scopes)), credential_expires_at),
+        created_at,
+        expires_at,
+        ends_at,
+        peer=Peer(*load_json(peer)) if peer is not None else None,
+        fencing_epoch=FencingEpoch(fencing_epoch),
+        attachment=attachment_of(connection_id, fencing_epoch),
+        current=current,
+        stream_opened=bool(stream_opened),
+        carried={SessionId(text_of(origin)): FencingEpoch(epoch) for origin, epoch in carried},
+        subscriptions=frozenset(_subscriptions(tx, sid)),
+        lists=frozenset(load_json(lists)) if lists is not None else None,
+        waits_from=SessionEventId(text_of(waits_from)) if waits_from is not None else None,
+        state=load_json(state),
+        state_version=state_version,
+    )

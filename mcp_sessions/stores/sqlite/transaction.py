@@ -1,0 +1,142 @@
+"""What a piece of work on a SQLite file has: the file, and what is known of it already."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_sessions.ids import FencingEpoch, SessionId
+from mcp_sessions.stores.contract import SessionRecord
+
+Change = SessionRecord | Callable[[SessionRecord], None] | None
+"""What became of a session: how it is now (it was read, or made), what to do to a record
+that is as it was before, or None: it is over."""
+
+Changes = Sequence[tuple[SessionId, Change]]
+"""In the order in which they happened."""
+
+
+@dataclass(slots=True)
+class KeyCounts:
+    """What the rows of a session and of its request keys come to. It is read once; a keyed
+    request then costs one statement where it is admitted, and one where it ends.
+    """
+
+    sid: int
+    fencing_epoch: FencingEpoch
+
+    bytes: int
+    """Of keys and kept answers."""
+
+    answers: int
+    """Of those, the answers'."""
+
+    finished: int
+    """The number of the one that finished last."""
+
+    dropped: int
+    """Up to this number no answer is kept."""
+
+    oldest: float | None
+    """When the one finished that is forgotten next."""
+
+    def copy(self) -> KeyCounts:
+        """Another one, to be changed. ``dataclasses.replace`` takes five times as long."""
+        return KeyCounts(
+            self.sid,
+            self.fencing_epoch,
+            self.bytes,
+            self.answers,
+            self.finished,
+            self.dropped,
+            self.oldest,
+        )
+
+
+def text_bytes(text: str) -> bytes:
+    """A text as it is stored: JSON may hold what SQLite's TEXT cannot, a lone surrogate."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def text_of(stored: str | bytes) -> str:
+    """What :meth:`Transaction.execute` stored."""
+    return stored if isinstance(stored, str) else stored.decode("utf-8", "surrogatepass")
+
+
+def _storable(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return text_bytes(value)
+    return value
+
+
+class TakesLong(Exception):
+    """A transaction has more to do than there is time for. It is undone."""
+
+
+class Transaction:
+    """One transaction of the file."""
+
+    __slots__ = ("_known", "_rows", "_execute", "changes", "connection", "learned")
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        known: Mapping[SessionId, KeyCounts] | None = None,
+        rows: int | None = None,
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            known: What earlier transactions left. It is as the file was before this one.
+            rows: How many rows it may take out by the way; None: any number.
+        """
+        self._rows = rows
+        self.connection = connection
+        self._execute = connection.execute
+        self.changes: list[tuple[SessionId, Change]] = []
+        """What the event loop is to know of sessions when this is committed."""
+
+        self.learned: dict[SessionId, KeyCounts | None] = {}
+        """What the next transaction is to know when this is committed; None: nothing."""
+
+        self._known: Mapping[SessionId, KeyCounts] = {} if known is None else known
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        """Run one statement.
+
+        A peer's text may be none in UTF-8 (half a surrogate pair). Then it goes as bytes: it
+        equals no text that is stored, and what is stored so is read by :func:`text_of`.
+        """
+        try:
+            return self._execute(statement, values)
+        except UnicodeEncodeError:
+            return self._execute(statement, [_storable(each) for each in values])
+
+    def recall(self, session_id: SessionId) -> KeyCounts | None:
+        """What is known, to be changed and given to :meth:`learn`; None: it has to be read."""
+        if session_id in self.learned:
+            counts = self.learned[session_id]
+        else:
+            counts = self._known.get(session_id)
+        return counts.copy() if counts is not None else None
+
+    def take_out(self) -> None:
+        """One row goes because it is too old, or to make room.
+
+        Raises:
+            TakesLong: It is one too many.
+        """
+        if self._rows is not None:
+            self._rows -= 1
+            if self._rows < 0:
+                raise TakesLong
+
+    def learn(self, session_id: SessionId, counts: KeyCounts | None) -> None:
+        """What is so from here on, if this is committed; None: it has to be read again."""
+        self.learned[session_id] = counts

@@ -1,0 +1,474 @@
+"""Who writes to a SQLite file: one thread that commits for everyone at once, and, while that
+thread has nothing to do, the event loop for whoever comes with little.
+
+Rules, owned by ``tests/stores/test_sqlite.py``:
+
+1. Whoever calls gets an answer when the transaction that holds its work is committed, and
+   not before: what anybody was told is in the file.
+2. What waits while the thread commits one transaction goes into the next one together. So
+   of a hundred callers at once most share one commit, and one caller waits for no other.
+3. A transaction is whole or not at all. What fails alone (a value that SQLite cannot hold)
+   fails alone: the others are done again, each in a transaction of its own.
+4. The event loop hears of the changes in the order of their commits, before any caller goes
+   on: what it remembers of a session is never newer than the file, and never older than an
+   answer that somebody has.
+5. The event loop itself commits a short piece of work, since to wake a thread and to be
+   woken by it takes longer. It never waits there: not for another program's lock, nor for a
+   disk to sync, and it does not spend long there (``sqlite_turns``). Where a commit means to
+   sync (``full``), where the thread has something to do, where more turns out to be due, and
+   where the write-ahead log is to be copied into the file, the thread does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import sqlite3
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar
+
+from mcp_sessions import metrics
+from mcp_sessions.background import report
+from mcp_sessions.errors import SessionsError, StoreUnavailable
+from mcp_sessions.ids import SessionId
+from mcp_sessions.stores.sqlite import schema
+from mcp_sessions.stores.sqlite.commit_budget import Turns
+from mcp_sessions.stores.sqlite.schema import committing, error_code, opening_failed, unavailable
+from mcp_sessions.stores.sqlite.transaction import Changes, KeyCounts, TakesLong, Transaction
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BATCH = 256
+"""Calls that share one commit, at the most."""
+
+KNOWN = 10_000
+"""Sessions of which the sums over their request keys are kept in memory."""
+
+IDLE = 0.5
+"""Seconds between two looks after the file itself."""
+
+ROWS = 64
+"""Rows that the event loop takes out by the way: what expired, or has to make room."""
+
+_LOOK = 16
+"""Commits of the event loop between two looks at how long the write-ahead log is."""
+
+_FREE_PAGES = 64
+"""Pages that an idle file keeps for what comes next; all other free ones are given back."""
+
+_VACUUM_STEP = 1_024
+"""Pages given back at once, so that nobody waits long."""
+
+_OF_THE_VALUE = (None, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_RANGE)
+"""Errors that are one value's fault, and not the file's."""
+
+
+Work = Callable[[Transaction], T]
+"""Runs in the writer's thread, or in the event loop (rule 5). It may run twice (see rule 3), so
+it changes nothing but the file; what it raises of :class:`SessionsError` it raises before its
+first write."""
+
+
+class _Call(NamedTuple):
+    work: Work[Any]
+    future: asyncio.Future[Any]
+
+
+_Outcome = tuple["asyncio.Future[Any]", Any, BaseException | None]
+_Done = tuple[Changes, Sequence[_Outcome]]
+
+
+class Writer:
+    """Runs work on a file, in order."""
+
+    def __init__(
+        self,
+        path: Path,
+        log_file: Path,
+        opened: Callable[[], sqlite3.Connection],
+        closing: Callable[[sqlite3.Connection], None],
+        resting: Callable[[sqlite3.Connection], None],
+        on_commit: Callable[[Changes], None],
+        chore: Work[T],
+        on_chore: Callable[[T], None],
+        *,
+        syncs: bool,
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            path: The file, as its user names it.
+            log_file: Its write-ahead log.
+            opened: Opens the file; called in the thread.
+            resting: Called in the thread between two commits, twice a second.
+            closing: Has the last word, in the thread, when it is closed in order.
+            on_commit: Takes what changed; called in the event loop.
+            chore: Done when somebody else has written to the file.
+            on_chore: Takes what came of it; called in the event loop.
+            syncs: Whether a commit waits for the medium.
+        """
+        self._path = path
+        self._log_file = log_file
+        self._opened = opened
+        self._closing = closing
+        self._resting = resting
+        self._on_commit = on_commit
+        self._chore: Work[Any] = chore
+        self._on_chore: Callable[[Any], None] = on_chore
+        self._syncs = syncs
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        # Of the event loop: how many calls the thread has that are not answered yet, and
+        # what time there is for others.
+        self._in_thread = 0
+        self._turns: Turns | None = None
+        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        # Held by whoever uses the connection, and what follows.
+        self._writing = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._version = -1
+        self._waits = True
+        # The one that was used last is at the end.
+        self._known: OrderedDict[SessionId, KeyCounts] = OrderedDict()
+        self._commits = 0
+        self._log_is_long = False
+
+    async def start(self) -> None:
+        """Open the file.
+
+        Raises:
+            ConfigurationError, StoreUnavailable: It cannot be opened.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._turns = Turns(self._loop)
+        ready: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(
+            target=self._run, args=(ready,), name="mcp-sessions-sqlite", daemon=True
+        )
+        self._thread.start()
+        await ready
+        # First: what was asked for while nobody served is done before anybody is served.
+        self._do_chore()
+
+    async def stop(self) -> None:
+        """Finish what was asked for, and close the file."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            await asyncio.get_running_loop().run_in_executor(None, thread.join)
+
+    def call(self, work: Work[T], *, short: bool = False) -> asyncio.Future[T]:
+        """Have ``work`` done; its result when that is committed.
+
+        Args:
+            short: It reads and writes a handful of rows, and little in them (rule 5).
+
+        Raises (from the future):
+            StoreUnavailable: Nothing of it was stored.
+        """
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        call = _Call(work, future)
+        if self._thread is None:
+            future.set_exception(StoreUnavailable(f"{self._path} is not open"))
+        elif not (short and self._done_here(call)):
+            self._in_thread += 1
+            self._queue.put(call)
+        return future
+
+    # --- in the event loop -----------------------------------------------------------------
+
+    def _done_here(self, call: _Call) -> bool:
+        """Rule 5; False: it is the thread's to do."""
+        if self._turns is None or self._syncs or self._in_thread:
+            return False
+        if not self._writing.acquire(blocking=False):
+            return False
+        try:
+            if self._connection is None or self._log_is_long or not self._turns.begin():
+                return False
+            try:
+                self._wait_for_others(self._connection, False)
+                done = list(self._commit(self._connection, [call], in_loop=True))
+            except (sqlite3.OperationalError, TakesLong):
+                # Another program has the file locked, or there is much to do. The thread has
+                # the time for it.
+                return False
+            finally:
+                self._turns.end()
+            self._commits += 1
+            if not self._commits % _LOOK:
+                self._log_is_long = self._is_log_long()
+        finally:
+            self._writing.release()
+        for each in done:
+            self._deliver(*each)
+        return True
+
+    def _answer(self, changes: Changes, outcomes: Sequence[_Outcome]) -> None:
+        self._in_thread -= len(outcomes)
+        self._deliver(changes, outcomes)
+
+    def _deliver(self, changes: Changes, outcomes: Sequence[_Outcome]) -> None:
+        try:
+            if changes:
+                self._on_commit(changes)
+        finally:
+            for future, result, failed in outcomes:
+                _settle(future, result, failed)
+
+    def _do_chore(self) -> None:
+        if self._thread is not None:
+            self.call(self._chore).add_done_callback(self._chore_done)
+
+    def _chore_done(self, chore: asyncio.Future[Any]) -> None:
+        if chore.cancelled():
+            return
+        failed = chore.exception()
+        if failed is None:
+            self._on_chore(chore.result())
+        else:
+            logger.warning("%s: %s", self._path, failed)
+            # The thread's next look finds it changed, and asks for it again.
+            self._version = -1
+
+    # --- in the thread ---------------------------------------------------------------------
+
+    def _run(self, ready: asyncio.Future[None]) -> None:
+        try:
+            connection = self._opened()
+        except BaseException as failed:
+            self._tell(_settle, ready, None, failed)
+            return
+        try:
+            self._version = _data_version(connection)
+        except sqlite3.Error as failed:
+            connection.close()
+            self._tell(_settle, ready, None, opening_failed(self._path, failed))
+            return
+        self._connection = connection
+        self._tell(_settle, ready, None, None)
+        try:
+            self._serve(connection)
+        finally:
+            with self._writing:
+                self._connection = None
+                self._close(connection)
+
+    def _close(self, connection: sqlite3.Connection) -> None:
+        try:
+            self._wait_for_others(connection, True)
+            self._closing(connection)
+        except sqlite3.Error as failed:
+            logger.error("%s was not closed in order: %s", self._path, failed)
+        finally:
+            connection.close()
+
+    def _serve(self, connection: sqlite3.Connection) -> None:
+        rested = monotonic()
+        while True:
+            # Under load as well: who asks all the time leaves free pages behind too.
+            if monotonic() - rested >= IDLE:
+                with self._writing:
+                    self._rest(connection)
+                rested = monotonic()
+            try:
+                first = self._queue.get(timeout=IDLE)
+            except queue.Empty:
+                continue
+            batch: list[_Call] = []
+            call: _Call | None = first
+            while call is not None:
+                batch.append(call)
+                if len(batch) >= BATCH:
+                    break
+                try:
+                    call = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+            if batch:
+                with self._writing:
+                    outcomes = self._outcomes(connection, batch)
+                    self._log_is_long = self._is_log_long()
+                # Whoever goes on now finds the connection free.
+                for done in outcomes:
+                    self._tell(self._answer, *done)
+                if self._log_is_long:
+                    with self._writing:
+                        self._tidy(connection)
+            if call is None:
+                return
+
+    def _outcomes(self, connection: sqlite3.Connection, batch: Sequence[_Call]) -> list[_Done]:
+        outcomes: list[_Done] = []
+        try:
+            self._wait_for_others(connection, True)
+            for done in self._commit(connection, batch):
+                outcomes.append(done)
+        except Exception as failed:
+            # The boundary between callers and the thread that serves them all: it goes on,
+            # and nobody waits for an answer that does not come.
+            report("writing to the file", failed)
+            told = {future for _, each in outcomes for future, _, _ in each}
+            refused = StoreUnavailable(f"{self._path} could not be written: see the log")
+            left = [call.future for call in batch if call.future not in told]
+            outcomes.append(((), [(future, None, refused) for future in left]))
+        return outcomes
+
+    def _tidy(self, connection: sqlite3.Connection) -> None:
+        try:
+            checkpoint(connection)
+            self._log_is_long = self._is_log_long()
+        except sqlite3.Error as failed:
+            # What the log holds is as safe as before; the next one tries again.
+            logger.warning("%s: %s", self._path, failed)
+
+    def _rest(self, connection: sqlite3.Connection) -> None:
+        try:
+            self._wait_for_others(connection, True)
+            version = _data_version(connection)
+            if version != self._version:
+                self._version = version
+                self._tell(self._do_chore)
+            give_back_space(connection)
+            self._resting(connection)
+        except Exception as failed:
+            # The boundary between what is done by the way and what callers wait for: whatever
+            # is wrong with the former, the latter goes on, and the next round tries again.
+            logger.warning("%s: %s", self._path, failed)
+
+    def _tell(self, call: Callable[..., None], *arguments: Any) -> None:
+        if self._loop is None:
+            raise AssertionError("the thread is started in an event loop")
+        try:
+            self._loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:
+            # The event loop is closed: nobody is left to be told.
+            logger.debug("nobody waits for %s any more", self._path)
+
+    # --- by whoever holds ``_writing`` -----------------------------------------------------
+
+    def _commit(
+        self, connection: sqlite3.Connection, batch: Sequence[_Call], *, in_loop: bool = False
+    ) -> Generator[_Done]:
+        """Do these, in as few transactions as it takes; what came of each transaction.
+
+        Args:
+            in_loop: Nobody is to wait for anything.
+
+        Raises:
+            sqlite3.OperationalError: Another program has the file locked (``in_loop``).
+                Nothing was done.
+            TakesLong: There is more to do than the event loop has time for (``in_loop``).
+                Nothing was done.
+        """
+        rows = ROWS if in_loop else None
+        try:
+            done = self._transaction(connection, batch, rows)
+        except TakesLong:
+            raise
+        except sqlite3.Error as failed:
+            if error_code(failed) not in _OF_THE_VALUE:
+                if error_code(failed) == sqlite3.SQLITE_BUSY and in_loop:
+                    raise
+                # The file is full, locked or damaged: it will not be better for one alone.
+                logger.error("%s: %s", self._path, failed)
+                metrics.store_failed("sqlite", len(batch))
+                refused = unavailable(self._path, failed)
+                yield (), [(call.future, None, refused) for call in batch]
+                return
+            yield from self._one_by_one(connection, batch, failed)
+        except Exception as failed:
+            # The boundary to what was called with: a value that cannot be stored is told to
+            # who came with it.
+            yield from self._one_by_one(connection, batch, failed)
+        else:
+            yield done
+
+    def _one_by_one(
+        self, connection: sqlite3.Connection, batch: Sequence[_Call], failed: Exception
+    ) -> Generator[_Done]:
+        if len(batch) == 1:
+            yield (), [(batch[0].future, None, failed)]
+            return
+        for call in batch:
+            yield from self._commit(connection, [call])
+
+    def _transaction(
+        self, connection: sqlite3.Connection, batch: Sequence[_Call], rows: int | None
+    ) -> _Done:
+        transaction = Transaction(connection, self._known, rows)
+        outcomes: list[_Outcome] = []
+        with committing(connection):
+            for work, future in batch:
+                try:
+                    outcomes.append((future, work(transaction), None))
+                except SessionsError as refused:
+                    outcomes.append((future, None, refused))
+        for session_id, counts in transaction.learned.items():
+            self._know(session_id, counts)
+        return transaction.changes, outcomes
+
+    def _know(self, session_id: SessionId, counts: KeyCounts | None) -> None:
+        self._known.pop(session_id, None)
+        if counts is not None:
+            self._known[session_id] = counts
+            if len(self._known) > KNOWN:
+                self._known.popitem(last=False)
+
+    def _wait_for_others(self, connection: sqlite3.Connection, waits: bool) -> None:
+        """Have the next transaction wait, or not, for another program's lock on the file."""
+        if waits is not self._waits:
+            timeout = round(schema.BUSY_TIMEOUT * 1_000) if waits else 0
+            connection.execute(f"PRAGMA busy_timeout = {timeout}")
+            self._waits = waits
+
+    def _is_log_long(self) -> bool:
+        # A log that was begun anew is cut to this size: a longer one is one that is in use.
+        try:
+            return os.stat(self._log_file).st_size > schema.LOG_SIZE
+        except OSError:
+            # It is not there before the first commit.
+            return False
+
+
+def give_back_space(connection: sqlite3.Connection, *, keep: int = _FREE_PAGES) -> None:
+    """Return free pages to the file system, some at a time."""
+    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    if free > keep:
+        step = min(free - keep, _VACUUM_STEP)
+        # ``execute`` would take one step of it, and this statement gives back a page a step.
+        connection.executescript(f"PRAGMA incremental_vacuum({step})")
+        # The file itself becomes shorter when the write-ahead log is copied into it.
+        checkpoint(connection)
+
+
+def checkpoint(connection: sqlite3.Connection) -> None:
+    """Copy the write-ahead log into the file, and begin it anew unless somebody reads it."""
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    # Whoever writes next begins it anew, and waits for the disk: it is not one who is not to.
+    with committing(connection):
+        connection.execute("UPDATE meta SET value = value WHERE name = 'sessions'")
+
+
+def _data_version(connection: sqlite3.Connection) -> int:
+    """Another one, if another connection committed since."""
+    (version,) = connection.execute("PRAGMA data_version").fetchone()
+    return version
+
+
+def _settle(future: asyncio.Future[Any], result: Any, failed: BaseException | None) -> None:
+    # Whoever was cancelled meanwhile does not wait any more.
+    if future.done():
+        return
+    if failed is not None:
+        future.set_exception(failed)
+    else:
+        future.set_result(result)

@@ -1,0 +1,1 @@
+"""Streamable HTTP, both eras: the server's side and the client's."""

@@ -1,0 +1,379 @@
+"""The way back for one POST: a JSON body if the answer comes soon, else a stream.
+
+On a transport-mode session a stream's messages are kept, each with an id, before they are
+sent: a client that was cut comes back with ``Last-Event-ID`` and gets the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from starlette.types import Receive, Send
+
+from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.core.messages import RequestId, plain_draft
+from mcp_sessions.errors import Refusal, StoreUnavailable
+from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions_transports.credentials import Watch
+from mcp_sessions_transports.http.io import send_json
+from mcp_sessions_transports.http.post_streams import can_be_named, post_event_id, post_stream_name
+from mcp_sessions_transports.http.sse import (
+    SSE_HEADERS,
+    LogFeed,
+    SseStream,
+    priming_event,
+    sse_event,
+)
+
+if TYPE_CHECKING:
+    from mcp_sessions_transports.http.connection import HttpConnection
+
+logger = logging.getLogger(__name__)
+
+JSON_DEADLINE = 0.1
+"""Seconds within which an answer without anything before it goes as plain JSON."""
+
+
+class PostChannel:
+    """A :class:`~mcp_sessions.server.connection.RequestChannel` over one POST."""
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        connection: HttpConnection | None,
+        store: SessionStore,
+        policy: SessionPolicy,
+        clock: Callable[[], float],
+        loop: asyncio.AbstractEventLoop,
+        *,
+        primes: bool,
+        prefers_stream: bool,
+        process: str | None = None,
+        scopes_beyond: frozenset[str] = frozenset(),
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            prefers_stream: Answer with a stream even if the answer comes soon.
+            connection: None: a lone POST, whose stream cannot be resumed.
+            primes: The client understands an event without data.
+            process: This one: its streams say who answers.
+            scopes_beyond: Those of who sent the request that its connection does not need.
+        """
+        self._process = process
+        self._scopes_beyond = scopes_beyond
+        self.readers: set[str] = set()
+        """The processes that serve its stream from the store."""
+
+        self._is_read = True
+        self.on_closed: Callable[[], None] | None = None
+        self.on_reopened: Callable[[], None] | None = None
+        self.close_stream: Callable[[], Awaitable[None]] | None = None
+        self._is_kept = connection is not None and can_be_named(request_id)
+        if self._is_kept and primes:
+            self.close_stream = self._close_stream
+        self._request_id = request_id
+        self._connection = connection
+        self._store = store
+        self._policy = policy
+        self._clock = clock
+        self._primes = primes
+        self._prefers_stream = prefers_stream
+        self._json: bytes | None = None
+        self._is_away = False
+        self._stream: SseStream | None = None
+        self._feed: LogFeed[SseStream] | None = None
+        self._name: StreamName | None = None
+        self._final: SessionEventId | None = None
+        self._is_stream = False
+        self._opening: asyncio.Lock | None = None
+        self._wanted: StreamName | None = None
+        self._loop = loop
+        self._turn: asyncio.Future[None] = loop.create_future()
+        self._callbacks: list[Callable[[], None]] = []
+
+    # --- the way back --------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """See :class:`RequestChannel`."""
+        return self._is_read or bool(self.readers)
+
+    async def emit(self, message: bytes, key: str | None = None) -> None:
+        """See :class:`RequestChannel`."""
+        await self._commit()
+        await self._store_and_push(message, final=False, key=key)
+        if self._stream is not None:
+            await self._stream.room()
+
+    async def answer(
+        self, message: bytes, *, code: int | None = None, is_away: bool = False
+    ) -> None:
+        """See :class:`RequestChannel`. The code changes nothing here: the status is 200."""
+        if is_away and not self._is_stream:
+            self._is_away = True
+            self._decided()
+            return
+        if self._prefers_stream:
+            await self._commit()
+        if not self._is_stream:
+            self._json = message
+            self._decided()
+            return
+        # It may still be opening, for a message before this one or for the deadline.
+        await self._commit()
+        await self._store_and_push(message, final=True)
+        await self._retire()
+
+    def after_answer(self, callback: Callable[[], None]) -> None:
+        """See :class:`RequestChannel`."""
+        self._callbacks.append(callback)
+
+    def over(self) -> None:
+        """Whoever took the POST is done with it: what was to follow the answer follows now,
+        whether there was an answer, another one, or none.
+        """
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    async def _retire(self) -> None:
+        """Answered, and nobody reads: from now on the stream may be forgotten for others."""
+        if self._final is None or self.is_open or self._connection is None:
+            return
+        if self._name is not None:
+            await self._connection.stream_finished(self._name)
+
+    async def _store_and_push(self, message: bytes, *, final: bool, key: str | None = None) -> None:
+        if self._name is None or self._connection is None:
+            if self._stream is not None:
+                self._stream.push(sse_event(message))
+                if final:
+                    self._stream.finish()
+            return
+        try:
+            appended = await self._store.append(
+                self._connection.session_id,
+                plain_draft(message, key),
+                now=self._clock(),
+                stream=self._name,
+            )
+        except StoreUnavailable:
+            # Who listens is told all the same, but by no id that could be come back to.
+            logger.warning("a message on a response stream is not kept: the store is away")
+            if self._stream is not None:
+                self._stream.push(sse_event(message))
+                if final:
+                    self._stream.finish()
+            return
+        if appended is None:
+            # The transport session is over: nobody can come back for this. Who still listens
+            # is told what became of it (END6).
+            if self._stream is not None:
+                self._stream.push(sse_event(message))
+                if final:
+                    self._stream.finish()
+            return
+        if final:
+            self._final = appended.event.event_id
+        if self._feed is not None:
+            self._feed.offer(appended.event, final=final)
+
+    # --- the response --------------------------------------------------------------------
+
+    @property
+    def has_stream(self) -> bool:
+        """Whether something was emitted, and who is to read it has not been given up."""
+        return self._stream is not None and not self._stream.closed
+
+    async def respond(
+        self, receive: Receive, send: Send, watch: Watch, *, opened: SessionId | None = None
+    ) -> None:
+        """Send the response: called once, by the task that took the POST.
+
+        Args:
+            opened: The transport session that the request made.
+            receive: ASGI's.
+            send: ASGI's.
+            watch: Over the credential that the POST came with. A stream ends with it (SEC4), and
+                is one that was cut: its request runs on, unheard.
+        """
+        try:
+            try:
+                stream = await self._until_decided()
+            except BaseException:
+                # Nobody will ever read it: what is at work for it is unheard from now on.
+                self._is_read = False
+                if self.on_closed is not None:
+                    self.on_closed()
+                raise
+            if self._is_away:
+                self._is_read = False
+                raise StoreUnavailable("this request could not be served")
+            session_id = self._connection.session_id if self._connection is not None else opened
+            if self._json is not None:
+                self._is_read = False
+                await send_json(send, self._json, session_id=session_id)
+                return
+            if stream is None:
+                raise AssertionError("a response is either JSON or a stream")
+            async with watch(stream.cut):
+                await self._serve(stream, session_id, receive, send)
+        finally:
+            self.over()
+
+    async def _until_decided(self) -> SseStream | None:
+        """Wait until it is known what the response is: its stream; None: JSON."""
+        if not self._turn.done():
+            timer = self._loop.call_later(JSON_DEADLINE, self._decided)
+            try:
+                await self._turn
+            finally:
+                timer.cancel()
+            # Neither answered nor streaming: the deadline it was. Or its stream is opening
+            # just now, for a message that came right before the deadline.
+            await self._commit()
+        return self._stream
+
+    async def resume(self, position: str, receive: Receive, send: Send) -> None:
+        """Serve the stream again, from a position on, on a GET."""
+        connection, name = self._connection, self._name
+        if connection is None or name is None:
+            raise AssertionError("only a connection's streams can be resumed")
+        if self._stream is not None:
+            self._stream.cut()
+        connection.stream_reopened(name)
+        stream = self._open_stream(connection.session_id, name, position)
+        if self._primes:
+            stream.push(priming_event(self._sse_id(position)))
+        self._is_read = True
+        if self.on_reopened is not None:
+            self.on_reopened()
+        await self._serve(stream, connection.session_id, receive, send)
+
+    def read_elsewhere(self, process: str) -> None:
+        """Another process serves the stream, from the store; what is open here is dead."""
+        self.readers.add(process)
+        if self._stream is not None:
+            self._stream.cut()
+        if self._connection is not None and self._name is not None:
+            self._connection.stream_reopened(self._name)
+        if self.on_reopened is not None:
+            self.on_reopened()
+
+    async def left_elsewhere(self, process: str) -> None:
+        """The other process serves it no more."""
+        self.readers.discard(process)
+        if self.is_open:
+            return
+        if self.on_closed is not None:
+            self.on_closed()
+        await self._retire()
+
+    async def _serve(
+        self, stream: SseStream, session_id: SessionId | None, receive: Receive, send: Send
+    ) -> None:
+        headers = list(SSE_HEADERS)
+        if session_id is not None:
+            headers.append((b"mcp-session-id", session_id.encode("ascii")))
+        try:
+            await stream.serve(receive, send, headers)
+        finally:
+            stream.cut()
+            if self._stream is stream:
+                self._is_read = False
+                if not self.is_open:
+                    if self.on_closed is not None:
+                        self.on_closed()
+                    await self._retire()
+
+    async def _commit(self) -> None:
+        """From now on the response is a stream; returns when it can be written on.
+
+        Whoever comes while it is being opened waits for the same one.
+        """
+        if self._stream is not None or self._json is not None or self._is_away:
+            return
+        self._is_stream = True
+        if self._opening is None:
+            self._opening = asyncio.Lock()
+        async with self._opening:
+            if self._stream is None:
+                await self._open()
+        self._decided()
+
+    async def _open(self) -> None:
+        connection = self._connection
+        if connection is None or not self._is_kept:
+            self._stream = self._new_stream()
+            return
+        if self._wanted is None:
+            # Kept: who opened it may be cancelled when the store has it already. Not by the
+            # time of day: two calls of one instant must not share a stream.
+            self._wanted = post_stream_name(self._process, self._scopes_beyond)
+        name = self._wanted
+        try:
+            head = await self._store.open_stream(connection.session_id, name)
+        except StoreUnavailable:
+            # It runs already, and is answered: on a stream that nobody can come back to.
+            logger.warning("a response stream is not kept: the store is away")
+            head = None
+        if head is None:
+            self._stream = self._new_stream()
+            return
+        self._name = name
+        connection.posts[name] = self
+        position = Position(head.log_epoch, 0).event_id()
+        stream = self._open_stream(connection.session_id, name, position, is_behind=head.number > 0)
+        if self._primes:
+            stream.push(priming_event(self._sse_id(position)))
+
+    def _decided(self) -> None:
+        if not self._turn.done():
+            self._turn.set_result(None)
+
+    def _open_stream(
+        self, session_id: SessionId, name: StreamName, after: str, *, is_behind: bool = True
+    ) -> SseStream:
+        async def read(position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+            return await self._store.read(session_id, position, now=self._clock(), stream=name)
+
+        stream = self._new_stream()
+
+        def frame(event: LoggedEvent) -> bytes:
+            return sse_event(event.payload, self._sse_id(event.event_id))
+
+        feed = LogFeed(stream, read, after, frame, is_behind=is_behind)
+        if self._final is not None:
+            feed.end_at(self._final)
+        self._stream, self._feed = stream, feed
+        return stream
+
+    def _new_stream(self) -> SseStream:
+        policy = self._policy
+        return SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
+
+    def _sse_id(self, position: str) -> str:
+        return post_event_id(self._name or StreamName(""), position, self._request_id)
+
+    def cut(self) -> None:
+        """End the stream now: its credential is good no more."""
+        if self._stream is not None:
+            self._stream.cut()
+
+    def close(self) -> None:
+        """End the stream, if one is open: the session is over, or the server stops."""
+        if self._stream is not None:
+            self._stream.finish()
+
+    async def _close_stream(self) -> None:
+        await self._commit()
+        if self._stream is not None:
+            # What was pushed is sent first, the priming event among it: without an id the
+            # client could not come back.
+            self._stream.finish()

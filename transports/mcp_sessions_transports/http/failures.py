@@ -1,0 +1,163 @@
+"""What it means that an HTTP exchange brought no answer.
+
+The errors that an application sees are the SDK's own, and name the address and the cause; what
+a reconnecting client has to know beside them is in the
+:class:`~mcp_sessions.client.dialer.Failure`.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import aclosing
+from typing import cast
+
+import httpx2
+
+from mcp_sessions.client.dialer import Failure, Json
+from mcp_sessions.client.situation import CONNECTION_CLOSED
+from mcp_sessions.core.messages import Malformed, RequestId, decode, error_body, parse
+from mcp_sessions.core.resume import MAX_SECONDS, Cause
+from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND
+from mcp_sessions_transports.connect_errors import reason_of
+from mcp_sessions_transports.http.bounded_body import pieces
+
+logger = logging.getLogger(__name__)
+
+_BODY_LOOKED_AT = 65_536
+"""Bytes."""
+
+
+async def failure_of(
+    response: httpx2.Response, request_id: RequestId | None, *, name: str, is_in_session: bool
+) -> Failure:
+    """What a response means that is no success.
+
+    Args:
+        request_id: Of the request it responds to; None: it was no request.
+        name: Its server's address, without credentials.
+        is_in_session: The request named a transport session.
+    """
+    status = response.status_code
+    body = b""
+    async with aclosing(pieces(response)) as found:
+        async for piece in found:
+            body += piece
+            if len(body) > _BODY_LOOKED_AT:
+                break
+    error: Json | None = None
+    is_answer = False
+    if response.headers.get("content-type", "").lower().startswith("application/json"):
+        try:
+            value = decode(body)
+            parse(value)
+            if isinstance(value.get("error"), dict):
+                error = cast(Json, value["error"])
+                is_answer = request_id is not None and value.get("id") == request_id
+        except (ValueError, Malformed):
+            logger.debug("the body of a %d is no JSON-RPC error", status)
+    if error is None:
+        if status == 404 and not is_in_session:
+            error = error_body(METHOD_NOT_FOUND, f"Not Found: {name}")
+        elif status == 404:
+            error = error_body(INVALID_REQUEST, "Session terminated")
+        else:
+            text = f"Server returned an error response: {name}: HTTP status {status}"
+            error = error_body(INTERNAL_ERROR, text)
+    if status in (401, 403):
+        # What the application is told is the SDK's sentence, which does not say it.
+        logger.warning("%s: the server answered %d: the credential was not accepted", name, status)
+    return Failure(
+        Cause.STATUS,
+        f"{name}: the server answered with HTTP status {status}",
+        status=status,
+        retry_after=_retry_after(response),
+        error=error,
+        is_answer=is_answer,
+        says_session=b"session" in body.lower(),
+    )
+
+
+def describe(error: Exception, *, name: str, was_sent: bool = False) -> Failure:
+    """What a failed exchange means.
+
+    Args:
+        name: The server's address, without credentials.
+        was_sent: The server has the request already.
+    """
+    text = f"{name}: {reason_of(error, seconds=_waited(error))}"
+    closed = error_body(CONNECTION_CLOSED, f"Connection closed: {text}")
+    unsent = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+    if not was_sent and isinstance(error, unsent):
+        cause = Cause.UNREACHABLE
+    elif isinstance(error, httpx2.TimeoutException):
+        cause = Cause.SILENT
+    else:
+        cause = Cause.CUT
+    return Failure(cause, text, error=closed)
+
+
+def _waited(error: Exception) -> float | None:
+    """Seconds after which a request timed out; None: it did not, or that is not known."""
+    if not isinstance(error, httpx2.TimeoutException):
+        return None
+    try:
+        limits = cast(Json, error.request.extensions.get("timeout") or {})
+    except RuntimeError:
+        # It was raised outside of a request.
+        return None
+    seconds = limits.get("connect" if isinstance(error, httpx2.ConnectTimeout) else "read")
+    return seconds if isinstance(seconds, (int, float)) else None
+
+
+def refusal(status: int, code: int, text: str, data: Json | None = None) -> Failure:
+    """A response that answers the request with an error of this side."""
+    error = error_body(code, text, data)
+    return Failure(Cause.STATUS, text, status=status, error=error, is_answer=True)
+
+
+def is_sse(response: httpx2.Response) -> bool:
+    """Whether the response is an event stream."""
+    media_type = response.headers.get("content-type", "").partition(";")[0]
+    return media_type.strip().lower() == "text/event-stream"
+
+
+def unfollowed(response: httpx2.Response) -> str | None:
+    """What to say of a redirect that was not followed; None: it is none."""
+    onward = response.next_request
+    if onward is None:
+        return None
+    location = onward.url.copy_with(userinfo=b"", query=None, fragment=None)
+    return f"Redirect to {location} not followed"
+
+
+def onward_request(response: httpx2.Response) -> httpx2.Request | None:
+    """The request that follows a redirect, if it keeps its method and stays with the server.
+
+    Everything in it, the credentials above all, was meant for that server alone.
+    """
+    onward = response.next_request
+    if onward is None:
+        return None
+    sent = response.request
+    here, there = sent.url, onward.url
+    same = (here.scheme, here.host, here.port) == (there.scheme, there.host, there.port)
+    upgrade = (
+        here.host == there.host
+        and (here.scheme, there.scheme) == ("http", "https")
+        and here.port is None
+        and there.port is None
+    )
+    if onward.method != sent.method or not (same or upgrade):
+        return None
+    if there.userinfo and there.userinfo != here.userinfo:
+        return None
+    return onward
+
+
+def _retry_after(response: httpx2.Response) -> float | None:
+    """Seconds; None: it does not say, or in a way that is no number of digits."""
+    value = response.headers.get("retry-after", "")
+    if not (value.isascii() and value.isdigit()):
+        return None
+    # As many digits as are there: what is too large for a float is infinite.
+    return min(float(value), MAX_SECONDS)

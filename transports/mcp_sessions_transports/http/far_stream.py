@@ -1,0 +1,176 @@
+"""A response stream whose request runs in another process, or ran in one that is gone.
+
+What its handler sends is in the store as soon as it is sent, whoever serves the client that
+comes back for it. The stream ends with the answer; if the process that would give it died,
+with the one that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+from starlette.types import Receive, Send
+
+from mcp_sessions.background import Background
+from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.core.messages import RequestId, decode, error_message, wire_error
+from mcp_sessions.errors import OutcomeUnknown, Refusal, StoreUnavailable
+from mcp_sessions.ids import Position, SessionId, StreamName, process_of
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.cluster.bus import Replicas
+from mcp_sessions.stores.contract import Attachment, SessionStore
+from mcp_sessions_transports.http.sse import (
+    SSE_HEADERS,
+    LogFeed,
+    SseStream,
+    priming_event,
+    sse_event,
+)
+
+_ASK_EVERY = 1.0
+"""Seconds between two questions whether the process that answers still lives."""
+
+
+class FarStream:
+    """One such stream, as one GET reads it."""
+
+    def __init__(
+        self,
+        session_id: SessionId,
+        name: StreamName,
+        request_id: RequestId,
+        sse_id: Callable[[str], str],
+        *,
+        store: SessionStore,
+        policy: SessionPolicy,
+        clock: Callable[[], float],
+        replicas: Replicas | None,
+        primes: bool,
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            session_id: The transport-mode session.
+            name: The stream; it says where its request runs.
+            request_id: The request's, which the answer has.
+            sse_id: Makes the SSE id of a position in it.
+            store: Where it is.
+            policy: The limits.
+            clock: Seconds since 1970.
+            replicas: None: there is no other process, so the one that ran it is gone.
+            primes: The client understands an event without data.
+        """
+        self._session_id = session_id
+        self._name = name
+        self._runner = process_of(name)
+        self._request_id = request_id
+        self._sse_id = sse_id
+        self._store = store
+        self._clock = clock
+        self._replicas = replicas
+        self._primes = primes
+        self.stream = SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
+        self.name = name
+        self._superseded = False
+        self._feed: LogFeed[SseStream] | None = None
+
+    def supersede(self) -> None:
+        """Its client came back once more: that one is dead."""
+        self._superseded = True
+        self.stream.cut()
+
+    async def serve(self, position: str, receive: Receive, send: Send) -> None:
+        """Send what follows ``position``, until the answer.
+
+        Raises:
+            StoreUnavailable: Nothing was sent.
+        """
+        stream, replicas = self.stream, self._replicas
+        self._feed = LogFeed(stream, self._read, position, self._frame, is_looked_at=True)
+        if self._primes:
+            stream.push(priming_event(self._sse_id(position)))
+        headers = [*SSE_HEADERS, (b"mcp-session-id", self._session_id.encode("ascii"))]
+        background = Background()
+        try:
+            if replicas is not None:
+                await replicas.watch(self._session_id, self._name, self)
+                await self._tell(is_read=True)
+            feed = self._feed
+            background.loop("watching who answers", lambda: self._watch_runner(feed))
+            await stream.serve(receive, send, headers)
+        finally:
+            stream.cut()
+            await background.close()
+            if replicas is not None:
+                await replicas.unwatch(self._session_id, self._name, self)
+                if not self._superseded:
+                    await self._tell(is_read=False)
+
+    def appended(
+        self, session_id: SessionId, event: LoggedEvent, attachment: Attachment | None
+    ) -> None:
+        """See :class:`~mcp_sessions.server.cluster.bus.Watcher`."""
+        if self._feed is not None:
+            self._feed.offer(event)
+
+    def look(self, session_id: SessionId, head: Position | None) -> None:
+        """See :class:`~mcp_sessions.server.cluster.bus.Watcher`."""
+        if self._feed is not None:
+            self._feed.look(head)
+
+    async def _tell(self, *, is_read: bool) -> None:
+        if self._replicas is not None and self._runner is not None:
+            await self._replicas.tell(
+                "stream_read",
+                to=self._runner,
+                session=self._session_id,
+                stream=self._name,
+                is_read=is_read,
+            )
+
+    async def _watch_runner(self, feed: LogFeed[SseStream]) -> None:
+        while not self.stream.closed:
+            with contextlib.suppress(StoreUnavailable):
+                if not await self._is_running():
+                    # Asked in this order: it may have answered just before it died.
+                    events, refusal = await self._read(feed.last)
+                    if refusal is not None:
+                        self.stream.cut()
+                    elif any(self._is_answer(event) for event in events):
+                        feed.look(None)
+                    else:
+                        await self._give_up(events)
+                    return
+            await asyncio.sleep(_ASK_EVERY)
+
+    async def _is_running(self) -> bool:
+        replicas = self._replicas
+        return (
+            replicas is not None
+            and self._runner is not None
+            and await replicas.is_alive(self._runner)
+        )
+
+    async def _give_up(self, events: Sequence[LoggedEvent]) -> None:
+        """Nobody will answer any more: what there is, then that."""
+        for event in events:
+            self.stream.push(sse_event(event.payload, self._sse_id(event.event_id)))
+        body = error_message(self._request_id, wire_error(OutcomeUnknown()))
+        self.stream.push(sse_event(body))
+        self.stream.finish()
+
+    async def _read(self, position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+        return await self._store.read(
+            self._session_id, position, now=self._clock(), stream=self._name
+        )
+
+    def _frame(self, event: LoggedEvent) -> bytes:
+        if self._feed is not None and self._is_answer(event):
+            self._feed.end_at(event.event_id)
+        return sse_event(event.payload, self._sse_id(event.event_id))
+
+    def _is_answer(self, event: LoggedEvent) -> bool:
+        message = decode(event.payload)
+        return "method" not in message and message.get("id") == self._request_id

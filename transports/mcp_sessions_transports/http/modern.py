@@ -1,0 +1,238 @@
+"""Streamable HTTP of the modern era (2026-07-28), with sessions.
+
+What a client that knows nothing of sessions sees is what the SDK's own entry sends; the
+rules that decide it are asked of the SDK itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Any, cast
+
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive, Scope, Send
+
+from mcp_sessions.core.messages import (
+    Notification,
+    NotNamed,
+    Request,
+    instance_of,
+    named_session,
+    wire_error,
+)
+from mcp_sessions.errors import InvalidParams, SessionNotFound, WireError
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.upstream.modern_rules import ModernRules, Refused
+from mcp_sessions.server.upstream.port import UpstreamError
+from mcp_sessions.stores.contract import Peer, SessionRecord
+from mcp_sessions_transports.credentials import Watch
+from mcp_sessions_transports.http.io import (
+    BodyTooLarge,
+    Disconnected,
+    Headers,
+    accepts,
+    read_body,
+    replay_body,
+    send_empty,
+    send_json,
+    send_text,
+)
+from mcp_sessions_transports.http.listen import LISTEN, Filter, ListenStream
+from mcp_sessions_transports.http.modern_channel import ModernChannel
+from mcp_sessions_transports.origin import OriginGuard
+from mcp_sessions_transports.served import Served
+
+logger = logging.getLogger(__name__)
+
+
+class ModernHttp:
+    """Serves POST of the modern era."""
+
+    def __init__(self, served: Served, rules: ModernRules, guard: OriginGuard) -> None:
+        self._served = served
+        self._rules = rules
+        self._guard = guard
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(
+        self, scope: Scope, receive: Receive, send: Send, headers: Headers, principal: Principal
+    ) -> None:
+        """Serve one HTTP request. The order of the checks is the SDK's."""
+        try:
+            body = await read_body(receive, headers, self._served.max_body)
+        except BodyTooLarge:
+            await send_text(send, 413, "Request body too large")
+            return
+        except Disconnected:
+            return
+        is_post = scope["method"] == "POST"
+        if is_post and not headers.get(b"content-type", b"").lower().startswith(
+            b"application/json"
+        ):
+            await send_text(send, 400, "Invalid Content-Type header")
+            return
+        refused = self._guard.check(headers)
+        if refused is not None:
+            await send_text(send, *refused)
+            return
+        if not is_post:
+            await send_empty(send, 405, headers=[(b"allow", b"POST")])
+            return
+        takes_json, takes_sse = accepts(headers)
+        if not (takes_json and takes_sse):
+            await send_empty(send, 406)
+            return
+        http_request = HttpRequest(scope, replay_body(body))
+        checked = await self._rules.check(http_request, body)
+        if isinstance(checked, Refused):
+            await _send_refused(send, checked)
+        elif isinstance(checked, Notification):
+            inbound = self._inbound(principal, Peer("", None, modern=True), http_request)
+            await self._served.router.cancel_keyed(checked, inbound)
+            await send_empty(send, 202)
+        else:
+            request, route = checked
+            if _header_mismatch(request, headers):
+                await _send_refused(send, self._rules.header_mismatch(request.id))
+                return
+            peer = Peer(
+                route.protocol_version, {"capabilities": route.client_capabilities}, modern=True
+            )
+            inbound = self._inbound(principal, peer, http_request)
+            inbound.route = route
+            inbound.resumes_stream = b"last-event-id" in headers
+            header = headers.get(b"mcp-session-id")
+            inbound.session_header = header.decode("latin-1") if header is not None else None
+            await self._serve(request, inbound, receive, send)
+
+    async def _serve(
+        self, request: Request, inbound: Inbound, receive: Receive, send: Send
+    ) -> None:
+        channel = cast(ModernChannel, inbound.channel)
+        watch = partial(self._served.credentials.over, inbound.context.scope, inbound.principal)
+        if request.method == LISTEN and self._served.store.remembers and _names_session(request):
+            await self._listen(request, inbound, receive, send, watch)
+            return
+        try:
+            await self._served.router.request(request, inbound)
+            await channel.respond(receive, send, watch)
+        finally:
+            channel.over()
+
+    async def _listen(
+        self,
+        request: Request,
+        inbound: Inbound,
+        receive: Receive,
+        send: Send,
+        watch: Watch,
+    ) -> None:
+        served = self._served
+        try:
+            served.upstream.validate(LISTEN, inbound.peer.protocol_version, request.params)
+            stream, record = await self._open(request, inbound)
+        except WireError as refused:
+            error = wire_error(refused)
+        except UpstreamError as failed:
+            error = failed.error
+        else:
+            try:
+                async with watch(stream.cut):
+                    await stream.serve(receive, send)
+            finally:
+                stream.cut()
+                await served.hub.remove(stream)
+            logger.debug("a listen stream of %s ended", record.mode.value)
+            return
+        channel = cast(ModernChannel, inbound.channel)
+        await channel.answer(inbound.error(request.id, error), code=error["code"])
+        await channel.respond(receive, send, watch)
+
+    async def _open(self, request: Request, inbound: Inbound) -> tuple[ListenStream, SessionRecord]:
+        """Make the session's one listen stream; the one before it ends with its result."""
+        served = self._served
+        record = await served.router.admitted(request, inbound)
+        if record is None:
+            raise AssertionError("the request names a session")
+        session_id = record.session_id
+        if not inbound.principal.scopes >= record.principal.scopes:
+            raise SessionNotFound(session_id)
+        wanted = Filter(request.params or {})
+        if not await served.store.set_filter(session_id, wanted.uris, wanted.lists):
+            raise SessionNotFound(session_id)
+
+        def result(members: dict[str, Any]) -> dict[str, Any]:
+            return {**served.methods.stamp(members, record), "resultType": "complete"}
+
+        stream = ListenStream(
+            session_id,
+            request.id,
+            inbound.principal,
+            inbound.peer,
+            wanted,
+            store=served.store,
+            policy=served.policy,
+            clock=served.clock,
+            hub=served.hub,
+            process=served.host.process,
+            result=result,
+            encode_answer=inbound.encode,
+        )
+        served.hub.add(stream)
+        try:
+            instance = instance_of(request.params)
+            attached = await served.hub.attach(
+                session_id, stream, instance=instance, had=record.attachment
+            )
+            if attached is None:
+                raise SessionNotFound(session_id)
+        except BaseException:
+            # Nobody serves it: it must not stay behind as a connection.
+            await served.hub.remove(stream)
+            raise
+        return stream, record
+
+    def _inbound(self, principal: Principal, peer: Peer, http_request: HttpRequest) -> Inbound:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        channel = ModernChannel(self._served.policy, self._loop, self._rules.status_of)
+        return Inbound(
+            principal,
+            peer,
+            None,
+            channel,
+            context=http_request,
+            has_stream=False,
+            modern=True,
+            cancels=True,
+            encode=self._rules.dumps,
+        )
+
+
+def _names_session(request: Request) -> bool:
+    try:
+        return not isinstance(named_session(request.params), NotNamed)
+    except InvalidParams:
+        # Malformed metadata is answered as what it is.
+        return True
+
+
+def _header_mismatch(request: Request, headers: Headers) -> bool:
+    header = headers.get(b"mcp-session-id")
+    if header is None:
+        return False
+    try:
+        named = named_session(request.params)
+    except InvalidParams:
+        return False
+    return not isinstance(named, NotNamed) and named != header.decode("latin-1")
+
+
+async def _send_refused(send: Send, refused: Refused) -> None:
+    if refused.body is None:
+        await send_empty(send, refused.status)
+    else:
+        await send_json(send, refused.body, status=refused.status)

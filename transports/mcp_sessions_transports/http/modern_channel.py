@@ -1,0 +1,169 @@
+"""The way back for one modern-era POST: as the SDK's own entry answers, to the byte.
+
+A JSON body if the request is done before anything was sent for it, else a stream. The
+stream is not resumable; what must survive it has a request key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from starlette.types import Receive, Send
+
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions_transports.credentials import Watch
+from mcp_sessions_transports.http.io import send_json
+from mcp_sessions_transports.http.sse import KEEP_ALIVE, SseStream
+
+MODERN_SSE_HEADERS: list[tuple[bytes, bytes]] = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"connection", b"keep-alive"),
+    (b"x-accel-buffering", b"no"),
+]
+
+PING = b": ping\r\n\r\n"
+
+_WATCH_AFTER = 0.02
+"""Seconds that a request may take before somebody watches whether its client is still
+there: most are done by then, and need no task for it."""
+
+
+def modern_event(payload: bytes) -> bytes:
+    """``payload`` as one event of a modern-era stream."""
+    return b"event: message\r\ndata: " + payload + b"\r\n\r\n"
+
+
+class ModernChannel:
+    """A :class:`~mcp_sessions.server.connection.RequestChannel` over one modern POST."""
+
+    def __init__(
+        self,
+        policy: SessionPolicy,
+        loop: asyncio.AbstractEventLoop,
+        status_of: Callable[[int | None], int],
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            status_of: The HTTP status of an answer with that error code.
+        """
+        self.is_open = True
+        self.on_closed: Callable[[], None] | None = None
+        self.on_reopened: Callable[[], None] | None = None
+        self.close_stream: Callable[[], Awaitable[None]] | None = None
+        self._policy = policy
+        self._loop = loop
+        self._status_of = status_of
+        self._answer: tuple[int, bytes] | None = None
+        self._is_away = False
+        self._stream: SseStream | None = None
+        self._turn: asyncio.Future[None] = loop.create_future()
+        self._callbacks: list[Callable[[], None]] = []
+
+    async def emit(self, message: bytes, key: str | None = None) -> None:
+        """See :class:`RequestChannel`."""
+        stream = self._commit()
+        stream.push(modern_event(message))
+        await stream.room()
+
+    async def answer(
+        self, message: bytes, *, code: int | None = None, is_away: bool = False
+    ) -> None:
+        """See :class:`RequestChannel`."""
+        if self._stream is not None:
+            self._stream.push(modern_event(message))
+            self._stream.finish()
+            return
+        self._is_away = is_away
+        self._answer = (self._status_of(code), message)
+        self._decided()
+
+    def after_answer(self, callback: Callable[[], None]) -> None:
+        """See :class:`RequestChannel`."""
+        self._callbacks.append(callback)
+
+    async def respond(self, receive: Receive, send: Send, watch: Watch) -> None:
+        """Send the response: called once, by the task that took the POST.
+
+        Args:
+            receive: ASGI's.
+            send: ASGI's.
+            watch: Over the credential that the POST came with. A stream ends with it (SEC4), and
+                is one that was cut.
+
+        Raises:
+            StoreUnavailable: The request cannot be served. Nothing was sent.
+        """
+        try:
+            await self._wait(receive)
+            if self._answer is not None:
+                status, body = self._answer
+                self.is_open = False
+                if self._is_away:
+                    raise StoreUnavailable("this request could not be served")
+                await send_json(send, body, status=status)
+            elif self._stream is not None:
+                async with watch(self._stream.cut):
+                    await self._stream.serve(receive, send, MODERN_SSE_HEADERS)
+        finally:
+            self._close()
+            self.over()
+
+    def over(self) -> None:
+        """See :meth:`PostChannel.over`."""
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    async def _wait(self, receive: Receive) -> None:
+        """Until it is decided what the response is, or the client is gone."""
+        if self._turn.done():
+            return
+        timer = self._loop.call_later(_WATCH_AFTER, self._decided)
+        await self._turn
+        timer.cancel()
+        if self._answer is not None or self._stream is not None:
+            return
+        self._turn = self._loop.create_future()
+        watcher = self._loop.create_task(_gone(receive))
+        timer = self._loop.call_later(KEEP_ALIVE - _WATCH_AFTER, self._silent)
+        try:
+            await asyncio.wait({watcher, self._turn}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+
+    def _silent(self) -> None:
+        # So long without a word that a proxy might close: stream, and say that we live.
+        self._commit().push(PING)
+
+    def _commit(self) -> SseStream:
+        if self._stream is None:
+            policy = self._policy
+            self._stream = SseStream(
+                limit=policy.send_buffer, slow_timeout=policy.slow_timeout, comment=PING
+            )
+            if not self.is_open:
+                self._stream.cut()
+            self._decided()
+        return self._stream
+
+    def _decided(self) -> None:
+        if not self._turn.done():
+            self._turn.set_result(None)
+
+    def _close(self) -> None:
+        if self._stream is not None:
+            self._stream.cut()
+        self.is_open = False
+        if self.on_closed is not None:
+            self.on_closed()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue

@@ -1,0 +1,1 @@
+"""stdio, both eras."""

@@ -1,0 +1,1 @@
+"""WebSocket, both eras: the server's side and the client's."""

@@ -1,0 +1,192 @@
+"""Who may open a WebSocket: whoever may send a GET to the same endpoint.
+
+The handshake is put through everything that stands before the HTTP endpoint, whatever that
+is: authentication, required scopes, Host and Origin guards, the middleware of the application
+that the endpoint is mounted in, and of whatever stands around that. What reaches the endpoint is
+let in, as who it is there; what does not gets that answer. Where it cannot be put through the
+outermost application, nobody is let in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mcp_sessions.principal import Principal
+from mcp_sessions_transports.websocket.outermost import outermost
+
+logger = logging.getLogger(__name__)
+
+_ASKED = "mcp_sessions.asked"
+
+_ANSWER = 30.0
+"""Seconds within which an application has to say who may come in."""
+
+_OF_THE_SERVER = (
+    "asgi",
+    "http_version",
+    "path",
+    "raw_path",
+    "query_string",
+    "headers",
+    "client",
+    "server",
+)
+"""What a server puts into a scope. All else was found out on the way of the handshake, and is
+found out again on that of the GET."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetIn:
+    """The handshake reached the endpoint."""
+
+    principal: Principal
+    context: contextvars.Context
+    """The context variables that were set on the way, such as the access token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """It did not; this is what was answered instead."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class Doorkeeper:
+    """Asks the HTTP application whether a handshake may come in."""
+
+    def __init__(
+        self,
+        app: ASGIApp | None,
+        principal_of: Callable[[Scope], Principal],
+        application: Callable[[], ASGIApp] | None = None,
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            app: The application that HTTP requests go through where nothing stands around it;
+                None: there always is something.
+            principal_of: Who sent a request, by what authentication left in its scope.
+            application: Answers with the one that stands around all others; None: it is found.
+        """
+        self._app = app
+        self._principal_of = principal_of
+        self._application = application
+
+    async def ask(self, scope: Scope) -> LetIn | TurnedAway:
+        """Whether the handshake in ``scope`` may come in. It is asked for in the very call, and
+        task, in which the server called the application.
+        """
+        app = self._app
+        path_of = scope
+        if self._application is not None:
+            app = self._application()
+        else:
+            around = outermost()
+            if around is not None:
+                app, path_of = around.app, {**around.scope, "headers": scope["headers"]}
+            if app is None:
+                logger.warning(
+                    "a WebSocket is refused: %s, which stands around the endpoint, cannot be asked "
+                    "whether it would let an HTTP request in; give asgi_app() or routes() the "
+                    "argument application, which answers with the application that the HTTP "
+                    "server calls",
+                    around.described if around is not None else "an application",
+                )
+                return TurnedAway(403, [(b"content-length", b"0")], b"")
+        return await self._put_through(app, path_of)
+
+    async def _put_through(self, app: ASGIApp, scope: Scope) -> LetIn | TurnedAway:
+        asked = _Asked(self._principal_of)
+        schemes = {"ws": "http", "wss": "https"}
+        get: Scope = {
+            **{key: scope[key] for key in _OF_THE_SERVER if key in scope},
+            "type": "http",
+            "method": "GET",
+            "scheme": schemes.get(scope.get("scheme", "ws"), "http"),
+            # A mount appends its own path to it, in the scope that it was given.
+            "root_path": scope.get("app_root_path", scope.get("root_path", "")),
+            "extensions": {},
+            _ASKED: asked.here,
+        }
+        if "state" in scope:
+            get["state"] = dict(scope["state"])
+        try:
+            async with asyncio.timeout(_ANSWER):
+                await app(get, asked.receive, asked.send)
+        except TimeoutError:
+            logger.warning("a WebSocket is refused: nothing was answered for %d s", _ANSWER)
+            return TurnedAway(504, [(b"content-length", b"0")], b"")
+        return asked.outcome()
+
+    @staticmethod
+    async def answered(scope: Scope, send: Send) -> bool:
+        """At the endpoint: whether this is a question of ours; then it is answered here."""
+        here = scope.get(_ASKED)
+        if here is None:
+            return False
+        here(scope)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+        return True
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One GET that stands for a handshake: a client that waits for the answer, and leaves."""
+
+    principal_of: Callable[[Scope], Principal]
+    reached: LetIn | None = None
+    status: int = 500
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
+    body: list[bytes] = field(default_factory=list[bytes])
+    was_sent: bool = False
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def here(self, scope: Scope) -> None:
+        """It came to the endpoint."""
+        self.reached = LetIn(self.principal_of(scope), contextvars.copy_context())
+
+    async def receive(self) -> Message:
+        """ASGI's. Middleware waits for the client to leave."""
+        if not self.was_sent:
+            self.was_sent = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await self.is_over.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """ASGI's."""
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], list(message.get("headers", ()))
+        elif message["type"] == "http.response.body":
+            self.body.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                self.is_over.set()
+
+    def outcome(self) -> LetIn | TurnedAway:
+        """What came of it."""
+        if self.status < 300:
+            if self.reached is not None:
+                return self.reached
+            # Somebody else answered, with what is no refusal for a GET, and is one for this.
+            return TurnedAway(403, [(b"content-length", b"0")], b"")
+        return TurnedAway(self.status, self.headers, b"".join(self.body))
+
+
+async def turn_away(scope: Scope, receive: Receive, send: Send, answer: TurnedAway) -> None:
+    """Answer a handshake with an HTTP response where the server can, else with its own 403."""
+    await receive()
+    if "websocket.http.response" not in (scope.get("extensions") or {}):
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    start = {"type": "websocket.http.response.start", "status": answer.status}
+    await send({**start, "headers": answer.headers})
+    await send({"type": "websocket.http.response.body", "body": answer.body})

@@ -1,0 +1,255 @@
+"""WebSocket, the client side: one JSON-RPC message per text frame, both eras.
+
+A `mcp_sessions.client.dialer.Link`. The connection is one for all requests; when it is gone,
+so is the link, and the client opens another.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+import anyio
+import httpx2
+from anyio.abc import TaskStatus
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.client import ClientProtocol
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidStatus,
+    InvalidURI,
+    WebSocketException,
+)
+from websockets.typing import Subprotocol
+
+from mcp_sessions.client.dialer import (
+    Down,
+    Event,
+    Failed,
+    Failure,
+    Json,
+    Link,
+    LinkSettings,
+    Missed,
+    Received,
+)
+from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.wire import in_place_of_dropped, received
+from mcp_sessions.core.messages import RequestId, encode
+from mcp_sessions.core.outline import Outline
+from mcp_sessions.core.resume import Cause
+from mcp_sessions_transports.connect_errors import reason_of
+from mcp_sessions_transports.http.client import without_credentials
+from mcp_sessions_transports.websocket.close_codes import CloseCode, should_come_back
+from mcp_sessions_transports.websocket.frame_sieve import FrameSieve
+
+logger = logging.getLogger(__name__)
+
+SUBPROTOCOL = Subprotocol("mcp")
+PING_INTERVAL = 20.0
+"""Seconds between two pings; a connection that does not answer one is gone as long after."""
+
+
+class WebSocketDialer:
+    """Makes links to one URL."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        auth: httpx2.Auth | None = None,
+        policy: ReconnectPolicy,
+    ) -> None:
+        """Take what its links work with."""
+        self.target = without_credentials(url)
+        self._url = url
+        self._headers = dict(headers or {})
+        self._auth = auth
+        self._policy = policy
+
+    def link(self) -> WebSocketLink:
+        """See `Dialer`."""
+        return WebSocketLink(self._url, self._headers, self._auth, self._policy)
+
+
+class WebSocketLink:
+    """One WebSocket."""
+
+    kind = "websocket"
+
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        auth: httpx2.Auth | None,
+        policy: ReconnectPolicy,
+    ) -> None:
+        self.name = without_credentials(url)
+        self.settings = LinkSettings()
+        self._url = url
+        self._headers = dict(headers)
+        self._auth = auth
+        self._policy = policy
+        self._socket: _Connection | None = None
+        self._is_closing = False
+
+    async def run(
+        self,
+        sink: Callable[[Link, Event], Awaitable[None]],
+        *,
+        task_status: TaskStatus[None],
+    ) -> None:
+        """See `Link`."""
+        socket = self._socket = await self._open()
+        task_status.started()
+        try:
+            async for frame in socket:
+                dropped = socket.sieve.dropped(frame)
+                if dropped is not None:
+                    await self._was_dropped(sink, dropped)
+                    continue
+                message = self._message(frame)
+                if message is not None:
+                    await sink(self, Received(message))
+            failure = self._closed(socket.close_code)
+        except ConnectionClosed:
+            failure = self._closed(socket.close_code)
+        finally:
+            with anyio.CancelScope(shield=True):
+                with anyio.move_on_after(self._policy.closing_timeout):
+                    await socket.close()
+                socket.transport.abort()
+        if not self._is_closing:
+            await sink(self, Down(failure))
+
+    async def _was_dropped(
+        self, sink: Callable[[Link, Event], Awaitable[None]], outline: Outline
+    ) -> None:
+        """Tell of a message that was too large."""
+        answer = in_place_of_dropped(outline, self.name, self._policy.max_message)
+        if answer is None:
+            await sink(self, Missed())
+        elif outline.has_method:
+            # Its asker waits.
+            try:
+                await self.send(answer, {})
+            except Failed as failed:
+                logger.info("a question was not refused: %s", failed)
+        else:
+            await sink(self, Received(answer))
+
+    async def _open(self) -> _Connection:
+        headers = {**self._headers, **await self._credentials()}
+        try:
+            connected = await _Connect(
+                self._url,
+                create_connection=_connection_of(self._policy.max_message),
+                subprotocols=[SUBPROTOCOL],
+                additional_headers=headers,
+                compression=None,
+                max_size=self._policy.max_message,
+                open_timeout=self._policy.connect_timeout,
+                close_timeout=self._policy.closing_timeout,
+                ping_interval=PING_INTERVAL,
+                ping_timeout=PING_INTERVAL,
+            )
+            return cast(_Connection, connected)
+        except InvalidStatus as error:
+            status = error.response.status_code
+            text = f"{self.name}: the WebSocket was refused with HTTP status {status}"
+            raise Failed(Failure(Cause.UNREACHABLE, text, status=status)) from None
+        except (OSError, TimeoutError, InvalidHandshake, InvalidURI, WebSocketException) as error:
+            reason = reason_of(error, seconds=self._policy.connect_timeout)
+            text = f"{self.name}: no WebSocket: {reason}"
+            raise Failed(Failure(Cause.UNREACHABLE, text)) from None
+
+    async def _credentials(self) -> dict[str, str]:
+        """The headers that the first step of the auth flow sets."""
+        if self._auth is None:
+            return {}
+        url = httpx2.URL(self._url)
+        plain = url.copy_with(scheme="https" if url.scheme == "wss" else "http")
+        flow = self._auth.async_auth_flow(httpx2.Request("GET", plain))
+        try:
+            request = await anext(flow)
+        finally:
+            await flow.aclose()
+        value = request.headers.get("authorization")
+        return {"Authorization": value} if value is not None else {}
+
+    def _message(self, frame: str | bytes) -> Json | None:
+        return received(frame.encode() if isinstance(frame, str) else frame)
+
+    def _closed(self, code: int | None) -> Failure:
+        # 1005 and 1006 are never sent: the peer gave no code, or the connection broke.
+        given = None if code in (None, 1005, 1006) else code
+        again = should_come_back(given)
+        if given == CloseCode.POLICY_VIOLATION and self._auth is not None:
+            # The credential was good no more; a new one may be.
+            again = True
+        return Failure(
+            Cause.CUT if given is None else Cause.CLOSED,
+            f"the WebSocket was closed with {given or 'no code'}",
+            may_return=again,
+        )
+
+    async def send(self, message: Json, headers: Mapping[str, str]) -> None:
+        """See `Link`."""
+        if self._socket is None:
+            raise AssertionError("a link is used before it runs")
+        try:
+            await self._socket.send(encode(message).decode())
+        except ConnectionClosed:
+            raise Failed(Failure(Cause.CUT, "the WebSocket is closed")) from None
+
+    def listen(self) -> None:
+        """See `Link`: here everything comes on one stream."""
+
+    def abandon(self, request_id: RequestId) -> None:
+        """See `Link`: its answer is dropped when it comes."""
+
+    async def close(self, *, leave: bool) -> None:
+        """See `Link`."""
+        self._is_closing = True
+        if self._socket is not None:
+            with anyio.move_on_after(self._policy.closing_timeout, shield=True):
+                await self._socket.close()
+
+
+class _Connection(ClientConnection):
+    """A connection that does not break over a message that is too large."""
+
+    limit: int
+    """Bytes of one message."""
+
+    def __init__(self, protocol: ClientProtocol, **options: Any) -> None:
+        super().__init__(protocol, **options)
+        self.sieve = FrameSieve(self.limit)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        left = self.sieve.feed(data)
+        if left:
+            super().data_received(left)
+
+
+def _connection_of(most: int) -> type[_Connection]:
+    """The class of connections whose messages have at most so many bytes."""
+
+    class Limited(_Connection):
+        limit = most
+
+    return Limited
+
+
+class _Connect(connect):
+    """Connects without following redirects: they may lead to another server, and the
+    credentials in the headers were meant for this one.
+    """
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        """See the base class: not a redirect to follow, whatever it is."""
+        return exc

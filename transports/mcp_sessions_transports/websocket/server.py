@@ -1,0 +1,233 @@
+"""WebSocket, on the same path as HTTP: one JSON-RPC message per text frame, both eras."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from mcp_sessions.ids import digest
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.modern_rules import ModernRules
+from mcp_sessions_transports.duplex import DuplexConnection
+from mcp_sessions_transports.http.io import Headers
+from mcp_sessions_transports.origin import OriginGuard
+from mcp_sessions_transports.served import Served
+from mcp_sessions_transports.websocket.authorizer import Doorkeeper, TurnedAway, turn_away
+from mcp_sessions_transports.websocket.close_codes import CloseCode
+
+logger = logging.getLogger(__name__)
+
+SUBPROTOCOL = "mcp"
+BEARER = "mcp.bearer."
+"""What a browser, which cannot set headers, offers as a second subprotocol: this and the
+base64url of its token. It is never echoed and never logged."""
+
+
+class WebSocketBinding:
+    """Serves WebSocket connections."""
+
+    def __init__(
+        self,
+        served: Served,
+        rules: ModernRules,
+        guard: OriginGuard,
+        doorkeeper: Doorkeeper,
+        draining: Callable[[], float | None],
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            draining: Seconds after which new connections should try again, while the server
+                shuts down.
+        """
+        self._served = served
+        self._rules = rules
+        self._guard = guard
+        self._doorkeeper = doorkeeper
+        self._draining = draining
+        self._open: dict[Principal, int] = {}
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, from its handshake to its end."""
+        headers: Headers = dict(scope["headers"])
+        offered: list[str] = list(scope.get("subprotocols") or ())
+        refused = self._guard.check(headers)
+        if refused is not None:
+            await turn_away(scope, receive, send, _text(*refused))
+            return
+        retry_after = self._draining()
+        if retry_after is not None:
+            # A session must not be attached where it is about to be cut again (WSS17).
+            away = _text(503, "the server is shutting down")
+            away.headers.append((b"retry-after", str(math.ceil(retry_after)).encode()))
+            await turn_away(scope, receive, send, away)
+            return
+        bearers = [name for name in offered if name.startswith(BEARER)]
+        if bearers and (b"authorization" in headers or len(bearers) > 1):
+            await turn_away(scope, receive, send, _text(400, "one credential, not two"))
+            return
+        if bearers:
+            token = _token(bearers[0])
+            if token is None:
+                text = "the bearer subprotocol is malformed"
+                await turn_away(scope, receive, send, _text(400, text))
+                return
+            fields = [*scope["headers"], (b"authorization", b"Bearer " + token)]
+            scope = {**scope, "headers": fields}
+        let_in = await self._doorkeeper.ask(scope)
+        if isinstance(let_in, TurnedAway):
+            await turn_away(scope, receive, send, let_in)
+            return
+        principal = let_in.principal
+        most = self._served.policy.max_connections_per_principal
+        if most is not None and self._open.get(principal, 0) >= most:
+            await turn_away(scope, receive, send, _text(429, "Too many connections"))
+            return
+        self._open[principal] = self._open.get(principal, 0) + 1
+        try:
+            connected = self._connected(scope, receive, send, principal, SUBPROTOCOL in offered)
+            await asyncio.create_task(connected, context=let_in.context)
+        finally:
+            left = self._open[principal] - 1
+            if left:
+                self._open[principal] = left
+            else:
+                del self._open[principal]
+
+    async def _connected(
+        self, scope: Scope, receive: Receive, send: Send, principal: Principal, selects: bool
+    ) -> None:
+        if (await receive())["type"] != "websocket.connect":
+            return
+        accept: dict[str, Any] = {"type": "websocket.accept"}
+        if selects:
+            accept["subprotocol"] = SUBPROTOCOL
+        await send(accept)
+        served = self._served
+        connection = DuplexConnection("websocket", principal, served, self._rules)
+        served.hub.add(connection)
+        logger.info("websocket %s opened", digest(connection.id))
+        closing = Closing()
+        reader = asyncio.ensure_future(self._read(connection, receive, closing))
+        writer = asyncio.ensure_future(self._write(connection, send, closing))
+        # A writer whose peer takes nothing hears of no cut: it waits for the network.
+        cut = asyncio.ensure_future(connection.outbox.until_cut())
+
+        def expired() -> None:
+            closing.because(CloseCode.POLICY_VIOLATION, "credential expired")
+            connection.outbox.cut()
+
+        try:
+            async with served.credentials.over(scope, principal, expired):
+                await asyncio.wait({reader, writer, cut}, return_when=asyncio.FIRST_COMPLETED)
+            if writer.done() and not writer.cancelled() and writer.exception() is not None:
+                # The peer is gone, and perhaps said why.
+                await asyncio.wait({reader}, timeout=1)
+        finally:
+            if connection.outbox.was_slow:
+                closing.because(CloseCode.TRY_AGAIN_LATER, "too slow")
+            elif connection.is_draining:
+                closing.because(CloseCode.SERVICE_RESTART, "the server is shutting down")
+                if not closing.by_peer:
+                    # Before the store is told: what the client asks meanwhile nobody reads.
+                    await _close(send, closing)
+                    closing.by_peer = True
+            await connection.gone()
+            reader.cancel()
+            writer.cancel()
+            cut.cancel()
+            results = await asyncio.gather(reader, writer, cut, return_exceptions=True)
+            if not closing.by_peer:
+                await _close(send, closing)
+            logger.info("websocket %s closed", digest(connection.id))
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(result, OSError):
+                raise result
+
+    async def _read(self, connection: DuplexConnection, receive: Receive, closing: Closing) -> None:
+        policy = self._served.policy
+        first = True
+        while True:
+            try:
+                async with asyncio.timeout(policy.init_timeout if first else None):
+                    message = await receive()
+            except TimeoutError:
+                closing.because(CloseCode.POLICY_VIOLATION, "nothing was said")
+                return
+            first = False
+            if connection.outbox.closed:
+                # Cut already, perhaps with its credential: nothing more is served.
+                return
+            if message["type"] == "websocket.disconnect":
+                closing.by_peer = True
+                if message.get("code") == CloseCode.TOO_BIG:
+                    logger.warning(
+                        "a client closed its WebSocket, since a message was too large for it: "
+                        "the largest that was sent has %d bytes",
+                        closing.largest,
+                    )
+                return
+            text: str | None = message.get("text")
+            if text is None:
+                closing.because(CloseCode.UNSUPPORTED_DATA, "messages are text")
+                return
+            # Characters are at most four bytes: only a long one is worth counting exactly.
+            if len(text) * 4 > policy.max_message and len(text.encode()) > policy.max_message:
+                closing.because(CloseCode.TOO_BIG, "message too big")
+                return
+            await connection.take(text.encode())
+
+    async def _write(self, connection: DuplexConnection, send: Send, closing: Closing) -> None:
+        async def write(chunks: list[bytes]) -> None:
+            for chunk in chunks:
+                closing.largest = max(closing.largest, len(chunk))
+                await send({"type": "websocket.send", "text": chunk.decode()})
+
+        await connection.outbox.empty_into(write, idle=None, interval=0)
+
+
+class Closing:
+    """Why a connection is being closed: the first reason counts."""
+
+    def __init__(self) -> None:
+        self.code = CloseCode.NORMAL
+        self.reason = ""
+        self.by_peer = False
+        self.largest = 0
+        """Bytes of the largest message that was sent."""
+
+    def because(self, code: CloseCode, reason: str) -> None:
+        """Give the reason, if there is none yet."""
+        if self.code is CloseCode.NORMAL:
+            self.code, self.reason = code, reason
+
+
+async def _close(send: Send, closing: Closing) -> None:
+    message = {"type": "websocket.close", "code": int(closing.code), "reason": closing.reason}
+    # A peer that is gone already cannot be told why.
+    with contextlib.suppress(OSError, RuntimeError, TimeoutError):
+        async with asyncio.timeout(1):
+            await send(message)
+
+
+def _text(status: int, text: str) -> TurnedAway:
+    body = text.encode()
+    headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
+    return TurnedAway(status, headers, body)
+
+
+def _token(subprotocol: str) -> bytes | None:
+    encoded = subprotocol.removeprefix(BEARER)
+    try:
+        token = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return token or None
