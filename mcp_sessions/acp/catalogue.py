@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from mcp_sessions.acp.refusals import invalid_params
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import digest
-from mcp_sessions.stores.contract import Mode, SessionRecord
+from mcp_sessions.stores.records import SessionRecord
 
 CWD = "cwd"
 TITLE = "title"

@@ -26,7 +26,8 @@ from mcp_sessions.acp.servers import Servers
 from mcp_sessions.acp.tasks import to_the_end
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId, parse_position
-from mcp_sessions.stores.contract import Attachment, SessionStore
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Attachment
 
 logger = logging.getLogger(__name__)
 

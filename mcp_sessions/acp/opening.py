@@ -38,10 +38,12 @@ from mcp_sessions.acp.params import (
 from mcp_sessions.acp.prompts import Prompts
 from mcp_sessions.acp.registry import Registry
 from mcp_sessions.acp.servers import Servers, Unreachable
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.contract import Mode, SessionRecord, SessionStore
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import decode, encode
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import Position, SessionId
-from mcp_sessions.stores.contract import Appended, SessionStore
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Appended
 
 PAGE = 1_024
 """Entries of a page at the most; the store ends it earlier if they are large."""

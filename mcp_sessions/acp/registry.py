@@ -17,9 +17,11 @@ from mcp_sessions.acp.current import Call
 from mcp_sessions.acp.link import Json, Link
 from mcp_sessions.acp.open_conversation import OpenConversation
 from mcp_sessions.acp.params import session_id_of
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.contract import Mode, SessionRecord, SessionStore
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import SessionRecord
 
 
 @dataclass(slots=True)

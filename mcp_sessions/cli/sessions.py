@@ -21,13 +21,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mcp_sessions.cli import arguments as types
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.dispatch.ending import ended_beside
-from mcp_sessions.stores.contract import Mode, SessionRecord
 from mcp_sessions.stores.operator import open_beside
+from mcp_sessions.stores.records import SessionRecord
 
 _DIGITS = re.compile(r"[0-9a-f]{4,12}")
 """What names a session: so much of its digest."""

@@ -10,6 +10,19 @@ from enum import Enum
 from types import MappingProxyType
 
 
+class Mode(Enum):
+    """How a session is named on the wire. It never changes (SES1)."""
+
+    PROTOCOL = "protocol"
+    """Made by ``session/start`` or ``sessions/create``."""
+
+    TRANSPORT = "transport"
+    """Made by ``initialize`` over Streamable HTTP, named by ``Mcp-Session-Id``."""
+
+    CONVERSATION = "conversation"
+    """Made by ACP's ``session/new``. It never expires, and its event log has no bound."""
+
+
 class State(Enum):
     """Where a session is in its life."""
 

@@ -16,13 +16,7 @@ from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import RequestId, encode
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.contract import (
-    Attached,
-    Attachment,
-    CurrentSession,
-    Peer,
-    SessionRecord,
-)
+from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
 
 if TYPE_CHECKING:
     from mcp_sessions.server.requests.running import RunningRequest

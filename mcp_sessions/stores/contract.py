@@ -15,13 +15,10 @@ what a faster one stored; each change has its own method instead.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from mcp_sessions.core.log import Draft, LoggedEvent
-from mcp_sessions.core.messages import EventTemplate
-from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal, SessionsError
 from mcp_sessions.ids import (
     EVENTS,
@@ -36,244 +33,21 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-
-
-class Mode(Enum):
-    """How a session is named on the wire. It never changes (SES1)."""
-
-    PROTOCOL = "protocol"
-    """Made by ``session/start`` or ``sessions/create``."""
-
-    TRANSPORT = "transport"
-    """Made by ``initialize`` over Streamable HTTP, named by ``Mcp-Session-Id``."""
-
-    CONVERSATION = "conversation"
-    """Made by ACP's ``session/new``. It never expires, and its event log has no bound."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attachment:
-    """Which connection hears a session's events."""
-
-    connection_id: ConnectionId
-    fencing_epoch: FencingEpoch
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """What a handshake told about a client; enough to serve it in another process."""
-
-    protocol_version: str
-    initialize_params: Mapping[str, Any] | None = None
-    """Of the params of ``initialize`` what ``core/client_description.py`` keeps, as it was
-    sent; None: no handshake. Of a modern-era client: what its request's envelope says, under
-    the same names."""
-
-    modern: bool = False
-    """It speaks the modern era, where a server asks its client nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class CurrentSession:
-    """A connection's current session (ASC2)."""
-
-    session_id: SessionId
-    fencing_epoch: FencingEpoch
-    """The session's fencing epoch when it became current here. A higher one at the session
-    means that another connection displaced this one."""
-
-
-@dataclass(slots=True)
-class SessionRecord:
-    """What is known of one session. Read it; change it by the store's methods only."""
-
-    session_id: SessionId = field(repr=False)
-    mode: Mode
-    principal: Principal
-    """Its maker; ``principal.scopes`` are the scopes it was made with."""
-
-    created_at: float
-    expires_at: float
-    """When it expires if nothing more happens: the earlier of idle and absolute."""
-
-    ends_at: float
-    """When its absolute lifetime is over. Of a conversation both are infinite."""
-
-    peer: Peer | None = None
-    fencing_epoch: FencingEpoch = FencingEpoch(0)
-    attachment: Attachment | None = None
-    current: CurrentSession | None = None
-    """Transport-mode: its current session."""
-
-    stream_opened: bool = False
-    """Transport-mode: its GET stream was open at least once."""
-
-    carried: Mapping[SessionId, FencingEpoch] = field(
-        default_factory=dict[SessionId, FencingEpoch], repr=False
-    )
-    """Transport-mode: the sessions whose events go on its GET stream. Replaced as a whole,
-    never changed in place."""
-
-    subscriptions: frozenset[str] = field(default=frozenset())
-    """Resource URIs."""
-
-    lists: frozenset[str] | None = None
-    """The list changes that its listen stream asked for (``tools``, ``prompts``,
-    ``resources``); None: all, as long as it never listened."""
-
-    waits_from: SessionEventId | None = None
-    """Where its next listen stream starts; None: at the head."""
-
-    state: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The application's ``session.state``. Replaced as a whole, never changed in place."""
-
-    state_version: int = 0
-    """Grows with every change of ``state``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """A stored event, and who was attached in the same step."""
-
-    event: LoggedEvent
-    attachment: Attachment | None
-    replaced: bool = False
-    """An older event with its coalescing key is gone for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerChange:
-    """A resource or a list of the server is another one: what each entitled session is told."""
-
-    id: str
-    """Names it among all changes of all processes: 1 to 64 visible ASCII characters."""
-
-    at: float
-    """When it was announced, in seconds since 1970."""
-
-    uri: str | None
-    """The resource that was updated; None: a list changed."""
-
-    listed: str | None
-    """The list that changed: ``tools``, ``prompts`` or ``resources``; None: a resource did."""
-
-    event: EventTemplate
-    """The event of a protocol-mode session."""
-
-    bare: Draft
-    """What goes on the GET stream of a transport-mode session."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of one event, about."""
-        return len(self.bare.before)
-
-
-class Told(NamedTuple):
-    """A session that has a change: the event that it became, and who was attached in the same
-    step (:class:`Appended`).
-    """
-
-    session_id: SessionId
-    stream: StreamName
-    event: LoggedEvent
-    attachment: Attachment | None
-    replaced: bool
-
-
-class Audience(NamedTuple):
-    """A page of the sessions that a change may be for."""
-
-    session_ids: Sequence[SessionId]
-    following: str | None
-    """Where the next page begins; None: there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attached:
-    """The outcome of an attach: one atomic step."""
-
-    fencing_epoch: FencingEpoch
-    head: SessionEventId
-    previous: Attachment | None
-    """Who heard the session before; None: nobody."""
-
-    replay: Sequence[LoggedEvent]
-    """The events of (position, head], whole and in order; empty if ``refusal``."""
-
-    refusal: Refusal | None
-    """Why nothing is replayed; None: everything after the position is in ``replay``."""
-
-    scopes: frozenset[str]
-    """The scopes that the session was made with."""
-
-    waits_from: SessionEventId | None = None
-    """Where its next listen stream was to start; from now on nowhere but at the head. Taken
-    in the same step, so that of two listen streams opened at once one replays (only by a
-    connection: with none the record keeps it)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """A request may be served; its session's idle time starts anew."""
-
-    record: SessionRecord
-    key: Begun | None = None
-    """What is known of its request key; None: it has none."""
-
-    outcome: bytes | None = None
-    """The kept answer, if ``key`` is ``ANSWERED``."""
-
-    runner: str | None = None
-    """Which process runs it, if ``key`` is ``RUNNING``."""
-
-    run: str | None = None
-    """Which :attr:`KeyUse.run` of its runner recorded the key, if ``key`` is ``RUNNING``; empty
-    if that said nothing."""
-
-    displaced: bool = False
-    """The fencing epoch is another one now. Nothing was changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Relayed:
-    """What became of a session event on its way to a connection's GET stream."""
-
-    event: LoggedEvent | None = None
-    """The entry it became; None: it is there already, or the stream does not carry it (any
-    more), or ``missing_after`` is set."""
-
-    missing_after: Position | None = None
-    """Not stored: an older event of that session has to be relayed first. The position of
-    the last one that was."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyUse:
-    """The request key of a request that is to be admitted."""
-
-    key: RequestKey
-    digest: bytes
-    runner: str
-    scopes: frozenset[str] = frozenset()
-    """Those of the credential that sent it. Whoever has fewer than who began the key is not
-    told its answer (SEC3)."""
-
-    run: str = ""
-    """Names this sending among all that its runner admits: the reply to an admission may be
-    lost, and the key be recorded for a handler that never starts."""
-
-    instead_of: str = ""
-    """A run that is known to have begun nothing, and never will: if it has the key, and nothing
-    was kept of it, this use has it now, as if it were the first. Empty: none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """A session's ``data`` and the version that a replacement must name."""
-
-    value: dict[str, Any]
-    version: int
+from mcp_sessions.stores.exchange import Exchange
+from mcp_sessions.stores.records import (
+    Admitted,
+    Appended,
+    Attached,
+    Audience,
+    CurrentSession,
+    Data,
+    KeyUse,
+    Peer,
+    Relayed,
+    ServerChange,
+    SessionRecord,
+    Told,
+)
 
 
 class StateConflict(SessionsError):
@@ -288,78 +62,9 @@ class StateConflict(SessionsError):
         return "session.state was changed elsewhere meanwhile"
 
 
-class ExchangeListener(Protocol):
-    """What a process hears from the others that share its store. Called in the event loop;
-    nothing here may wait.
-    """
-
-    def on_message(self, message: bytes) -> None:
-        """Another process sent this."""
-        ...
-
-    def on_event(
-        self,
-        session_id: SessionId,
-        stream: StreamName,
-        event: LoggedEvent,
-        attachment: Attachment | None,
-    ) -> None:
-        """An event was appended to a watched stream, by whichever process, this one too.
-
-        Args:
-            attachment: Who was attached in the same step (:class:`Appended`): a connection
-                that was displaced meanwhile hands the event over to nobody.
-        """
-        ...
-
-    def on_gap(self) -> None:
-        """Messages may have been lost: whatever is watched has to be read again."""
-        ...
-
-
-class Exchange(Protocol):
-    """How the processes that share a store reach each other.
-
-    Every message arrives at most once, and may be lost: whoever reads a stream notices by
-    its position and reads the store. Every method may raise
-    :class:`~mcp_sessions.errors.StoreUnavailable`.
-    """
-
-    async def join(self, process: str, listener: ExchangeListener) -> None:
-        """Begin to hear, and to be alive for the others. Called once, after ``open``."""
-        ...
-
-    async def leave(self) -> None:
-        """Be alive no more; the others see it at once."""
-        ...
-
-    async def send(self, message: bytes, *, to: str | None = None) -> None:
-        """Send to one process, or to all others (None)."""
-        ...
-
-    async def watch(self, session_id: SessionId, stream: StreamName) -> None:
-        """Hear what is appended to a stream from now on: what is appended after this returns
-        is heard. Watching it twice is watching it once.
-        """
-        ...
-
-    async def unwatch(self, session_id: SessionId, stream: StreamName) -> None:
-        """Hear of a stream no more."""
-        ...
-
-    async def is_alive(self, process: str) -> bool:
-        """Whether that process joined and neither left nor died; a process that died is
-        noticed within ``LIVENESS`` seconds.
-        """
-        ...
-
-
 TOLD_AT_ONCE = 16
 """Sessions that one call tells of a change, at the most: a store does them in a millisecond or
 two, in which it serves nobody else."""
-
-LIVENESS = 10.0
-"""Seconds after which a process that gave no sign of life is taken for dead."""
 
 
 class SessionStore(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from mcp_sessions.core.client_description import size_of
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.stores.contract import Peer
+from mcp_sessions.stores.records import Peer
 
 
 def check_peer(peer: Peer | None, policy: SessionPolicy) -> None:

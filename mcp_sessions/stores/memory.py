@@ -16,7 +16,7 @@ from typing import Any
 from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, LoggedEvent, Window
 from mcp_sessions.core.messages import encode
 from mcp_sessions.core.request_keys import Begun, KeyState, RequestKeys
-from mcp_sessions.core.states import BEGINS, Change, State, after
+from mcp_sessions.core.states import BEGINS, Change, Mode, State, after
 from mcp_sessions.errors import LimitReached, Refusal
 from mcp_sessions.ids import (
     EVENTS,
@@ -32,24 +32,8 @@ from mcp_sessions.ids import (
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
-from mcp_sessions.stores.contract import (
-    Admitted,
-    Appended,
-    Attached,
-    Attachment,
-    Audience,
-    CurrentSession,
-    Data,
-    Exchange,
-    KeyUse,
-    Mode,
-    Peer,
-    Relayed,
-    ServerChange,
-    SessionRecord,
-    StateConflict,
-    Told,
-)
+from mcp_sessions.stores.contract import StateConflict
+from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.limits import (
     check_data,
     check_peer,
@@ -57,6 +41,21 @@ from mcp_sessions.stores.limits import (
     check_state,
     check_subscriptions,
     text_size,
+)
+from mcp_sessions.stores.records import (
+    Admitted,
+    Appended,
+    Attached,
+    Attachment,
+    Audience,
+    CurrentSession,
+    Data,
+    KeyUse,
+    Peer,
+    Relayed,
+    ServerChange,
+    SessionRecord,
+    Told,
 )
 
 

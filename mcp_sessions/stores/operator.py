@@ -8,7 +8,8 @@ from typing import Protocol
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.stores.contract import SessionRecord, SessionStore
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.urls import open_store, sqlite_place
 
 Ended = Callable[[SessionStore, SessionRecord], Awaitable[None]]

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
@@ -26,16 +27,15 @@ from mcp_sessions.ids import (
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import SessionSecurity
-from mcp_sessions.stores.contract import (
+from mcp_sessions.stores.exchange import Exchange
+from mcp_sessions.stores.records import (
     Admitted,
     Appended,
     Attached,
     Audience,
     CurrentSession,
     Data,
-    Exchange,
     KeyUse,
-    Mode,
     Peer,
     Relayed,
     ServerChange,

@@ -67,7 +67,7 @@ async def check_exchange(make_two: MakeTwoStores) -> None:
     """Run every check of :data:`EXCHANGE_CHECKS`, for stores that processes share.
 
     Raises:
-        AssertionError: The contract of :class:`~mcp_sessions.stores.contract.Exchange` is broken.
+        AssertionError: The contract of :class:`~mcp_sessions.stores.exchange.Exchange` is broken.
         TimeoutError: What had to be heard was not, within a minute.
         RuntimeError: Python runs with ``-O``, which leaves out what the checks assert.
     """

@@ -10,11 +10,7 @@ from mcp_sessions.ids import (
     ConnectionId,
     FencingEpoch,
 )
-from mcp_sessions.stores.contract import (
-    Appended,
-    Attached,
-    Attachment,
-)
+from mcp_sessions.stores.records import Appended, Attached, Attachment
 from mcp_sessions.testing.parts import (
     HERE,
     NOW,

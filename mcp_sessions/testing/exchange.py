@@ -8,6 +8,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from mcp_sessions.core.log import Draft
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
@@ -16,10 +17,7 @@ from mcp_sessions.ids import (
     SessionId,
     parse_position,
 )
-from mcp_sessions.stores.contract import (
-    Appended,
-    Mode,
-)
+from mcp_sessions.stores.records import Appended
 from mcp_sessions.testing.parts import (
     MESSAGE,
     NOW,

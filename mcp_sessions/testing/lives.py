@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mcp_sessions.core.log import PAGE_BYTES, Draft
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import (
     GET_STREAM,
     FencingEpoch,
@@ -16,11 +17,7 @@ from mcp_sessions.ids import (
     parse_session_id,
 )
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.stores.contract import (
-    CurrentSession,
-    Mode,
-    Peer,
-)
+from mcp_sessions.stores.records import CurrentSession, Peer
 from mcp_sessions.testing.parts import (
     ALICE,
     BOB,

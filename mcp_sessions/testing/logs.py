@@ -8,6 +8,7 @@ from dataclasses import replace
 from anyio.lowlevel import checkpoint
 
 from mcp_sessions.core.log import Draft
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
@@ -17,10 +18,7 @@ from mcp_sessions.ids import (
     Position,
     SessionId,
 )
-from mcp_sessions.stores.contract import (
-    Mode,
-    Relayed,
-)
+from mcp_sessions.stores.records import Relayed
 from mcp_sessions.testing.parts import (
     HERE,
     NO_STREAM,

@@ -12,6 +12,7 @@ from anyio.lowlevel import checkpoint
 
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import LimitReached, Refusal
 from mcp_sessions.ids import (
     EVENTS,
@@ -27,17 +28,16 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.contract import (
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.exchange import Exchange
+from mcp_sessions.stores.records import (
     Admitted,
     Appended,
     Attached,
     Attachment,
     CurrentSession,
-    Exchange,
     KeyUse,
-    Mode,
     SessionRecord,
-    SessionStore,
 )
 
 T = TypeVar("T")

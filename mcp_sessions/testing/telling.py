@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import EVENTS, GET_STREAM, FencingEpoch, Position, SessionId
-from mcp_sessions.stores.contract import (
-    TOLD_AT_ONCE,
-    Attachment,
-    Mode,
-    ServerChange,
-    SessionStore,
-    Told,
-)
+from mcp_sessions.stores.contract import TOLD_AT_ONCE, SessionStore
+from mcp_sessions.stores.records import Attachment, ServerChange, Told
 from mcp_sessions.testing.parts import (
     HERE,
     NOW,

@@ -705,8 +705,8 @@ async def test_a_list_that_makes_no_sense_is_refused(params: Json) -> None:
 
 
 async def test_conversations_are_not_listed_beside_sessions_of_another_kind() -> None:
+    from mcp_sessions.core.states import Mode
     from mcp_sessions.principal import ANONYMOUS
-    from mcp_sessions.stores.contract import Mode
 
     store = KeptMemory()
     async with conversation(ToldAgent(echo), store) as client:

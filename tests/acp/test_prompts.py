@@ -13,7 +13,7 @@ from mcp_sessions.acp import AcpSessionLayer, current_conversation
 from mcp_sessions.core.log import Draft
 from mcp_sessions.errors import SessionRequired, StoreUnavailable
 from mcp_sessions.ids import EVENTS, SessionId, StreamName
-from mcp_sessions.stores.contract import Appended
+from mcp_sessions.stores.records import Appended
 from tests.support.conversations import (
     WITHIN,
     Json,

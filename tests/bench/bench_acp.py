@@ -24,10 +24,11 @@ from typing import Any
 from mcp_sessions.acp import AcpSessionLayer
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.messages import encode
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.contract import Mode, SessionStore
+from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.sqlite.store import SQLiteStore
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from mcp_sessions.cli.main import main
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.stores.contract import CurrentSession, Mode, Peer, SessionRecord
+from mcp_sessions.stores.records import CurrentSession, Peer, SessionRecord
 from mcp_sessions.stores.sqlite import operator as sqlite_beside
 from mcp_sessions.stores.sqlite.store import SQLiteStore
 from tests.support.raw import at_most, in_session

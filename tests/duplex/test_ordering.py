@@ -9,8 +9,8 @@ import pytest
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import SessionId
-from mcp_sessions.stores.contract import Attached
 from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.stores.records import Attached
 from tests.support import apps
 from tests.support.duplex import WITHIN, DuplexWorld, duplex_world
 from tests.support.raw import at_most, event_ids, in_session, uris

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from mcp_sessions.core.log import Draft, Window
 from mcp_sessions.core.request_keys import Begun
-from mcp_sessions.core.states import BEGINS, LIVE, Change, State, after
+from mcp_sessions.core.states import BEGINS, LIVE, Change, Mode, State, after
 from mcp_sessions.errors import LimitReached, Refusal
 from mcp_sessions.ids import (
     ConnectionId,
@@ -34,8 +34,8 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.contract import Attachment, KeyUse, Mode
 from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.stores.records import Attachment, KeyUse
 from mcp_sessions.testing import MakeStore
 from tests.property.model import LogModel, SessionModel
 from tests.stores.every_store import every_store

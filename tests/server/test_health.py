@@ -9,8 +9,8 @@ from starlette.applications import Starlette
 from mcp_sessions import SessionLayer
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.ids import SessionId
-from mcp_sessions.stores.contract import SessionRecord
 from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.stores.records import SessionRecord
 from tests.support.world import Toolbox
 
 pytestmark = pytest.mark.anyio

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from mcp_sessions.core.log import Draft
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import (
     GET_STREAM,
     ConnectionId,
@@ -17,7 +18,6 @@ from mcp_sessions.ids import (
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.server.delivery.relaying import Relay
-from mcp_sessions.stores.contract import Mode
 from mcp_sessions.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.anyio

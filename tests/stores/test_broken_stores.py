@@ -12,6 +12,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
@@ -24,18 +25,17 @@ from mcp_sessions.ids import (
     parse_position,
 )
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.contract import (
+from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.stores.records import (
     Admitted,
     Appended,
     Attached,
     Audience,
     Data,
-    Mode,
     ServerChange,
     SessionRecord,
     Told,
 )
-from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.testing import (
     Check,
     admission,

@@ -15,6 +15,7 @@ import orjson
 import pytest
 
 from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, LimitReached, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
@@ -29,7 +30,8 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.stores.contract import LIVENESS, Attachment, KeyUse, Mode, Peer
+from mcp_sessions.stores.exchange import LIVENESS
+from mcp_sessions.stores.records import Attachment, KeyUse, Peer
 from mcp_sessions.stores.redis import store as redis_module
 from mcp_sessions.stores.redis.codec import Peers, Subscriptions
 from mcp_sessions.stores.redis.store import MARGIN, RedisStore

@@ -12,11 +12,11 @@ import anyio
 import pytest
 
 from mcp_sessions.core.log import Draft
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import LogEpoch, Position, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.contract import Mode
 from mcp_sessions.stores.redis import store as redis_module
 from mcp_sessions.stores.redis.store import RedisStore
 from tests.support.redis_server import dies_after, keys_of, namespace, redis_store, shared_redis

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
@@ -27,8 +28,9 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.contract import Admitted, KeyUse, Mode, SessionStore
+from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.stores.records import Admitted, KeyUse
 from tests.support.redis_server import redis_store
 
 pytestmark = pytest.mark.redis

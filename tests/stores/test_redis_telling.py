@@ -6,10 +6,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import EVENTS, GET_STREAM, Position, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.contract import TOLD_AT_ONCE, Mode, ServerChange
+from mcp_sessions.stores.contract import TOLD_AT_ONCE
+from mcp_sessions.stores.records import ServerChange
 from mcp_sessions.stores.redis.store import IN_FLIGHT, RedisStore
 from mcp_sessions.testing import Check, telling
 from mcp_sessions.testing.telling import change_of

@@ -16,6 +16,7 @@ import pytest
 
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.request_keys import Begun, key_cost
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, Refusal, StoreUnavailable
 from mcp_sessions.ids import (
     GET_STREAM,
@@ -27,7 +28,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.stores.contract import Admitted, CurrentSession, KeyUse, Mode, Peer
+from mcp_sessions.stores.records import Admitted, CurrentSession, KeyUse, Peer
 from mcp_sessions.stores.sqlite import cache as sqlite_hot
 from mcp_sessions.stores.sqlite import recovery as sqlite_start
 from mcp_sessions.stores.sqlite import schema as sqlite_schema

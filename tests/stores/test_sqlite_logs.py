@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, Window
 from mcp_sessions.core.request_keys import Begun, KeyState, RequestKeys
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import EVENTS, Position, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.contract import KeyUse, Mode, SessionRecord
+from mcp_sessions.stores.records import KeyUse, SessionRecord
 from mcp_sessions.stores.sqlite import logs, sessions
 from mcp_sessions.stores.sqlite.keys import Keys, keys_of
 from mcp_sessions.stores.sqlite.schema import migrate

@@ -18,7 +18,8 @@ from typing import Any, Literal, cast
 
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.stores.contract import ExchangeListener, SessionStore
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.exchange import ExchangeListener
 from tests.support.virtual_time import VirtualTimeLoop
 
 How = Literal["before", "after", "away", "cut"]

@@ -33,17 +33,10 @@ from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import EVENTS, GET_STREAM, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.stores.contract import (
-    LIVENESS,
-    Appended,
-    Attachment,
-    ExchangeListener,
-    Relayed,
-    ServerChange,
-    SessionStore,
-    Told,
-)
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.exchange import LIVENESS, ExchangeListener
 from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.stores.records import Appended, Attachment, Relayed, ServerChange, Told
 from tests.support.raw import Json, RawClient, Reply
 from tests.support.redis_server import namespace, redis_store
 from tests.support.world import Clock, Toolbox, World, world
@@ -95,7 +88,7 @@ class Backplane:
 
 
 class Member:
-    """One process's end of the messages; an :class:`~mcp_sessions.stores.contract.Exchange`."""
+    """One process's end of the messages; an :class:`~mcp_sessions.stores.exchange.Exchange`."""
 
     def __init__(self, backplane: Backplane) -> None:
         self._backplane = backplane

@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from mcp_sessions.ids import digest
-from mcp_sessions.stores.contract import SessionRecord
 from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.stores.records import SessionRecord
 from tests.support.raw import in_session
 from tests.support.virtual_time import VirtualTimeLoop
 from tests.support.world import world

@@ -50,12 +50,7 @@ from mcp_sessions.server.requests.runner import STORE_AWAY
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions.server.upstream.port import UpstreamError, UpstreamPeer
-from mcp_sessions.stores.contract import (
-    Attached,
-    Attachment,
-    CurrentSession,
-    Peer,
-)
+from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer
 from mcp_sessions_transports.duplex_listens import DuplexListens
 from mcp_sessions_transports.handlings import Handlings
 from mcp_sessions_transports.http.listen import LISTEN, Filter

@@ -14,7 +14,7 @@ from mcp_sessions.core.messages import Notification, RequestId, encode, error_bo
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.requests.runner import REQUEST_CANCELLED
-from mcp_sessions.stores.contract import SessionRecord
+from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions_transports.http.listen import Filter, acknowledgement, completion, stamped
 from mcp_sessions_transports.outbox import Outbox
 

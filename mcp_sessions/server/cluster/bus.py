@@ -23,7 +23,9 @@ from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import decode, encode
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import Position, SessionId, StreamName
-from mcp_sessions.stores.contract import Attachment, Exchange, SessionStore
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.exchange import Exchange
+from mcp_sessions.stores.records import Attachment
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +121,7 @@ class Replicas:
         await self._exchange.send(written(kind, self.process, **members), to=to)
 
     def on_message(self, message: bytes) -> None:
-        """See :class:`~mcp_sessions.stores.contract.ExchangeListener`."""
+        """See :class:`~mcp_sessions.stores.exchange.ExchangeListener`."""
         try:
             members: Any = decode(message)
             handler = self._handlers.get(members["kind"]) if members["v"] == VERSION else None
@@ -195,12 +197,12 @@ class Replicas:
         event: LoggedEvent,
         attachment: Attachment | None,
     ) -> None:
-        """See :class:`~mcp_sessions.stores.contract.ExchangeListener`."""
+        """See :class:`~mcp_sessions.stores.exchange.ExchangeListener`."""
         for watcher in list(self._watchers.get((session_id, stream), ())):
             watcher.appended(session_id, event, attachment)
 
     def on_gap(self) -> None:
-        """See :class:`~mcp_sessions.stores.contract.ExchangeListener`."""
+        """See :class:`~mcp_sessions.stores.exchange.ExchangeListener`."""
         logger.info("messages between replicas may have been lost; every stream is read again")
         for (session_id, _), watchers in list(self._watchers.items()):
             for watcher in list(watchers):

@@ -21,7 +21,8 @@ from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.requests.joining import Joining
 from mcp_sessions.server.requests.questions import may_ask
 from mcp_sessions.server.requests.runner import REQUEST_CANCELLED, Host
-from mcp_sessions.stores.contract import Attachment, SessionStore
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Attachment
 
 logger = logging.getLogger(__name__)
 

@@ -28,6 +28,7 @@ from mcp_sessions.background import watched
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.coalescing import coalescing_key
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
@@ -35,7 +36,8 @@ from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.delivery.announced import Outcome, note
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.publisher import Publisher
-from mcp_sessions.stores.contract import TOLD_AT_ONCE, Mode, ServerChange, SessionStore, Told
+from mcp_sessions.stores.contract import TOLD_AT_ONCE, SessionStore
+from mcp_sessions.stores.records import ServerChange, Told
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from mcp_sessions import metrics
 from mcp_sessions.background import report
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
@@ -30,7 +31,8 @@ from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.delivery.detached import tell_detached
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.upstream.port import UpstreamPeer
-from mcp_sessions.stores.contract import Attached, Attachment, Mode, SessionRecord, SessionStore
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Attached, Attachment, SessionRecord
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.relaying import Relay
 from mcp_sessions.server.requests.questions import PendingCall, may_ask
-from mcp_sessions.stores.contract import Attachment, SessionStore, Told
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Attachment, Told
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.contract import Mode, SessionStore
+from mcp_sessions.stores.contract import SessionStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 from mcp_sessions.core.messages import NotNamed, Request, named_session, request_key
 from mcp_sessions.core.request_keys import Begun, content_digest
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import (
     InvalidReason,
     InvalidRequest,
@@ -25,14 +26,8 @@ from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.requests.runner import Host
-from mcp_sessions.stores.contract import (
-    Admitted,
-    CurrentSession,
-    KeyUse,
-    Mode,
-    SessionRecord,
-    SessionStore,
-)
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Admitted, CurrentSession, KeyUse, SessionRecord
 
 
 @dataclass(slots=True)
@@ -81,7 +76,7 @@ class Associations:
             inbound: Where it came from.
             request: Record its key, if it has one; None: a notification, which has none.
             keyed: False: a key is ignored.
-            instead_of: See :class:`~mcp_sessions.stores.contract.KeyUse`.
+            instead_of: See :class:`~mcp_sessions.stores.records.KeyUse`.
 
         Raises:
             InvalidParams, SessionNotFound, SessionDetached, InvalidRequest

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import SessionId, process_of
 from mcp_sessions.server.cluster.bus import written
-from mcp_sessions.stores.contract import Mode, SessionRecord, SessionStore
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import SessionRecord
 
 
 async def ended_beside(store: SessionStore, record: SessionRecord) -> None:

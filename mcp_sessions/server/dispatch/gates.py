@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from mcp_sessions.core.messages import Request
 from mcp_sessions.errors import SessionRequiredByServer
-from mcp_sessions.stores.contract import SessionRecord
+from mcp_sessions.stores.records import SessionRecord
 
 
 class Gates:

@@ -17,7 +17,8 @@ from mcp_sessions.ids import digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.requests.runner import Host
-from mcp_sessions.stores.contract import SessionRecord, SessionStore
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
 

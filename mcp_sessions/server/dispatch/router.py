@@ -52,8 +52,9 @@ from mcp_sessions.server.requests.runner import REQUEST_CANCELLED, Host, load_of
 from mcp_sessions.server.requests.running import Carrier, RunningRequest
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream, UpstreamError
-from mcp_sessions.stores.contract import Peer, SessionRecord, SessionStore
+from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.limits import check_peer
+from mcp_sessions.stores.records import Peer, SessionRecord
 
 logger = logging.getLogger(__name__)
 

@@ -30,6 +30,7 @@ from mcp_sessions.core.messages import (
     named_session,
     session_id_member,
 )
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import (
     METHOD_NOT_FOUND,
     InvalidParams,
@@ -50,14 +51,8 @@ from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.requests.runner import Host
 from mcp_sessions.server.requests.running import Carrier
 from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions.stores.contract import (
-    Attached,
-    CurrentSession,
-    Mode,
-    Peer,
-    SessionRecord,
-    SessionStore,
-)
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Attached, CurrentSession, Peer, SessionRecord
 
 logger = logging.getLogger(__name__)
 

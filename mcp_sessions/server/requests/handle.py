@@ -15,7 +15,8 @@ from mcp_sessions.errors import ConfigurationError, DataConflict, SessionNotFoun
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.delivery.publisher import Publisher
-from mcp_sessions.stores.contract import SessionRecord, SessionStore, StateConflict
+from mcp_sessions.stores.contract import SessionStore, StateConflict
+from mcp_sessions.stores.records import SessionRecord
 
 Default = TypeVar("Default")
 

@@ -19,7 +19,7 @@ from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.requests.joining import BeginAnew, Joining
 from mcp_sessions.server.requests.runner import Host
 from mcp_sessions.server.requests.running import Carrier
-from mcp_sessions.stores.contract import Admitted
+from mcp_sessions.stores.records import Admitted
 
 
 class KeyedRequests:

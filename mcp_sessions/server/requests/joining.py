@@ -22,7 +22,7 @@ from mcp_sessions.server.cluster.bus import Members, Replicas
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.requests.runner import Host, load_of
 from mcp_sessions.server.requests.running import Carrier
-from mcp_sessions.stores.contract import Admitted, Peer
+from mcp_sessions.stores.records import Admitted, Peer
 
 logger = logging.getLogger(__name__)
 

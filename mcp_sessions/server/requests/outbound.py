@@ -15,7 +15,8 @@ from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.requests.questions import check_may_ask
 from mcp_sessions.server.requests.runner import Host
 from mcp_sessions.server.upstream.port import OnProgress, Outbound, PeerError
-from mcp_sessions.stores.contract import SessionRecord, SessionStore
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
 

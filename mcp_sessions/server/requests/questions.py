@@ -18,7 +18,7 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.upstream.port import OnProgress, PeerError
-from mcp_sessions.stores.contract import Peer
+from mcp_sessions.stores.records import Peer
 
 REQUEST_TIMEOUT = -32001
 """The SDK's code for a client that did not answer in time."""

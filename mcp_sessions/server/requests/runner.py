@@ -44,7 +44,8 @@ from mcp_sessions.server.requests.questions import PendingCalls, may_ask
 from mcp_sessions.server.requests.running import Carrier, RunningRequest
 from mcp_sessions.server.requests.runs import Runs
 from mcp_sessions.server.upstream.port import UpstreamError, UpstreamPeer
-from mcp_sessions.stores.contract import SessionRecord, SessionStore
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
 

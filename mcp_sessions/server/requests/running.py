@@ -13,7 +13,7 @@ from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.requests.handle import SessionHandle
 from mcp_sessions.server.requests.questions import PendingCall, check_may_ask, may_ask
 from mcp_sessions.server.upstream.port import OnProgress
-from mcp_sessions.stores.contract import SessionRecord
+from mcp_sessions.stores.records import SessionRecord
 
 if TYPE_CHECKING:
     from mcp_sessions.server.requests.runner import Host

@@ -24,8 +24,9 @@ from mcp_sessions.server.upstream.subscriptions import (
     Discovery,
     Subscriptions,
 )
-from mcp_sessions.stores.contract import SessionRecord, SessionStore
+from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.limits import check_subscriptions
+from mcp_sessions.stores.records import SessionRecord
 
 
 class UpstreamPeers:

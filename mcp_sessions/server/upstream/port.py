@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from mcp_sessions.core.messages import RequestId
 from mcp_sessions.ids import SessionId
-from mcp_sessions.stores.contract import Peer
+from mcp_sessions.stores.records import Peer
 
 OnProgress = Callable[[float, float | None, str | None], Awaitable[None]]
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import (
     ConnectionId,
     FencingEpoch,
@@ -20,7 +21,7 @@ from mcp_sessions.ids import (
     SessionId,
 )
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.contract import Attachment, CurrentSession, Mode, Peer, SessionRecord
+from mcp_sessions.stores.records import Attachment, CurrentSession, Peer, SessionRecord
 
 Answer = Any
 """What a script answered: bytes, int, None, and lists of these."""

@@ -21,7 +21,7 @@ from mcp_sessions.background import Background
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, StreamName
-from mcp_sessions.stores.contract import LIVENESS, ExchangeListener
+from mcp_sessions.stores.exchange import LIVENESS, ExchangeListener
 from mcp_sessions.stores.redis.codec import Answer, encoded, published_event
 from mcp_sessions.stores.redis.connection import (
     Connection,
@@ -52,7 +52,7 @@ class Sender(Protocol):
 
 
 class RedisExchange:
-    """An :class:`~mcp_sessions.stores.contract.Exchange`."""
+    """An :class:`~mcp_sessions.stores.exchange.Exchange`."""
 
     def __init__(
         self,

@@ -40,6 +40,7 @@ from mcp_sessions import metrics
 from mcp_sessions.core import log
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.request_keys import Begun, key_cost
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, LimitReached, Refusal, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
@@ -57,24 +58,23 @@ from mcp_sessions.ids import (
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
-from mcp_sessions.stores.contract import (
+from mcp_sessions.stores.contract import StateConflict
+from mcp_sessions.stores.exchange import Exchange
+from mcp_sessions.stores.limits import check_data, check_peer, check_subscriptions, text_size
+from mcp_sessions.stores.records import (
     Admitted,
     Appended,
     Attached,
     Audience,
     CurrentSession,
     Data,
-    Exchange,
     KeyUse,
-    Mode,
     Peer,
     Relayed,
     ServerChange,
     SessionRecord,
-    StateConflict,
     Told,
 )
-from mcp_sessions.stores.limits import check_data, check_peer, check_subscriptions, text_size
 from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.clock import SharedClock
 from mcp_sessions.stores.redis.cluster import ClusterLink

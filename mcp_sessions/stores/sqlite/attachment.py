@@ -14,7 +14,7 @@ from mcp_sessions.ids import (
     SessionId,
     StreamName,
 )
-from mcp_sessions.stores.contract import Attached, Attachment, Relayed, SessionRecord
+from mcp_sessions.stores.records import Attached, Attachment, Relayed, SessionRecord
 from mcp_sessions.stores.sqlite import logs, sessions
 from mcp_sessions.stores.sqlite.transaction import Transaction, text_of
 

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from mcp_sessions.ids import SessionId
-from mcp_sessions.stores.contract import SessionRecord
+from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.sqlite import sessions
 from mcp_sessions.stores.sqlite.transaction import Changes
 from mcp_sessions.stores.sqlite.writer import Writer

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mcp_sessions.core.log import Window
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import EVENTS, GET_STREAM, SessionId
-from mcp_sessions.stores.contract import Audience, Mode, ServerChange, Told
+from mcp_sessions.stores.records import Audience, ServerChange, Told
 from mcp_sessions.stores.sqlite import logs, sessions
 from mcp_sessions.stores.sqlite.transaction import Transaction, text_bytes
 

@@ -9,7 +9,7 @@ from mcp_sessions.core.messages import encode
 from mcp_sessions.core.request_keys import KEY_COST, Begun, key_cost
 from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.stores.contract import KeyUse
+from mcp_sessions.stores.records import KeyUse
 from mcp_sessions.stores.sqlite.sessions import load_json
 from mcp_sessions.stores.sqlite.transaction import KeyCounts, Transaction, text_bytes
 

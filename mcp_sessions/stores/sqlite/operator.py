@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
-from mcp_sessions.stores.contract import SessionRecord
+from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.sqlite import schema, sessions
 from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
 from mcp_sessions.stores.sqlite.schema import committing

@@ -10,6 +10,7 @@ from typing import Any
 
 from mcp_sessions.core.log import UNBOUNDED, Window
 from mcp_sessions.core.messages import decode, encode
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import (
     EVENTS,
@@ -21,8 +22,8 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.stores.contract import Attachment, CurrentSession, Mode, Peer, SessionRecord
 from mcp_sessions.stores.limits import check_sizes
+from mcp_sessions.stores.records import Attachment, CurrentSession, Peer, SessionRecord
 from mcp_sessions.stores.sqlite import logs
 from mcp_sessions.stores.sqlite.transaction import Transaction, text_bytes, text_of
 

@@ -56,6 +56,7 @@ from typing import Any, TypeVar, get_args
 
 from mcp_sessions.core.log import Draft, LoggedEvent, Window
 from mcp_sessions.core.messages import encode
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import (
     ConfigurationError,
     Refusal,
@@ -76,29 +77,28 @@ from mcp_sessions.ids import (
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_session_id
-from mcp_sessions.stores.contract import (
-    Admitted,
-    Appended,
-    Attached,
-    Audience,
-    CurrentSession,
-    Data,
-    Exchange,
-    KeyUse,
-    Mode,
-    Peer,
-    Relayed,
-    ServerChange,
-    SessionRecord,
-    StateConflict,
-    Told,
-)
+from mcp_sessions.stores.contract import StateConflict
+from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.limits import (
     check_data,
     check_peer,
     check_state,
     check_subscriptions,
     text_size,
+)
+from mcp_sessions.stores.records import (
+    Admitted,
+    Appended,
+    Attached,
+    Audience,
+    CurrentSession,
+    Data,
+    KeyUse,
+    Peer,
+    Relayed,
+    ServerChange,
+    SessionRecord,
+    Told,
 )
 from mcp_sessions.stores.sqlite import attachment, changes, logs, sessions
 from mcp_sessions.stores.sqlite.cache import HotRecords

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.ids import FencingEpoch, SessionId
-from mcp_sessions.stores.contract import SessionRecord
+from mcp_sessions.stores.records import SessionRecord
 
 Change = SessionRecord | Callable[[SessionRecord], None] | None
 """What became of a session: how it is now (it was read, or made), what to do to a record

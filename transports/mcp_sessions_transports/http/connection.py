@@ -31,14 +31,8 @@ from mcp_sessions.server.cluster.bus import Replicas
 from mcp_sessions.server.delivery.relaying import Relay
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.upstream.port import UpstreamPeer
-from mcp_sessions.stores.contract import (
-    Attached,
-    Attachment,
-    CurrentSession,
-    Peer,
-    SessionRecord,
-    SessionStore,
-)
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
 from mcp_sessions_transports.http.channel import PostChannel
 from mcp_sessions_transports.http.far_stream import FarStream
 from mcp_sessions_transports.http.get_stream import GetStream

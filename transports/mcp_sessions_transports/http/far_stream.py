@@ -20,7 +20,8 @@ from mcp_sessions.errors import OutcomeUnknown, Refusal, StoreUnavailable
 from mcp_sessions.ids import Position, SessionId, StreamName, process_of
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import Replicas
-from mcp_sessions.stores.contract import Attachment, SessionStore
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Attachment
 from mcp_sessions_transports.http.sse import (
     SSE_HEADERS,
     LogFeed,

@@ -17,7 +17,7 @@ from mcp_sessions.core.messages import error_message, notification_message, wire
 from mcp_sessions.errors import Detached, OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import StreamName, process_of
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.contract import SessionRecord
+from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions_transports.http.connection import HttpConnection
 from mcp_sessions_transports.http.elsewhere import catch_up
 from mcp_sessions_transports.http.far_stream import FarStream

@@ -27,6 +27,7 @@ from mcp_sessions.core.messages import (
     named_session,
     parse,
 )
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import (
     INVALID_PARAMS,
     PARSE_ERROR,
@@ -39,7 +40,7 @@ from mcp_sessions.ids import ConnectionId, digest
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
-from mcp_sessions.stores.contract import Mode, Peer, SessionRecord
+from mcp_sessions.stores.records import Peer, SessionRecord
 from mcp_sessions_transports.credentials import Watch
 from mcp_sessions_transports.http.channel import PostChannel
 from mcp_sessions_transports.http.connection import HttpConnection

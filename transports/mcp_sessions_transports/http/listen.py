@@ -21,7 +21,8 @@ from mcp_sessions.security import mint_connection_id
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.upstream.port import UpstreamPeer
-from mcp_sessions.stores.contract import Attached, Attachment, CurrentSession, Peer, SessionStore
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer
 from mcp_sessions_transports.http.modern_channel import MODERN_SSE_HEADERS, PING, modern_event
 from mcp_sessions_transports.http.sse import LogFeed, SseStream
 

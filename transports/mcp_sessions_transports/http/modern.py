@@ -27,7 +27,7 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.upstream.modern_rules import ModernRules, Refused
 from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions.stores.contract import Peer, SessionRecord
+from mcp_sessions.stores.records import Peer, SessionRecord
 from mcp_sessions_transports.credentials import Watch
 from mcp_sessions_transports.http.io import (
     BodyTooLarge,

@@ -18,6 +18,7 @@ from mcp_sessions.core.messages import (
     named_session,
     wire_error,
 )
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import (
     InvalidParams,
     InvalidReason,
@@ -27,7 +28,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import ConnectionId, SessionId, parse_session_id
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.contract import Mode, Peer, SessionRecord
+from mcp_sessions.stores.records import Peer, SessionRecord
 from mcp_sessions_transports.http.connection import HttpConnection
 from mcp_sessions_transports.http.io import Headers, refusal, send_json
 from mcp_sessions_transports.served import DEFAULT_VERSION, Served

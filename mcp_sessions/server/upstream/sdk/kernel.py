@@ -41,7 +41,7 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.server.upstream.port import Call, Outbound, PeerError, UpstreamError
 from mcp_sessions.server.upstream.sdk.modern_connection import Envelopes, RequestConnection
 from mcp_sessions.server.upstream.sdk.spans import is_tracing, traced
-from mcp_sessions.stores.contract import Peer
+from mcp_sessions.stores.records import Peer
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,80 @@
+"""How processes that share a store reach each other: messages, events as they are stored, and
+who is alive. A store of one process has none.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.ids import SessionId, StreamName
+from mcp_sessions.stores.records import Attachment
+
+LIVENESS = 10.0
+"""Seconds after which a process that gave no sign of life is taken for dead."""
+
+
+class ExchangeListener(Protocol):
+    """What a process hears from the others that share its store. Called in the event loop;
+    nothing here may wait.
+    """
+
+    def on_message(self, message: bytes) -> None:
+        """Another process sent this."""
+        ...
+
+    def on_event(
+        self,
+        session_id: SessionId,
+        stream: StreamName,
+        event: LoggedEvent,
+        attachment: Attachment | None,
+    ) -> None:
+        """An event was appended to a watched stream, by whichever process, this one too.
+
+        Args:
+            attachment: Who was attached in the same step (:class:`Appended`): a connection
+                that was displaced meanwhile hands the event over to nobody.
+        """
+        ...
+
+    def on_gap(self) -> None:
+        """Messages may have been lost: whatever is watched has to be read again."""
+        ...
+
+
+class Exchange(Protocol):
+    """How the processes that share a store reach each other.
+
+    Every message arrives at most once, and may be lost: whoever reads a stream notices by
+    its position and reads the store. Every method may raise
+    :class:`~mcp_sessions.errors.StoreUnavailable`.
+    """
+
+    async def join(self, process: str, listener: ExchangeListener) -> None:
+        """Begin to hear, and to be alive for the others. Called once, after ``open``."""
+        ...
+
+    async def leave(self) -> None:
+        """Be alive no more; the others see it at once."""
+        ...
+
+    async def send(self, message: bytes, *, to: str | None = None) -> None:
+        """Send to one process, or to all others (None)."""
+        ...
+
+    async def watch(self, session_id: SessionId, stream: StreamName) -> None:
+        """Hear what is appended to a stream from now on: what is appended after this returns
+        is heard. Watching it twice is watching it once.
+        """
+        ...
+
+    async def unwatch(self, session_id: SessionId, stream: StreamName) -> None:
+        """Hear of a stream no more."""
+        ...
+
+    async def is_alive(self, process: str) -> bool:
+        """Whether that process joined and neither left nor died; a process that died is
+        noticed within ``LIVENESS`` seconds.
+        """
+        ...
