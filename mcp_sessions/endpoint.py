@@ -25,7 +25,7 @@ from mcp_sessions_transports.http.modern import ModernHttp
 from mcp_sessions_transports.http.sessions import TransportSessions
 from mcp_sessions_transports.origin import OriginGuard, SecuritySettings
 from mcp_sessions_transports.served import Served
-from mcp_sessions_transports.websocket.authorizer import Doorkeeper
+from mcp_sessions_transports.websocket.authorizer import HandshakeAuthorizer
 from mcp_sessions_transports.websocket.server import WebSocketBinding
 
 
@@ -122,7 +122,7 @@ class Endpoint:
             self._served,
             SdkModernRules(self._upstream),
             self._guard,
-            Doorkeeper(door, principal_of, self._application),
+            HandshakeAuthorizer(door, principal_of, self._application),
             lambda: self.http.retry_after,
         )
         return _Ready(self._ready, binding.serve)

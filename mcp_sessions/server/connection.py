@@ -150,7 +150,7 @@ class TransportConnection(Protocol):
         """
         ...
 
-    def look(self, session_id: SessionId, head: Position | None) -> None:
+    def check_position(self, session_id: SessionId, head: Position | None) -> None:
         """Something may have been missed: this is the head of a stream that is watched.
 
         Args:
@@ -174,7 +174,7 @@ class TransportConnection(Protocol):
         """
         ...
 
-    async def room(self) -> None:
+    async def drain(self) -> None:
         """Wait until the peer took enough to hand over more, for
         ``SessionPolicy.slow_timeout`` at the most; then the slow stream is closed.
         """

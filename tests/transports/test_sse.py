@@ -201,7 +201,7 @@ async def test_room_is_waited_for_no_longer_than_the_timeout() -> None:
 
     trickling = asyncio.create_task(trickle())
     begun = now()
-    await stream.room()
+    await stream.drain()
     assert now() - begun <= 10
     stream.cut()
     peer.flows.set()
@@ -216,7 +216,7 @@ async def test_room_is_there_as_soon_as_the_reader_took_enough() -> None:
     peer.flows.clear()
     stream.push(b"x" * 20)
     await cycles()
-    waiting = asyncio.create_task(stream.room())
+    waiting = asyncio.create_task(stream.drain())
     await asyncio.sleep(3)
     begun = now()
     assert not waiting.done()
@@ -234,7 +234,7 @@ async def test_room_in_an_empty_stream_lets_the_writer_run() -> None:
     await cycles()
     for _ in range(100):
         stream.push(b"x")
-        await stream.room()
+        await stream.drain()
     assert len(peer.body) >= 90
     stream.cut()
     await done(task)
@@ -341,7 +341,7 @@ async def test_what_is_purged_is_not_sent() -> None:
     assert stream.full
     stream.purge(A)
     assert not stream.full
-    await stream.room()
+    await stream.drain()
     stream.finish()
     await done(serving(stream, peer))
     assert peer.body == b"".join(b"%02d" % number for number in range(0, 30, 3))

@@ -52,7 +52,7 @@ from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions.server.upstream.port import UpstreamError, UpstreamPeer
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer
 from mcp_sessions_transports.duplex_listens import DuplexListens
-from mcp_sessions_transports.handlings import Handlings
+from mcp_sessions_transports.handler_queue import HandlerQueue
 from mcp_sessions_transports.http.listen import LISTEN, Filter
 from mcp_sessions_transports.http.sse import LogFeed
 from mcp_sessions_transports.outbox import Outbox
@@ -86,7 +86,7 @@ class DuplexChannel:
     async def emit(self, message: bytes, key: str | None = None) -> None:
         """See :class:`RequestChannel`."""
         self._connection.outbox.push(message)
-        await self._connection.outbox.room()
+        await self._connection.outbox.drain()
 
     async def answer(
         self, message: bytes, *, code: int | None = None, is_away: bool = False
@@ -186,8 +186,8 @@ class DuplexConnection:
         self._listens = DuplexListens(self.outbox, served.methods)
         # A handler may wait for its client, and what that reports of its work comes as a
         # notification, too.
-        self._handled = self._handlings()
-        self._reported = self._handlings()
+        self._handled = self._handler_queue()
+        self._reported = self._handler_queue()
         self._holds = 0
         self._held: list[tuple[bytes, SessionId | None]] = []
 
@@ -212,13 +212,13 @@ class DuplexConnection:
             after.event_id(),
             lambda logged: self._listens.frame(session_id, logged),
             is_behind=False,
-            is_looked_at=is_shared,
+            is_checked=is_shared,
         )
         self._lanes[session_id] = feed
         feed.take(attached.replay, attached.head)
         if is_shared:
             # What another process stored after the head, and was heard too early.
-            feed.look(None)
+            feed.check_position(None)
         return True
 
     async def deliver(
@@ -241,13 +241,13 @@ class DuplexConnection:
             feed.offer(event)
         else:
             # Whether it was displaced is asked by who reads the log.
-            feed.look(None)
+            feed.check_position(None)
 
-    def look(self, session_id: SessionId, head: Position | None) -> None:
+    def check_position(self, session_id: SessionId, head: Position | None) -> None:
         """See :class:`TransportConnection`."""
         feed = self._lanes.get(session_id)
         if feed is not None:
-            feed.look(head)
+            feed.check_position(head)
 
     async def send(self, draft: Draft) -> None:
         """See :class:`TransportConnection`."""
@@ -270,9 +270,9 @@ class DuplexConnection:
         self._listens.end(session_id, wire_error(SessionNotFound(session_id)))
         await self.withdraw(session_id)
 
-    async def room(self) -> None:
+    async def drain(self) -> None:
         """See :class:`TransportConnection`."""
-        await self.outbox.room()
+        await self.outbox.drain()
 
     def hold(self) -> Callable[[], None]:
         """See :class:`TransportConnection`: events wait, answers do not."""
@@ -343,7 +343,7 @@ class DuplexConnection:
                 await channel.answer(error_message(message.id, error))
         while self.outbox.full and not self.outbox.closed:
             # Who takes no answers may not go on asking for more, however slowly it takes some.
-            await self.outbox.room()
+            await self.outbox.drain()
 
     async def quiet(self, timeout: float) -> None:
         """Wait until nothing that came is at work, ``timeout`` seconds at the most."""
@@ -407,9 +407,9 @@ class DuplexConnection:
         if handled is not None:
             await self._handled.put(handled, size)
 
-    def _handlings(self) -> Handlings:
+    def _handler_queue(self) -> HandlerQueue:
         policy, host = self._served.policy, self._served.host
-        return Handlings(
+        return HandlerQueue(
             limit=policy.receive_buffer, patience=policy.slow_timeout, spawn=host.spawn
         )
 

@@ -133,7 +133,7 @@ class Outbox:
         """Wait until it was cut."""
         await asyncio.shield(self._cut)
 
-    async def room(self) -> None:
+    async def drain(self) -> None:
         """Let the writer run; wait until more can be pushed, ``slow_timeout`` at the most."""
         await asyncio.sleep(0)
         if not self.full or self.closed:

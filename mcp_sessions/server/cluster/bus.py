@@ -54,7 +54,7 @@ class Watcher(Protocol):
         """An event was stored, by whichever process."""
         ...
 
-    def look(self, session_id: SessionId, head: Position | None) -> None:
+    def check_position(self, session_id: SessionId, head: Position | None) -> None:
         """Something may have been missed; the head, or None: read again."""
         ...
 
@@ -206,7 +206,7 @@ class Replicas:
         logger.info("messages between replicas may have been lost; every stream is read again")
         for (session_id, _), watchers in list(self._watchers.items()):
             for watcher in list(watchers):
-                watcher.look(session_id, None)
+                watcher.check_position(session_id, None)
 
     # --- who lives -------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ class Replicas:
                 await self.on_over(session_id)
                 return
         for watcher in watchers:
-            watcher.look(session_id, head)
+            watcher.check_position(session_id, head)
 
 
 async def _alone(step: Coroutine[Any, Any, None]) -> None:

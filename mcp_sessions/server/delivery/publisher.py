@@ -78,7 +78,7 @@ class Publisher:
                 connection = self._hub.local(appended.attachment.connection_id)
                 await self._hand_over(session_id, appended.event, appended.attachment)
         if wait and connection is not None:
-            await connection.room()
+            await connection.drain()
         elif wait:
             # A handler that only emits must let others run.
             await asyncio.sleep(0)
@@ -155,7 +155,7 @@ class Publisher:
         key = coalescing_key(method, params, self._policy.coalescing)
         await connection.send(plain_draft(notification_message(method, params), key))
         if wait:
-            await connection.room()
+            await connection.drain()
 
     async def push(self, session_id: SessionId, message: bytes, call: PendingCall) -> None:
         """Send a request of ours, or that it is withdrawn, to a session's client, wherever that

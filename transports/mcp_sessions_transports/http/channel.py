@@ -109,7 +109,7 @@ class PostChannel:
         await self._commit()
         await self._store_and_push(message, final=False, key=key)
         if self._stream is not None:
-            await self._stream.room()
+            await self._stream.drain()
 
     async def answer(
         self, message: bytes, *, code: int | None = None, is_away: bool = False

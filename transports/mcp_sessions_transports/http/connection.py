@@ -176,10 +176,10 @@ class HttpConnection:
         """See :class:`TransportConnection`: it became an entry of the GET stream."""
         self._offer((event,))
 
-    def look(self, session_id: SessionId, head: Position | None) -> None:
+    def check_position(self, session_id: SessionId, head: Position | None) -> None:
         """See :class:`TransportConnection`."""
         if self._get is not None:
-            self._get.look(head)
+            self._get.check_position(head)
 
     async def send(self, draft: Draft) -> None:
         """See :class:`TransportConnection`. It waits for the GET stream to open."""
@@ -232,10 +232,10 @@ class HttpConnection:
         """See :class:`TransportConnection`."""
         await self.withdraw(session_id)
 
-    async def room(self) -> None:
+    async def drain(self) -> None:
         """See :class:`TransportConnection`."""
         if self._get is not None:
-            await self._get.room()
+            await self._get.drain()
         else:
             # A handler that only emits must let others run.
             await asyncio.sleep(0)
@@ -245,7 +245,7 @@ class HttpConnection:
         Nothing need follow it that would show the gap.
         """
         if self._get is not None:
-            self._get.look(None)
+            self._get.check_position(None)
 
     def hold(self) -> Callable[[], None]:
         """See :class:`TransportConnection`."""
@@ -349,7 +349,7 @@ class HttpConnection:
             store=self._store,
             policy=self._policy,
             clock=self._clock,
-            is_looked_at=self._replicas is not None,
+            is_checked=self._replicas is not None,
         )
         older = (self._sent, self._elsewhere)
         is_served = False

@@ -16,7 +16,7 @@ from mcp_sessions_transports.http.handshake import HandshakeHttp
 from mcp_sessions_transports.http.io import Draining, Headers, send_json, send_text
 from mcp_sessions_transports.http.modern import ModernHttp
 from mcp_sessions_transports.origin import OriginGuard
-from mcp_sessions_transports.websocket.authorizer import Doorkeeper
+from mcp_sessions_transports.websocket.authorizer import HandshakeAuthorizer
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class StreamableHttp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
-        if await Doorkeeper.answered(scope, send):
+        if await HandshakeAuthorizer.answered(scope, send):
             return
         self._ready()
         fields = [(name, value.strip(b" \t")) for name, value in scope["headers"]]

@@ -89,7 +89,7 @@ class FarStream:
             StoreUnavailable: Nothing was sent.
         """
         stream, replicas = self.stream, self._replicas
-        self._feed = LogFeed(stream, self._read, position, self._frame, is_looked_at=True)
+        self._feed = LogFeed(stream, self._read, position, self._frame, is_checked=True)
         if self._primes:
             stream.push(priming_event(self._sse_id(position)))
         headers = [*SSE_HEADERS, (b"mcp-session-id", self._session_id.encode("ascii"))]
@@ -116,10 +116,10 @@ class FarStream:
         if self._feed is not None:
             self._feed.offer(event)
 
-    def look(self, session_id: SessionId, head: Position | None) -> None:
+    def check_position(self, session_id: SessionId, head: Position | None) -> None:
         """See :class:`~mcp_sessions.server.cluster.bus.Watcher`."""
         if self._feed is not None:
-            self._feed.look(head)
+            self._feed.check_position(head)
 
     async def _tell(self, *, is_read: bool) -> None:
         if self._replicas is not None and self._runner is not None:
@@ -140,7 +140,7 @@ class FarStream:
                     if refusal is not None:
                         self.stream.cut()
                     elif any(self._is_answer(event) for event in events):
-                        feed.look(None)
+                        feed.check_position(None)
                     else:
                         await self._give_up(events)
                     return

@@ -50,7 +50,7 @@ class GetStream:
         store: SessionStore,
         policy: SessionPolicy,
         clock: Callable[[], float],
-        is_looked_at: bool,
+        is_checked: bool,
     ) -> None:
         """Take what it works with.
 
@@ -64,7 +64,7 @@ class GetStream:
             store: Where its log is.
             policy: The limits.
             clock: Seconds since 1970.
-            is_looked_at: See :class:`~mcp_sessions_transports.http.sse.LogFeed`.
+            is_checked: See :class:`~mcp_sessions_transports.http.sse.LogFeed`.
         """
         self._session_id = session_id
         self._after = after
@@ -75,7 +75,7 @@ class GetStream:
         self._clock = clock
         self.stream = SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
         self._feed = LogFeed(
-            self.stream, self._read, after.event_id(), self._frame, is_looked_at=is_looked_at
+            self.stream, self._read, after.event_id(), self._frame, is_checked=is_checked
         )
 
     @property
@@ -116,16 +116,16 @@ class GetStream:
             self._feed.offer(entry)
         else:
             # Whether it may be heard here has to be asked; reading the log asks it.
-            self._feed.look(None)
+            self._feed.check_position(None)
 
-    def look(self, head: Position | None) -> None:
+    def check_position(self, head: Position | None) -> None:
         """Read the log again if it goes on after what was sent, or if nobody knows (None)."""
-        self._feed.look(head)
+        self._feed.check_position(head)
 
-    async def room(self) -> None:
+    async def drain(self) -> None:
         """Wait until the peer has taken enough of what waits for it."""
-        await self._feed.room()
-        await self.stream.room()
+        await self._feed.drain()
+        await self.stream.drain()
 
     async def _read(self, position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
         events, refusal = await self._store.read(

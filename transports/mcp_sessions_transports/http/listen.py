@@ -181,7 +181,7 @@ class ListenStream:
             self._read,
             start,
             self._frame,
-            is_looked_at=self._hub.replicas is not None,
+            is_checked=self._hub.replicas is not None,
         )
         self._stream.wake()
         return True
@@ -204,12 +204,12 @@ class ListenStream:
             self._feed.offer(event)
         else:
             # Whether it was displaced is asked by who reads the log.
-            self._feed.look(None)
+            self._feed.check_position(None)
 
-    def look(self, session_id: SessionId, head: Position | None) -> None:
+    def check_position(self, session_id: SessionId, head: Position | None) -> None:
         """See :class:`TransportConnection`."""
         if self._feed is not None:
-            self._feed.look(head)
+            self._feed.check_position(head)
 
     async def send(self, draft: Draft) -> None:
         """See :class:`TransportConnection`."""
@@ -225,9 +225,9 @@ class ListenStream:
         """See :class:`TransportConnection`."""
         self._finish(wire_error(SessionNotFound(session_id)))
 
-    async def room(self) -> None:
+    async def drain(self) -> None:
         """See :class:`TransportConnection`."""
-        await self._stream.room()
+        await self._stream.drain()
 
     def hold(self) -> Callable[[], None]:
         """See :class:`TransportConnection`."""

@@ -67,7 +67,7 @@ class ModernChannel:
         """See :class:`RequestChannel`."""
         stream = self._commit()
         stream.push(modern_event(message))
-        await stream.room()
+        await stream.drain()
 
     async def answer(
         self, message: bytes, *, code: int | None = None, is_away: bool = False

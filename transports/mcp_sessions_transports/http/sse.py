@@ -159,7 +159,7 @@ class LogFeed(Generic[LaneT]):
         frame: Frame,
         *,
         is_behind: bool = True,
-        is_looked_at: bool = False,
+        is_checked: bool = False,
     ) -> None:
         """Take what it works with.
 
@@ -169,15 +169,15 @@ class LogFeed(Generic[LaneT]):
             after: The last event that the client has.
             frame: Makes what is sent of an event; None: the event is not for this stream.
             is_behind: There may be events after ``after`` in the log already.
-            is_looked_at: Somebody calls :meth:`look` every few seconds, so that a store that
-                is away for a while is no reason to end the stream.
+            is_checked: Somebody calls :meth:`check_position` every few seconds, so that a store
+                that is away for a while is no reason to end the stream.
         """
         self.stream = stream
         self.last = after
         self._read = read
         self._frame = frame
         self._behind = is_behind
-        self._is_looked_at = is_looked_at
+        self._is_checked = is_checked
         self._grew = False
         self._reading = False
         position = parse_position(after)
@@ -224,7 +224,7 @@ class LogFeed(Generic[LaneT]):
             # What stood between the last event and the head was replaced.
             self.last, self._number = head, position.number
 
-    def look(self, head: Position | None) -> None:
+    def check_position(self, head: Position | None) -> None:
         """Read the log again if it goes on after what was sent, or if nobody knows (None)."""
         if head is not None and head.event_id() == self.last:
             return
@@ -246,7 +246,7 @@ class LogFeed(Generic[LaneT]):
         if self._final is not None and self.last >= self._final:
             self.stream.finish()
 
-    async def room(self) -> None:
+    async def drain(self) -> None:
         """For who stored an event: read what the stream is behind with, so that a peer that
         takes nothing is seen by its full buffer.
         """
@@ -269,7 +269,7 @@ class LogFeed(Generic[LaneT]):
             events, refusal = await self._read(self.last)
         except StoreUnavailable:
             # The client comes back with its position and gets everything then.
-            if not self._is_looked_at:
+            if not self._is_checked:
                 self.stream.cut()
             return False
         if refusal is not None:

@@ -42,7 +42,7 @@ found out again on that of the GET."""
 
 
 @dataclass(frozen=True, slots=True)
-class LetIn:
+class Authorized:
     """The handshake reached the endpoint."""
 
     principal: Principal
@@ -51,7 +51,7 @@ class LetIn:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedAway:
+class Denied:
     """It did not; this is what was answered instead."""
 
     status: int
@@ -59,8 +59,8 @@ class TurnedAway:
     body: bytes
 
 
-class Doorkeeper:
-    """Asks the HTTP application whether a handshake may come in."""
+class HandshakeAuthorizer:
+    """Authorizes a handshake as the HTTP application would authorize a GET."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Doorkeeper:
         self._principal_of = principal_of
         self._application = application
 
-    async def ask(self, scope: Scope) -> LetIn | TurnedAway:
+    async def authorize(self, scope: Scope) -> Authorized | Denied:
         """Whether the handshake in ``scope`` may come in. It is asked for in the very call, and
         task, in which the server called the application.
         """
@@ -100,10 +100,10 @@ class Doorkeeper:
                     "server calls",
                     around.described if around is not None else "an application",
                 )
-                return TurnedAway(403, [(b"content-length", b"0")], b"")
+                return Denied(403, [(b"content-length", b"0")], b"")
         return await self._put_through(app, path_of)
 
-    async def _put_through(self, app: ASGIApp, scope: Scope) -> LetIn | TurnedAway:
+    async def _put_through(self, app: ASGIApp, scope: Scope) -> Authorized | Denied:
         asked = _Asked(self._principal_of)
         schemes = {"ws": "http", "wss": "https"}
         get: Scope = {
@@ -123,7 +123,7 @@ class Doorkeeper:
                 await app(get, asked.receive, asked.send)
         except TimeoutError:
             logger.warning("a WebSocket is refused: nothing was answered for %d s", _ANSWER)
-            return TurnedAway(504, [(b"content-length", b"0")], b"")
+            return Denied(504, [(b"content-length", b"0")], b"")
         return asked.outcome()
 
     @staticmethod
@@ -143,7 +143,7 @@ class _Asked:
     """One GET that stands for a handshake: a client that waits for the answer, and leaves."""
 
     principal_of: Callable[[Scope], Principal]
-    reached: LetIn | None = None
+    reached: Authorized | None = None
     status: int = 500
     headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
     body: list[bytes] = field(default_factory=list[bytes])
@@ -152,7 +152,7 @@ class _Asked:
 
     def here(self, scope: Scope) -> None:
         """It came to the endpoint."""
-        self.reached = LetIn(self.principal_of(scope), contextvars.copy_context())
+        self.reached = Authorized(self.principal_of(scope), contextvars.copy_context())
 
     async def receive(self) -> Message:
         """ASGI's. Middleware waits for the client to leave."""
@@ -171,17 +171,17 @@ class _Asked:
             if not message.get("more_body", False):
                 self.is_over.set()
 
-    def outcome(self) -> LetIn | TurnedAway:
+    def outcome(self) -> Authorized | Denied:
         """What came of it."""
         if self.status < 300:
             if self.reached is not None:
                 return self.reached
             # Somebody else answered, with what is no refusal for a GET, and is one for this.
-            return TurnedAway(403, [(b"content-length", b"0")], b"")
-        return TurnedAway(self.status, self.headers, b"".join(self.body))
+            return Denied(403, [(b"content-length", b"0")], b"")
+        return Denied(self.status, self.headers, b"".join(self.body))
 
 
-async def turn_away(scope: Scope, receive: Receive, send: Send, answer: TurnedAway) -> None:
+async def deny(scope: Scope, receive: Receive, send: Send, answer: Denied) -> None:
     """Answer a handshake with an HTTP response where the server can, else with its own 403."""
     await receive()
     if "websocket.http.response" not in (scope.get("extensions") or {}):

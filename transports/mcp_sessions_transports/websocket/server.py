@@ -20,7 +20,7 @@ from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.http.io import Headers
 from mcp_sessions_transports.origin import OriginGuard
 from mcp_sessions_transports.served import Served
-from mcp_sessions_transports.websocket.authorizer import Doorkeeper, TurnedAway, turn_away
+from mcp_sessions_transports.websocket.authorizer import Denied, HandshakeAuthorizer, deny
 from mcp_sessions_transports.websocket.close_codes import CloseCode
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class WebSocketBinding:
         served: Served,
         rules: ModernRules,
         guard: OriginGuard,
-        doorkeeper: Doorkeeper,
+        authorizer: HandshakeAuthorizer,
         draining: Callable[[], float | None],
     ) -> None:
         """Take what it works with.
@@ -51,7 +51,7 @@ class WebSocketBinding:
         self._served = served
         self._rules = rules
         self._guard = guard
-        self._doorkeeper = doorkeeper
+        self._authorizer = authorizer
         self._draining = draining
         self._open: dict[Principal, int] = {}
 
@@ -61,40 +61,40 @@ class WebSocketBinding:
         offered: list[str] = list(scope.get("subprotocols") or ())
         refused = self._guard.check(headers)
         if refused is not None:
-            await turn_away(scope, receive, send, _text(*refused))
+            await deny(scope, receive, send, _text(*refused))
             return
         retry_after = self._draining()
         if retry_after is not None:
             # A session must not be attached where it is about to be cut again (WSS17).
             away = _text(503, "the server is shutting down")
             away.headers.append((b"retry-after", str(math.ceil(retry_after)).encode()))
-            await turn_away(scope, receive, send, away)
+            await deny(scope, receive, send, away)
             return
         bearers = [name for name in offered if name.startswith(BEARER)]
         if bearers and (b"authorization" in headers or len(bearers) > 1):
-            await turn_away(scope, receive, send, _text(400, "one credential, not two"))
+            await deny(scope, receive, send, _text(400, "one credential, not two"))
             return
         if bearers:
             token = _token(bearers[0])
             if token is None:
                 text = "the bearer subprotocol is malformed"
-                await turn_away(scope, receive, send, _text(400, text))
+                await deny(scope, receive, send, _text(400, text))
                 return
             fields = [*scope["headers"], (b"authorization", b"Bearer " + token)]
             scope = {**scope, "headers": fields}
-        let_in = await self._doorkeeper.ask(scope)
-        if isinstance(let_in, TurnedAway):
-            await turn_away(scope, receive, send, let_in)
+        outcome = await self._authorizer.authorize(scope)
+        if isinstance(outcome, Denied):
+            await deny(scope, receive, send, outcome)
             return
-        principal = let_in.principal
+        principal = outcome.principal
         most = self._served.policy.max_connections_per_principal
         if most is not None and self._open.get(principal, 0) >= most:
-            await turn_away(scope, receive, send, _text(429, "Too many connections"))
+            await deny(scope, receive, send, _text(429, "Too many connections"))
             return
         self._open[principal] = self._open.get(principal, 0) + 1
         try:
             connected = self._connected(scope, receive, send, principal, SUBPROTOCOL in offered)
-            await asyncio.create_task(connected, context=let_in.context)
+            await asyncio.create_task(connected, context=outcome.context)
         finally:
             left = self._open[principal] - 1
             if left:
@@ -218,10 +218,10 @@ async def _close(send: Send, closing: Closing) -> None:
             await send(message)
 
 
-def _text(status: int, text: str) -> TurnedAway:
+def _text(status: int, text: str) -> Denied:
     body = text.encode()
     headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
-    return TurnedAway(status, headers, body)
+    return Denied(status, headers, body)
 
 
 def _token(subprotocol: str) -> bytes | None:

@@ -32,7 +32,7 @@ _TURNS = 10
 """Turns of the event loop that a handler has before the next message is read."""
 
 
-class Handlings:
+class HandlerQueue:
     """The notifications of one connection that are handled, or wait for that."""
 
     def __init__(self, *, limit: int, patience: float, spawn: Spawn) -> None:
