@@ -62,9 +62,9 @@ class StateConflict(SessionsError):
         return "session.state was changed elsewhere meanwhile"
 
 
-TOLD_AT_ONCE = 16
-"""Sessions that one call tells of a change, at the most: a store does them in a millisecond or
-two, in which it serves nobody else."""
+TOLD_AT_ONCE = 8
+"""Sessions that one call tells of a change, at the most: a store in this process does them in
+half a millisecond, in which nobody else is served."""
 
 
 class SessionStore(Protocol):

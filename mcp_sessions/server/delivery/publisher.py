@@ -118,6 +118,8 @@ class Publisher:
             except Exception:
                 # The boundary between connections: what is wrong with one is nothing to others.
                 logger.exception("an event could not be handed over")
+            # A store in this process answers at once, and others are served in between.
+            await asyncio.sleep(0)
         return ()
 
     async def _hand_over(

@@ -120,6 +120,9 @@ _SMALL = 65_536
 _PAGE = 500
 """Records read at once: some milliseconds in which no other call is served."""
 
+_AUDIENCE = 128
+"""Sessions asked for at once while a change is told: a fraction of a millisecond."""
+
 
 class SQLiteStore:
     """A :class:`~mcp_sessions.stores.contract.SessionStore` in one SQLite file."""
@@ -395,7 +398,7 @@ class SQLiteStore:
         """See :meth:`SessionStore.audience`."""
         page = int(after) if after is not None else 0
         return await self._writer.call(
-            lambda tx: changes.audience(tx, change, after=page, limit=_PAGE)
+            lambda tx: changes.audience(tx, change, after=page, limit=_AUDIENCE)
         )
 
     async def tell(
