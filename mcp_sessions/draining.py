@@ -13,7 +13,7 @@ from typing import Any
 from mcp_sessions.endpoint import Endpoint
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.cluster.bus import Replicas
+from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.delivery.detached import declares_extension, tell_detached
 from mcp_sessions.server.delivery.hub import Hub
@@ -40,14 +40,13 @@ class Draining:
         host: Host,
         owed: Owed,
         policy: SessionPolicy,
-        replicas: Replicas | None,
+        bus: ClusterBus,
     ) -> None:
         """Take what it works with.
 
         Args:
             endpoints: The layer's, as they are when it stops.
             owed: Owes the store nothing more when the layer has stopped.
-            replicas: The other processes that share the store; None: there are none.
         """
         self._endpoints = endpoints
         self._store = store
@@ -55,7 +54,7 @@ class Draining:
         self._host = host
         self._owed = owed
         self._policy = policy
-        self._replicas = replicas
+        self._bus = bus
         self.is_leaving = False
         """The process is about to stop: no new request should be sent to it."""
 
@@ -67,7 +66,7 @@ class Draining:
         """Whether something at work may wait for an answer of its client, which comes on a
         connection of its own and which no other process can take.
         """
-        if self._replicas is not None or not self._store.remembers:
+        if self._bus.is_shared or not self._store.remembers:
             return False
         inbounds = (
             carrier.inbound for at_work in self._host.at_work for carrier in at_work.carriers
@@ -88,9 +87,8 @@ class Draining:
                 else:
                     await self._tell_draining(connection)
         left = await self._host.drain(grace)
-        if self._replicas is not None:
-            # Not before: until then it answers what others wait for.
-            await self._replicas.leave()
+        # Not before: until then it answers what others wait for.
+        await self._bus.leave()
         if left:
             logger.warning("%d requests were cancelled at shutdown", left)
         closing: list[asyncio.Task[Any]] = []
@@ -108,12 +106,12 @@ class Draining:
         spread = self._policy.reconnect_spread
         sessions = list(connection.attached)
         if isinstance(connection, HttpConnection):
-            if self._replicas is not None and not connection.is_streaming:
+            if self._bus.is_shared and not connection.is_streaming:
                 # Other replicas serve it on, and nothing here is in its way.
                 return
             # Stock clients, too, come back one by one. Alone, this process needs a moment to
             # be there again, and some of them give up for ever when they find nobody twice.
-            least = 0.5 if self._replicas is None else 0.1
+            least = 0.1 if self._bus.is_shared else 0.5
             connection.come_back_after(random.uniform(least, 1) * spread)
             record = await self._store.load(connection.session_id, now=0)
             sessions.extend(record.carried if record is not None else ())
@@ -137,5 +135,4 @@ class Draining:
             logger.warning("the store is away while the server stops")
         finally:
             await self._owed.close()
-            if self._replicas is not None:
-                await self._replicas.close()
+            await self._bus.close()

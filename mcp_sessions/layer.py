@@ -28,7 +28,8 @@ from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.health import Health
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
-from mcp_sessions.server.cluster.bus import Replicas
+from mcp_sessions.server.cluster.bus import ClusterBus, LocalBus, SharedBus
+from mcp_sessions.server.cluster.handlers import Telling
 from mcp_sessions.server.delivery.announced import noting
 from mcp_sessions.server.delivery.changes import Changes
 from mcp_sessions.server.delivery.hub import Hub
@@ -115,10 +116,16 @@ class SessionLayer:
             self._upstream.adds_subscriptions = False
         else:
             self.store = open_store(store) if isinstance(store, str) else store
+        process, exchange = mint_process(), self.store.exchange
+        self._bus: ClusterBus = LocalBus(process)
+        if exchange is not None:
+            self._bus = SharedBus(self.store, exchange, process)
         self._owed = Owed()
-        self._hub = Hub(self.store, clock, self._owed)
-        self._publisher = Publisher(self.store, self._hub, self.policy, clock)
-        self._changes = Changes(self.store, self._hub, self._publisher, self.policy, clock)
+        self._hub = Hub(self.store, clock, self._owed, self._bus)
+        self._publisher = Publisher(self.store, self._hub, self.policy, clock, self._bus)
+        self._changes = Changes(
+            self.store, self._hub, self._publisher, self.policy, clock, self._bus
+        )
         self._host = Host(
             self.store,
             self._hub,
@@ -126,11 +133,11 @@ class SessionLayer:
             self.policy,
             clock,
             self._owed,
-            process=mint_process(),
+            self._bus,
             stamp=lambda result, record: self._methods.stamp(result, record),
         )
         self._methods = SessionMethods(
-            self.store, self._hub, self._host, clock, self.security, self._owed
+            self.store, self._hub, self._host, clock, self.security, self._owed, self._bus
         )
         self._gates = Gates()
         self.sessions = Sessions(self.store, clock, self._methods.finish)
@@ -151,15 +158,18 @@ class SessionLayer:
             policy=self.policy,
             advertise=lambda result: advertise(result, self.policy, remembers=self.store.remembers),
             clock=clock,
+            bus=self._bus,
         )
-        self._replicas: Replicas | None = None
-        exchange = self.store.exchange
-        if exchange is not None:
-            self._replicas = Replicas(self.store, exchange, self._host.process, clock)
-            self._hub.replicas = self._replicas
-            self._methods.telling = self._router.share(
-                self._replicas, self._changes, self._upstream.echo
-            )
+        self._telling = Telling(
+            self._bus,
+            self.store,
+            self._hub,
+            self._changes,
+            self._host,
+            self._router.joining,
+            forget=self._methods.forget_here,
+            publish=self._upstream.echo,
+        )
         self._endpoints: list[Endpoint] = []
         self._draining = Draining(
             self._endpoints,
@@ -168,7 +178,7 @@ class SessionLayer:
             self._host,
             self._owed,
             self.policy,
-            self._replicas,
+            self._bus,
         )
         self._health = Health(
             self.store,
@@ -315,7 +325,8 @@ class SessionLayer:
             return
         listener = sock if sock is not None else listen_on(host, port or 8000)
         if drain_delay is None:
-            drain_delay = 0 if self._replicas is None or transport == "stdio" else DRAIN_DELAY
+            is_alone = not self._bus.is_shared or transport == "stdio"
+            drain_delay = 0 if is_alone else DRAIN_DELAY
         responses = ClosingResponses(app)
         config = uvicorn.Config(
             AccessLog(responses) if access_log else responses,
@@ -486,7 +497,7 @@ class SessionLayer:
                 "set MCP_SESSIONS_KEYS"
             )
         is_lasting = self.store.remembers and self.store.survives_process
-        if (self._replicas is not None or is_lasting) and self._upstream.keeps_state_in_memory:
+        if (self._bus.is_shared or is_lasting) and self._upstream.keeps_state_in_memory:
             logger.warning(
                 "FastMCP keeps what ctx.set_state stores in the memory of this process: other "
                 "replicas do not see it, and after a restart it is gone while its session lives. "
@@ -497,12 +508,10 @@ class SessionLayer:
         try:
             async with self._upstream.lifespan():
                 stop = self._upstream.on_change(self._changes.announce)
-                if self._replicas is not None:
-                    await self._replicas.join()
+                await self._bus.join()
                 background = Background()
                 background.loop("the rounds over expired sessions", self._reaper.run)
-                if self._replicas is not None:
-                    background.loop("the rounds over watched streams", self._replicas.run)
+                background.loop("the rounds over watched streams", self._bus.run)
                 try:
                     yield
                 finally:
@@ -549,7 +558,7 @@ class SessionLayer:
             primes=primes_streams,
             max_body=max_body,
             credentials=CredentialWatch(still_valid, self.policy.credential_check, self._clock),
-            replicas=self._replicas,
+            bus=self._bus,
         )
 
     def _check_running(self) -> None:

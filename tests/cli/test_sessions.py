@@ -242,8 +242,7 @@ async def test_every_replica_on_a_redis_hears_of_the_end(
         assert client.session_id is not None and other.session_id is not None
         names = [digest(session_id), digest(other.session_id)]
         # What it finds in its rounds would hide that it is not told.
-        assert w.layer._replicas is not None  # pyright: ignore[reportPrivateUsage]
-        w.layer._replicas.each_round.clear()  # pyright: ignore[reportPrivateUsage]
+        w.layer._bus.each_round.clear()  # pyright: ignore[reportPrivateUsage]
 
         end = ["sessions", "end", "--store", url, *names]
         assert await asyncio.to_thread(main, end) == 0

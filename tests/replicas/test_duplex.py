@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from mcp_sessions.ids import SessionId
+from mcp_sessions.server.cluster.bus import SharedBus
 from tests.support.duplex import (
     DECLARED,
     ELICITS,
@@ -66,10 +67,10 @@ class Sockets:
 
     async def round(self, number: int) -> None:
         """Let that replica look at what it watches."""
-        replicas = self.c[number].layer._replicas  # pyright: ignore[reportPrivateUsage]
-        assert replicas is not None
+        bus = self.c[number].layer._bus  # pyright: ignore[reportPrivateUsage]
+        assert isinstance(bus, SharedBus)
         for _ in range(4):
-            await replicas.round()
+            await bus.round()
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mcp_sessions.server.cluster.bus import ROUND
+from mcp_sessions.server.cluster.bus import ROUND, SharedBus
 from tests.support.raw import at_most, uris
 from tests.support.replicas import cluster, events_are_lost
 from tests.support.virtual_time import cycles
@@ -40,8 +40,8 @@ async def test_a_reader_that_died_does_not_end_the_rounds() -> None:
 @pytest.mark.fails_in_background("a step of the rounds over watched streams")
 async def test_what_is_wrong_with_one_step_of_a_round_keeps_no_other_from_being_done() -> None:
     async with cluster(2) as c:
-        replicas = c[0].layer._replicas  # pyright: ignore[reportPrivateUsage]
-        assert replicas is not None
+        bus = c[0].layer._bus  # pyright: ignore[reportPrivateUsage]
+        assert isinstance(bus, SharedBus)
         done: list[float] = []
 
         async def fails() -> None:
@@ -50,8 +50,8 @@ async def test_what_is_wrong_with_one_step_of_a_round_keeps_no_other_from_being_
         async def counts() -> None:
             done.append(c.clock())
 
-        replicas.each_round[:0] = [fails]
-        replicas.each_round.append(counts)
+        bus.each_round[:0] = [fails]
+        bus.each_round.append(counts)
         for _ in range(3):
-            await replicas.round()
+            await bus.round()
         assert len(done) == 3

@@ -205,7 +205,7 @@ class DuplexConnection:
         """See :class:`TransportConnection`."""
         await self.withdraw(session_id)
         self.attached[session_id] = attached.fencing_epoch
-        is_shared = self._served.hub.replicas is not None
+        is_shared = self._served.bus.is_shared
         feed = LogFeed(
             _Lane(self),
             lambda position: self._read(session_id, position),
@@ -501,7 +501,7 @@ class DuplexConnection:
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
         served = self._served
         events, refusal = await served.store.read(session_id, after, now=served.clock())
-        if served.hub.replicas is not None and events:
+        if served.bus.is_shared and events:
             # Asked after they were read: what was read then is from before any takeover.
             if not await served.hub.check_attached(session_id, self, waits=False):
                 return (), None

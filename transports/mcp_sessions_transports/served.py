@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.cluster.bus import Replicas
+from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
@@ -38,5 +38,4 @@ class Served:
     """Bytes."""
 
     credentials: CredentialWatch
-    replicas: Replicas | None = None
-    """The other processes that share the store; None: there are none."""
+    bus: ClusterBus

@@ -1,6 +1,7 @@
 """The other processes that serve the same sessions: what they tell, and what they store.
 
-Over a store that one process has alone there are none, and nothing here is made. Else:
+A process always has a bus. That of a process which has its store alone (:class:`LocalBus`)
+reaches nobody; over a store that several share (:class:`SharedBus`):
 
 1. A message may be lost and is heard at most once. Whatever must happen has another way to
    happen: a round that looks at the store every few seconds, or a question that is asked
@@ -16,7 +17,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from mcp_sessions.background import Background, report
 from mcp_sessions.core.log import LoggedEvent
@@ -59,6 +60,139 @@ class Watcher(Protocol):
         ...
 
 
+class ClusterBus(Protocol):
+    """This process among those that serve the same sessions."""
+
+    process: str
+    """Its name."""
+
+    is_shared: bool
+    """Whether there may be others."""
+
+    on_over: Callable[[SessionId], Coroutine[Any, Any, None]]
+    """Called for a session that somebody watches a stream of, and that is over."""
+
+    each_round: list[Callable[[], Coroutine[Any, Any, None]]]
+    """Called once a round."""
+
+    def is_elsewhere(self, process: str | None) -> TypeGuard[str]:
+        """Whether that names another process, which may live or not. None is no process."""
+        ...
+
+    def on(self, kind: str, handler: Handler) -> None:
+        """Take messages of a kind. What the handler returns is run as a task."""
+        ...
+
+    async def tell(self, kind: str, *, to: str | None = None, **members: Any) -> None:
+        """Send a message to one process, or to all others. That it could not be sent is a
+        line in the log: nothing may depend on it.
+        """
+        ...
+
+    async def ask(self, kind: str, *, to: str | None, **members: Any) -> None:
+        """Send a message that somebody waits for the outcome of, to one process or to all.
+
+        Raises:
+            StoreUnavailable: Unknown whether it was sent.
+        """
+        ...
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what a message asks for; what goes wrong with it is a line in the log."""
+        ...
+
+    async def watch(self, session_id: SessionId, stream: StreamName, watcher: Watcher) -> None:
+        """Hear what others append to a stream from now on.
+
+        Raises:
+            StoreUnavailable: It is not watched.
+        """
+        ...
+
+    async def unwatch(self, session_id: SessionId, stream: StreamName, watcher: Watcher) -> None:
+        """Hear of a stream no more."""
+        ...
+
+    async def is_alive(self, process: str) -> bool:
+        """Whether a process lives; the answer may be a second old.
+
+        Raises:
+            StoreUnavailable: Unknown.
+        """
+        ...
+
+    async def join(self) -> None:
+        """Be one of them.
+
+        Raises:
+            StoreUnavailable: It is not.
+        """
+        ...
+
+    async def leave(self) -> None:
+        """Be one of them no more: they take over at once what they would wait for."""
+        ...
+
+    async def close(self) -> None:
+        """Leave, and end what still runs here."""
+        ...
+
+    async def run(self) -> None:
+        """Look after what messages did not bring, for ever, where there is anything to."""
+        ...
+
+
+class LocalBus:
+    """The :class:`ClusterBus` of a process that has its store alone: nobody is told anything,
+    and what is stored is heard where it is stored.
+    """
+
+    is_shared = False
+
+    def __init__(self, process: str) -> None:
+        self.process = process
+        self.on_over: Callable[[SessionId], Coroutine[Any, Any, None]] = _nothing
+        self.each_round: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self._background = Background()
+
+    def is_elsewhere(self, process: str | None) -> TypeGuard[str]:
+        return False
+
+    def on(self, kind: str, handler: Handler) -> None:
+        return None
+
+    async def tell(self, kind: str, *, to: str | None = None, **members: Any) -> None:
+        return None
+
+    async def ask(self, kind: str, *, to: str | None, **members: Any) -> None:
+        return None
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._background.run("what a message asked for", work)
+
+    async def watch(self, session_id: SessionId, stream: StreamName, watcher: Watcher) -> None:
+        return None
+
+    async def unwatch(self, session_id: SessionId, stream: StreamName, watcher: Watcher) -> None:
+        return None
+
+    async def is_alive(self, process: str) -> bool:
+        # Another one that had this store before is gone.
+        return process == self.process
+
+    async def join(self) -> None:
+        return None
+
+    async def leave(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        await self._background.close()
+
+    async def run(self) -> None:
+        return None
+
+
 def written(kind: str, process: str, **members: Any) -> bytes:
     """A message between replicas.
 
@@ -68,20 +202,20 @@ def written(kind: str, process: str, **members: Any) -> bytes:
     return encode({"v": VERSION, "kind": kind, "from": process, **members})
 
 
-class Replicas:
-    """This process among those that share its store."""
+class SharedBus:
+    """The :class:`ClusterBus` over a store's exchange."""
+
+    is_shared = True
 
     def __init__(
         self,
         store: SessionStore,
         exchange: Exchange,
         process: str,
-        clock: Callable[[], float],
     ) -> None:
         self.process = process
         self._store = store
         self._exchange = exchange
-        self._clock = clock
         self._handlers: dict[str, Handler] = {}
         self._watchers: dict[_Key, list[Watcher]] = {}
         self._watched: set[_Key] = set()
@@ -92,32 +226,23 @@ class Replicas:
         self._alive: dict[str, tuple[float, bool]] = {}
         self._joined = False
         self.on_over: Callable[[SessionId], Coroutine[Any, Any, None]] = _nothing
-        """Called for a session that somebody watches a stream of, and that is over."""
-
         self.each_round: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        """Called once a round."""
+
+    def is_elsewhere(self, process: str | None) -> TypeGuard[str]:
+        return process is not None and process != self.process
 
     # --- messages --------------------------------------------------------------------------
 
     def on(self, kind: str, handler: Handler) -> None:
-        """Take messages of a kind. What the handler returns is run as a task."""
         self._handlers[kind] = handler
 
     async def tell(self, kind: str, *, to: str | None = None, **members: Any) -> None:
-        """Send a message to one process, or to all others. That it could not be sent is a
-        line in the log: nothing may depend on it.
-        """
         try:
             await self._exchange.send(written(kind, self.process, **members), to=to)
         except StoreUnavailable as failed:
             logger.warning("%r was not told to the other replicas: %s", kind, failed)
 
     async def ask(self, kind: str, *, to: str | None, **members: Any) -> None:
-        """Send a message that somebody waits for the outcome of, to one process or to all.
-
-        Raises:
-            StoreUnavailable: Unknown whether it was sent.
-        """
         await self._exchange.send(written(kind, self.process, **members), to=to)
 
     def on_message(self, message: bytes) -> None:
@@ -137,17 +262,11 @@ class Replicas:
             self.spawn(work)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what a message asks for; what goes wrong with it is a line in the log."""
         self._background.run("what another replica asked for", work)
 
     # --- streams ---------------------------------------------------------------------------
 
     async def watch(self, session_id: SessionId, stream: StreamName, watcher: Watcher) -> None:
-        """Hear what is appended to a stream from now on.
-
-        Raises:
-            StoreUnavailable: It is not watched.
-        """
         key = (session_id, stream)
         watchers = self._watchers.setdefault(key, [])
         if watcher not in watchers:
@@ -159,7 +278,6 @@ class Replicas:
             raise
 
     async def unwatch(self, session_id: SessionId, stream: StreamName, watcher: Watcher) -> None:
-        """Hear of a stream no more."""
         key = (session_id, stream)
         self._drop(key, watcher)
         try:
@@ -211,11 +329,6 @@ class Replicas:
     # --- who lives -------------------------------------------------------------------------
 
     async def is_alive(self, process: str) -> bool:
-        """Whether a process lives; the answer may be a second old.
-
-        Raises:
-            StoreUnavailable: Unknown.
-        """
         if process == self.process:
             return True
         loop = asyncio.get_running_loop()
@@ -231,16 +344,10 @@ class Replicas:
     # --- from start to end -----------------------------------------------------------------
 
     async def join(self) -> None:
-        """Be one of them.
-
-        Raises:
-            StoreUnavailable: It is not.
-        """
         await self._exchange.join(self.process, self)
         self._joined = True
 
     async def leave(self) -> None:
-        """Be one of them no more: they take over at once what they would wait for."""
         if not self._joined:
             return
         self._joined = False
@@ -250,7 +357,6 @@ class Replicas:
             logger.warning("the other replicas could not be told of the leave; they will see")
 
     async def close(self) -> None:
-        """Leave, and end what still runs here."""
         await self.leave()
         await self._background.close()
 

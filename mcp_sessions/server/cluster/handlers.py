@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from mcp_sessions.core.log import Draft
-from mcp_sessions.core.messages import Answer, RequestId, error_body
+from mcp_sessions.core.messages import Answer, error_body
 from mcp_sessions.errors import INVALID_REQUEST, Detached
-from mcp_sessions.ids import ConnectionId, FencingEpoch, RequestKey, SessionId, process_of
-from mcp_sessions.principal import Principal
-from mcp_sessions.server.cluster.bus import Members, Replicas
+from mcp_sessions.ids import ConnectionId, FencingEpoch, RequestKey, SessionId
+from mcp_sessions.server.cluster.bus import ClusterBus, Members
+from mcp_sessions.server.cluster.forwarding import read_principal
 from mcp_sessions.server.delivery.changes import Changes
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.requests.joining import Joining
@@ -35,11 +35,11 @@ Publish = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
 
 
 class Telling:
-    """Tells the other replicas, and does what they tell."""
+    """Does what the other replicas tell."""
 
     def __init__(
         self,
-        replicas: Replicas,
+        bus: ClusterBus,
         store: SessionStore,
         hub: Hub,
         changes: Changes,
@@ -52,7 +52,6 @@ class Telling:
         """Take what it works with.
 
         Args:
-            replicas: The other processes.
             store: What they share.
             hub: The connections of this one.
             changes: Told to them.
@@ -61,7 +60,7 @@ class Telling:
             forget: Ends what is at work here for a session that is over in the store.
             publish: Puts a change on the server's own bus, and tells nobody else.
         """
-        self._replicas = replicas
+        self._bus = bus
         self._store = store
         self._hub = hub
         self._changes = changes
@@ -70,71 +69,25 @@ class Telling:
         self._forget = forget
         self._publish = publish
         self._rounds = 0
-        replicas.on("answer", self._answered)
-        replicas.on("attached", self._attached)
-        replicas.on("cancel", self._cancel)
-        replicas.on("cancel_keyed", self._cancel_keyed)
-        replicas.on("change", self._changed)
-        replicas.on("displaced", self._displaced)
-        replicas.on("ended", self._ended)
-        replicas.on("progress", self._progressed)
-        replicas.on("push", self._pushed)
-        replicas.on("unasked", self._unasked)
-        replicas.on_over = self._over
-        replicas.each_round.append(self._round)
-
-    # --- telling -----------------------------------------------------------------------------
-
-    async def ended(self, session_id: SessionId, connection_id: ConnectionId | None) -> None:
-        """A session is over in the store."""
-        await self._replicas.tell("ended", session=session_id, connection=connection_id)
-
-    async def answered(self, answer: Answer, principal: Principal) -> bool:
-        """Hand on the answer to a request of another process; False if no such one lives.
-
-        Raises:
-            StoreUnavailable: Unknown whether it was handed on.
-        """
-        process = process_of(answer.id) if isinstance(answer.id, str) else None
-        if process is None or process == self._replicas.process:
-            return False
-        if not await self._replicas.is_alive(process):
-            return False
-        await self._replicas.ask(
-            "answer",
-            to=process,
-            id=answer.id,
-            result=answer.result,
-            error=answer.error,
-            principal=_written(principal),
-        )
-        return True
-
-    async def progressed(self, params: Mapping[str, Any] | None, principal: Principal) -> None:
-        """Hand on a client's progress on a request of another process."""
-        token = (params or {}).get("progressToken")
-        process = process_of(token) if isinstance(token, str) else None
-        if process is not None and process != self._replicas.process:
-            await self._replicas.tell(
-                "progress", to=process, params=params, principal=_written(principal)
-            )
-
-    async def cancel(self, connection_id: ConnectionId, request_id: RequestId) -> None:
-        """Cancel what a connection asked for, wherever it runs: its owner wants it."""
-        await self._replicas.tell("cancel", connection=connection_id, id=request_id)
-
-    async def cancel_keyed(self, session_id: SessionId, key: RequestKey) -> None:
-        """Cancel a keyed request, wherever it runs: its session's owner wants it."""
-        await self._replicas.tell("cancel_keyed", session=session_id, key=key)
-
-    # --- being told --------------------------------------------------------------------------
+        bus.on("answer", self._answered)
+        bus.on("attached", self._attached)
+        bus.on("cancel", self._cancel)
+        bus.on("cancel_keyed", self._cancel_keyed)
+        bus.on("change", self._changed)
+        bus.on("displaced", self._displaced)
+        bus.on("ended", self._ended)
+        bus.on("progress", self._progressed)
+        bus.on("push", self._pushed)
+        bus.on("unasked", self._unasked)
+        bus.on_over = self._over
+        bus.each_round.append(self._round)
 
     async def _answered(self, message: Members) -> None:
         answer = Answer(message["id"], message["result"], message["error"])
-        self._host.calls.resolve(answer, _read(message["principal"]))
+        self._host.calls.resolve(answer, read_principal(message["principal"]))
 
     async def _progressed(self, message: Members) -> None:
-        await self._host.calls.progress(message["params"], _read(message["principal"]))
+        await self._host.calls.progress(message["params"], read_principal(message["principal"]))
 
     async def _attached(self, message: Members) -> None:
         await self._host.ask_elsewhere(SessionId(message["session"]))
@@ -195,7 +148,7 @@ class Telling:
             # It left meanwhile; what is open is asked again where it attaches next.
             return
         if message["method"] is not None and not may_ask(connection.peer, message["method"]):
-            await self._replicas.tell("unasked", to=message["from"], call=message["call"])
+            await self._bus.tell("unasked", to=message["from"], call=message["call"])
             return
         draft = Draft(message["text"].encode(), None, message.get("key"), session_id)
         await connection.send(draft)
@@ -219,12 +172,3 @@ class Telling:
             if await self._store.head(session_id) is None:
                 if await self._store.load(session_id, now=0) is None:
                     await self._forget(session_id, None)
-
-
-def _written(principal: Principal) -> list[str | None]:
-    return [principal.client_id, principal.issuer, principal.subject]
-
-
-def _read(written: list[str | None]) -> Principal:
-    client_id, issuer, subject = written
-    return Principal(client_id, issuer, subject)

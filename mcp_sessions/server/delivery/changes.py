@@ -32,6 +32,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.delivery.announced import Outcome, note
 from mcp_sessions.server.delivery.hub import Hub
@@ -132,7 +133,9 @@ class Changes:
         publisher: Publisher,
         policy: SessionPolicy,
         clock: Callable[[], float],
+        bus: ClusterBus,
     ) -> None:
+        self._bus = bus
         self._store = store
         self._hub = hub
         self._publisher = publisher
@@ -322,9 +325,9 @@ class Changes:
         change = waiting.change
         waiting.busy.clear()
         waiting.is_served = False
-        if self._hub.replicas is not None and not waiting.is_told_elsewhere:
+        if not waiting.is_told_elsewhere:
             # Once for all sessions, here; their bare connections are told by each of them.
-            await self._hub.replicas.ask(
+            await self._bus.ask(
                 "change", to=None, id=change.id, method=waiting.method, params=waiting.params
             )
             waiting.is_told_elsewhere = True

@@ -26,7 +26,7 @@ from mcp_sessions.ids import (
     parse_position,
     process_of,
 )
-from mcp_sessions.server.cluster.bus import Replicas
+from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.delivery.detached import tell_detached
 from mcp_sessions.server.delivery.owed import Owed
@@ -43,7 +43,9 @@ Revive = Callable[[ConnectionId], Awaitable[TransportConnection | None]]
 class Hub:
     """Attaches sessions to connections, and parts them."""
 
-    def __init__(self, store: SessionStore, clock: Callable[[], float], owed: Owed) -> None:
+    def __init__(
+        self, store: SessionStore, clock: Callable[[], float], owed: Owed, bus: ClusterBus
+    ) -> None:
         """Take what it works with.
 
         Args:
@@ -52,6 +54,7 @@ class Hub:
         self._store = store
         self._clock = clock
         self._owed = owed
+        self._bus = bus
         self._connections: dict[ConnectionId, TransportConnection] = {}
         self._bare: dict[str, dict[TransportConnection, None]] = {}
         self._bare_of: dict[TransportConnection, dict[str, None]] = {}
@@ -64,9 +67,6 @@ class Hub:
 
         self.on_attached: OnAttached = _nothing
         """Called when a session was attached: what waits for an answer is asked again."""
-
-        self.replicas: Replicas | None = None
-        """The other processes that share the store; None: there are none."""
 
     # --- connections ---------------------------------------------------------------------
 
@@ -103,10 +103,8 @@ class Hub:
         if home is None:
             # It is in the store, until its session ends.
             return await self._store.load(SessionId(connection_id), now=0) is not None
-        if self.replicas is None or home == self.replicas.process:
-            # It was one of this process, and is gone.
-            return False
-        return await self.replicas.is_alive(home)
+        # One of this process is gone.
+        return self._bus.is_elsewhere(home) and await self._bus.is_alive(home)
 
     async def remove(self, connection: TransportConnection) -> None:
         """A connection is gone for good: its sessions wait, detached; in the store when that is
@@ -318,9 +316,8 @@ class Hub:
                 )
         if connection is not None:
             await self.on_attached(session_id, connection)
-        if self.replicas is not None:
-            # Whoever has a question open for this session's client asks it again.
-            await self.replicas.tell("attached", session=session_id)
+        # Whoever has a question open for this session's client asks it again.
+        await self._bus.tell("attached", session=session_id)
         return attached
 
     async def _begin(
@@ -432,7 +429,7 @@ class Hub:
         self, session_id: SessionId, connection_id: ConnectionId | None
     ) -> list[TransportConnection]:
         connection = self.local(connection_id) if connection_id is not None else None
-        if connection is not None or self.replicas is None:
+        if connection is not None or not self._bus.is_shared:
             return [connection] if connection is not None else []
         # Another process ended it, and does not know this one's connections.
         return [
@@ -474,18 +471,16 @@ class Hub:
             "instance": instance,
         }
         if home is not None and previous.connection_id not in self._connections:
-            if self.replicas is not None and home != self.replicas.process:
-                await self.replicas.tell("displaced", to=home, **members)
+            if self._bus.is_elsewhere(home):
+                await self._bus.tell("displaced", to=home, **members)
             return
         connection = await self.find(previous.connection_id)
         if connection is None:
             return
         await self.displaced_here(session_id, previous, reason, connection, newer, instance)
-        if home is None and self.replicas is not None:
+        if home is None:
             # Its stream may be open anywhere; what waits there unsent is taken back.
-            await self.replicas.tell(
-                "withdrawn", session=session_id, connection=previous.connection_id
-            )
+            await self._bus.tell("withdrawn", session=session_id, connection=previous.connection_id)
 
     async def displaced_here(
         self,
@@ -546,8 +541,8 @@ class Hub:
         )
         if waits:
             await displacing
-        elif self.replicas is not None:
-            self.replicas.spawn(displacing)
+        else:
+            self._bus.spawn(displacing)
         return False
 
     async def _displaced_in_turn(
@@ -575,12 +570,12 @@ class Hub:
         """Hear what other processes store for a session that is attached to a connection of
         this one. One that is in the store hears by its own stream.
         """
-        if self.replicas is not None and process_of(connection.id) is not None:
-            await self.replicas.watch(session_id, EVENTS, connection)
+        if process_of(connection.id) is not None:
+            await self._bus.watch(session_id, EVENTS, connection)
 
     async def _unwatch(self, session_id: SessionId, connection: TransportConnection) -> None:
-        if self.replicas is not None and process_of(connection.id) is not None:
-            await self.replicas.unwatch(session_id, EVENTS, connection)
+        if process_of(connection.id) is not None:
+            await self._bus.unwatch(session_id, EVENTS, connection)
 
 
 async def _closed(upstream_peer: UpstreamPeer) -> None:

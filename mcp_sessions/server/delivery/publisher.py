@@ -18,6 +18,7 @@ from mcp_sessions.core.messages import EventTemplate, notification_message, plai
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import GET_STREAM, ConnectionId, SessionId, process_of
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.relaying import Relay
@@ -32,8 +33,14 @@ class Publisher:
     """Hands over to whichever connection a message is for, wherever that lives."""
 
     def __init__(
-        self, store: SessionStore, hub: Hub, policy: SessionPolicy, clock: Callable[[], float]
+        self,
+        store: SessionStore,
+        hub: Hub,
+        policy: SessionPolicy,
+        clock: Callable[[], float],
+        bus: ClusterBus,
     ) -> None:
+        self._bus = bus
         self._store = store
         self._hub = hub
         self._policy = policy
@@ -179,8 +186,8 @@ class Publisher:
                 await connection.send(Draft(message, None, call.log_key, session_id))
             return
         home = process_of(attachment.connection_id)
-        if home is not None and self._hub.replicas is not None:
-            await self._hub.replicas.tell(
+        if home is not None:
+            await self._bus.tell(
                 "push",
                 to=home,
                 session=session_id,

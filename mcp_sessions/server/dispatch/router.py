@@ -36,10 +36,9 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.cluster.bus import Replicas
-from mcp_sessions.server.cluster.handlers import Publish, Telling
+from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.forwarding import forward_answer, forward_progress
 from mcp_sessions.server.connection import Inbound, TransportConnection
-from mcp_sessions.server.delivery.changes import Changes
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.dispatch.association import Associations
@@ -77,6 +76,7 @@ class Router:
         policy: SessionPolicy,
         advertise: Callable[[dict[str, Any]], None],
         clock: Callable[[], float],
+        bus: ClusterBus,
     ) -> None:
         """Take what it works with.
 
@@ -95,33 +95,18 @@ class Router:
         self._advertise = advertise
         self._clock = clock
         self._associations = Associations(store, hub, host, methods, clock)
-        self._keyed = KeyedRequests(host, self._associations, methods, begin_anew=self._begin_anew)
+        self._bus = bus
+        self._keyed = KeyedRequests(
+            host, self._associations, methods, bus, begin_anew=self._begin_anew
+        )
+        self.joining = self._keyed.joining
+        """Keyed requests that run in other processes."""
+
         self._peers = UpstreamPeers(upstream, store, hub, publisher, host, policy, advertise)
         host.standalone = self._peers.standalone
         self._locks = Locks()
         self._state_locks = Locks()
         self._arriving: set[tuple[ConnectionId, RequestId]] = set()
-        self._telling: Telling | None = None
-
-    def share(self, replicas: Replicas, changes: Changes, publish: Publish) -> Telling:
-        """Serve together with other processes.
-
-        Args:
-            replicas: Those.
-            changes: See :class:`Telling`.
-            publish: See :class:`Telling`.
-        """
-        self._telling = Telling(
-            replicas,
-            self._store,
-            self._hub,
-            changes,
-            self._host,
-            self._keyed.share(replicas),
-            forget=self._methods.forget_here,
-            publish=publish,
-        )
-        return self._telling
 
     # --- what bindings call ------------------------------------------------------------------
 
@@ -213,8 +198,7 @@ class Router:
         async def report() -> None:
             params, principal = notification.params, inbound.principal
             await self._host.calls.progress(params, principal)
-            if self._telling is not None:
-                await self._telling.progressed(params, principal)
+            await forward_progress(self._bus, params, principal)
 
         return report()
 
@@ -252,7 +236,7 @@ class Router:
         """Take the answer to a request of ours; False if it is to none that is open."""
         if self._host.calls.resolve(answer, inbound.principal):
             return True
-        return self._telling is not None and await self._telling.answered(answer, inbound.principal)
+        return await forward_answer(self._bus, answer, inbound.principal)
 
     async def cancel_keyed(self, notification: Notification, inbound: Inbound) -> None:
         """Take a modern-era notification: a cancellation that names session and key, or
@@ -361,8 +345,8 @@ class Router:
 
     def _check_id(self, request: Request, inbound: Inbound) -> None:
         connection = inbound.connection
-        if connection is not None and self._keyed.joining is not None:
-            if self._keyed.joining.of_request(connection.id, request.id) is not None:
+        if connection is not None:
+            if self.joining.of_request(connection.id, request.id) is not None:
                 raise _duplicate_id()
         running = connection.requests.get(request.id) if connection is not None else None
         if running is None or running.done:
@@ -390,25 +374,25 @@ class Router:
             if connection is None or not isinstance(request_id, (str, int)):
                 return
             running = connection.requests.get(request_id)
-            if running is None and self._keyed.joining is not None:
-                join = self._keyed.joining.of_request(connection.id, request_id)
+            if running is None:
+                join = self.joining.of_request(connection.id, request_id)
                 if join is not None:
-                    await self._keyed.joining.cancel(join)
+                    await self.joining.cancel(join)
                     return
-            if running is None and self._telling is not None and inbound.record is not None:
+            if running is None and inbound.record is not None:
                 # Over HTTP the request may have come to any replica.
-                await self._telling.cancel(connection.id, request_id)
+                await self._bus.tell("cancel", connection=connection.id, id=request_id)
         if running is not None:
             await self._host.abort(running, error_body(REQUEST_CANCELLED, "Request cancelled"))
 
     async def _cancel_elsewhere(
         self, session_id: SessionId, key: RequestKey, inbound: Inbound
     ) -> None:
-        if self._telling is None:
+        if not self._bus.is_shared:
             return
         record = await self._store.load(session_id, now=self._clock())
         if record is not None and record.principal == inbound.principal:
-            await self._telling.cancel_keyed(session_id, key)
+            await self._bus.tell("cancel_keyed", session=session_id, key=key)
 
 
 def _duplicate_id() -> InvalidRequest:

@@ -44,7 +44,7 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import ConnectionId, SessionEventId, SessionId, digest, parse_position
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import SessionSecurity
-from mcp_sessions.server.cluster.handlers import Telling
+from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.owed import Owed
@@ -75,6 +75,7 @@ class SessionMethods:
         clock: Callable[[], float],
         security: SessionSecurity,
         owed: Owed,
+        bus: ClusterBus,
     ) -> None:
         self._store = store
         self._hub = hub
@@ -82,13 +83,11 @@ class SessionMethods:
         self._clock = clock
         self._security = security
         self._owed = owed
+        self._bus = bus
         self._tokens: OrderedDict[SessionId, tuple[int, str]] = OrderedDict()
         self.make_room: Callable[[bool], Awaitable[None]] = _no_room
         """Ends what has expired, and (if told so) sessions that are nobody's and hold nothing;
         called when a limit is reached, before it is refused."""
-
-        self.telling: Telling | None = None
-        """To the other processes that share the store; None: there are none."""
 
     async def serve(self, request: Request, inbound: Inbound) -> dict[str, Any]:
         """The result of a ``session/*`` request.
@@ -154,10 +153,9 @@ class SessionMethods:
         # Answered first (END6): a connection that is over ends the streams that answers go on.
         await self._host.abort_session(record.session_id)
         await self._hub.forget(record)
-        if self.telling is not None:
-            attachment = record.attachment
-            connection_id = attachment.connection_id if attachment is not None else None
-            await self.telling.ended(record.session_id, connection_id)
+        attachment = record.attachment
+        connection_id = attachment.connection_id if attachment is not None else None
+        await self._bus.tell("ended", session=record.session_id, connection=connection_id)
 
     async def forget_here(self, session_id: SessionId, connection_id: ConnectionId | None) -> None:
         """Another process ended a session: end what is at work for it here."""

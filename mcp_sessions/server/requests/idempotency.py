@@ -13,7 +13,7 @@ import weakref
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached, OutcomeUnknown
 from mcp_sessions.ids import RequestKey, SessionId
-from mcp_sessions.server.cluster.bus import Replicas
+from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.dispatch.association import Associations
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.requests.joining import BeginAnew, Joining
@@ -30,6 +30,7 @@ class KeyedRequests:
         host: Host,
         associations: Associations,
         methods: SessionMethods,
+        bus: ClusterBus,
         *,
         begin_anew: BeginAnew,
     ) -> None:
@@ -38,27 +39,22 @@ class KeyedRequests:
         Args:
             begin_anew: Serves a request in place of a run that never began.
         """
-        self._begin_anew = begin_anew
+        self._bus = bus
         self._host = host
         self._associations = associations
         self._methods = methods
         self._begins: weakref.WeakValueDictionary[tuple[SessionId, RequestKey], asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
-        self.joining: Joining | None = None
-        """Those that run in other processes; None: there are none."""
-
-    def share(self, replicas: Replicas) -> Joining:
-        """Serve together with other processes."""
         self.joining = Joining(
-            replicas,
-            self._host,
+            bus,
+            host,
             admit=self._admit_again,
             answer=self._answer_kept,
             begins=self.begin_of,
-            begin_anew=self._begin_anew,
+            begin_anew=begin_anew,
         )
-        return self.joining
+        """Those that run in other processes."""
 
     def begin_of(self, session_id: SessionId, key: RequestKey) -> asyncio.Lock:
         """Held until a request runs or is refused.
@@ -106,7 +102,7 @@ class KeyedRequests:
                 if running is not None:
                     await self._host.join(running, carrier)
                     return
-                if self.joining is not None and runner not in (None, self._host.process):
+                if self._bus.is_elsewhere(runner):
                     self.joining.begin(carrier, record.session_id, key, runner, admitted.run)
                     return
                 # It does not run here; but it did when the store was asked, perhaps.

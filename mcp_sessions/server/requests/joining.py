@@ -18,7 +18,7 @@ from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import OutcomeUnknown, SessionNotFound, StoreUnavailable, WireError
 from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
 from mcp_sessions.security import mint_request_id
-from mcp_sessions.server.cluster.bus import Members, Replicas
+from mcp_sessions.server.cluster.bus import ClusterBus, Members
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.requests.runner import Host, load_of
 from mcp_sessions.server.requests.running import Carrier
@@ -44,28 +44,26 @@ class FarChannel:
 
     close_stream: Callable[[], Awaitable[None]] | None = None
 
-    def __init__(self, replicas: Replicas, process: str, join: str) -> None:
+    def __init__(self, bus: ClusterBus, process: str, join: str) -> None:
         self.process = process
         self.is_open = True
         self.on_closed: Callable[[], None] | None = None
         self.on_reopened: Callable[[], None] | None = None
-        self._replicas = replicas
+        self._bus = bus
         self._join = join
 
     async def emit(self, message: bytes, key: str | None = None) -> None:
         """See :class:`RequestChannel`. There is no room to wait for: how fast that client
         takes is not known here.
         """
-        await self._replicas.tell(
-            "join_emit", to=self.process, join=self._join, text=_text(message)
-        )
+        await self._bus.tell("join_emit", to=self.process, join=self._join, text=_text(message))
         await asyncio.sleep(0)
 
     async def answer(
         self, message: bytes, *, code: int | None = None, is_away: bool = False
     ) -> None:
         """See :class:`RequestChannel`: the answer is in the store."""
-        await self._replicas.tell("join_done", to=self.process, join=self._join)
+        await self._bus.tell("join_done", to=self.process, join=self._join)
 
     def after_answer(self, callback: Callable[[], None]) -> None:
         """See :class:`RequestChannel`."""
@@ -111,7 +109,7 @@ class Joining:
 
     def __init__(
         self,
-        replicas: Replicas,
+        bus: ClusterBus,
         host: Host,
         *,
         admit: Admit,
@@ -122,14 +120,13 @@ class Joining:
         """Take what it works with.
 
         Args:
-            replicas: The other processes.
             host: What runs here.
             admit: Asks the store for the key of a carrier's request once more.
             answer: Answers a carrier with what was kept.
             begins: Held while a request with that key is being begun here.
             begin_anew: Serves a request here in place of a run that never began.
         """
-        self._replicas = replicas
+        self._bus = bus
         self._host = host
         self._admit = admit
         self._answer = answer
@@ -138,11 +135,11 @@ class Joining:
         self._joins: dict[str, _Join] = {}
         self._by_request: dict[tuple[ConnectionId, RequestId], _Join] = {}
         self._channels: dict[str, FarChannel] = {}
-        replicas.on("join", self._asked_to)
-        replicas.on("join_emit", self._emitted)
-        replicas.on("join_done", self._is_done)
-        replicas.on("join_heard", self._heard)
-        replicas.each_round.append(self._round)
+        bus.on("join", self._asked_to)
+        bus.on("join_emit", self._emitted)
+        bus.on("join_done", self._is_done)
+        bus.on("join_heard", self._heard)
+        bus.each_round.append(self._round)
 
     # --- where the request was sent again ----------------------------------------------------
 
@@ -164,9 +161,7 @@ class Joining:
 
     async def cancel(self, join: _Join) -> None:
         """Its client cancelled it."""
-        await self._replicas.ask(
-            "cancel_keyed", to=join.runner, session=join.session_id, key=join.key
-        )
+        await self._bus.ask("cancel_keyed", to=join.runner, session=join.session_id, key=join.key)
 
     async def _wait(self, join: _Join) -> None:
         carrier = join.carrier
@@ -220,14 +215,14 @@ class Joining:
 
     async def _ask_to_join(self, join: _Join, name: str) -> None:
         try:
-            join.is_over = not await self._replicas.is_alive(join.runner)
+            join.is_over = not await self._bus.is_alive(join.runner)
         except StoreUnavailable:
             # Asked again when the store is back.
             return
         if join.is_over:
             join.news.set()
         else:
-            await self._replicas.tell("join", to=join.runner, **_joined(join, name))
+            await self._bus.tell("join", to=join.runner, **_joined(join, name))
 
     async def _went_on(self, join: _Join, name: str) -> bool:
         """One step; whether the request is answered, or has to be begun here.
@@ -249,7 +244,7 @@ class Joining:
         is_over = join.is_over
         try:
             # Asked before the store is: it may have answered just before it died.
-            is_over = is_over or not await self._replicas.is_alive(join.runner)
+            is_over = is_over or not await self._bus.is_alive(join.runner)
             admitted = await self._admit(join.carrier, join.session_id, join.key)
             if admitted.key is Begun.RUNNING and not is_over:
                 return False
@@ -269,9 +264,7 @@ class Joining:
         await inbound.channel.answer(message, code=refused.code)
 
     def _tell_heard(self, join: _Join, name: str, *, is_open: bool) -> None:
-        self._replicas.spawn(
-            self._replicas.tell("join_heard", to=join.runner, join=name, is_open=is_open)
-        )
+        self._bus.spawn(self._bus.tell("join_heard", to=join.runner, join=name, is_open=is_open))
 
     def _emitted(self, message: Members) -> None:
         join = self._joins.get(message["join"])
@@ -304,11 +297,9 @@ class Joining:
             if running is None or running.done:
                 # An older version does not say which run it means.
                 never_began = self._host.runs.never_began(message.get("run"))
-                await self._replicas.tell(
-                    "join_done", to=process, join=name, never_began=never_began
-                )
+                await self._bus.tell("join_done", to=process, join=name, never_began=never_began)
                 return
-            channel = FarChannel(self._replicas, process, name)
+            channel = FarChannel(self._bus, process, name)
             self._channels[name] = channel
             meta = {"progressToken": message["token"]} if message["token"] is not None else {}
             peer = Peer(message["version"], message["params"], modern=message["modern"])
@@ -340,7 +331,7 @@ class Joining:
         for name, channel in list(self._channels.items()):
             if id(channel) not in running:
                 del self._channels[name]
-            elif channel.is_open and not await self._replicas.is_alive(channel.process):
+            elif channel.is_open and not await self._bus.is_alive(channel.process):
                 channel.hear(is_open=False)
 
 

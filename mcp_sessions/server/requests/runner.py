@@ -34,6 +34,7 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import RequestKey, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.connection import Inbound, TransportConnection
 from mcp_sessions.server.delivery.announced import enter_request
 from mcp_sessions.server.delivery.hub import Hub
@@ -76,21 +77,19 @@ class Host:
         policy: SessionPolicy,
         clock: Callable[[], float],
         owed: Owed,
+        bus: ClusterBus,
         *,
-        process: str,
         stamp: Stamp,
     ) -> None:
         """Take what it works with.
 
         Args:
             owed: Takes what the store must know of an end, also when it is away.
-            process: Names this process among those that share the store.
             stamp: Adds the session's ``_meta`` to a result.
         """
         self.clock = clock
-        self.process = process
-        shared = store.exchange is not None
-        self.calls = PendingCalls(process if shared else None)
+        self.process = bus.process
+        self.calls = PendingCalls(bus.process if bus.is_shared else None)
         self.runs = Runs()
         self.load = Load(policy.max_running_requests)
         """What is being let in, runs, or waits for one that runs; by :func:`load_of`."""

@@ -27,7 +27,7 @@ from mcp_sessions.ids import (
     parse_position,
 )
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.cluster.bus import Replicas
+from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.delivery.relaying import Relay
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.upstream.port import UpstreamPeer
@@ -51,6 +51,7 @@ class HttpConnection:
         "_elsewhere",
         "_finished",
         "_forgotten",
+        "_bus",
         "_get",
         "_get_opened",
         "_heads",
@@ -59,7 +60,6 @@ class HttpConnection:
         "_over",
         "_policy",
         "_primes",
-        "_replicas",
         "_sent",
         "_store",
         "attached",
@@ -88,13 +88,12 @@ class HttpConnection:
         clock: Callable[[], float],
         *,
         primes: bool,
-        replicas: Replicas | None = None,
+        bus: ClusterBus,
     ) -> None:
         """Take what it works with.
 
         Args:
             primes: The client understands an event without data.
-            replicas: The other processes that may serve it.
         """
         self.session_id = record.session_id
         self.id = ConnectionId(record.session_id)
@@ -115,7 +114,7 @@ class HttpConnection:
         self._policy = policy
         self._clock = clock
         self._primes = primes
-        self._replicas = replicas
+        self._bus = bus
         self._get: GetStream | None = None
         self._get_opened = (0.0, 0.0)
         self._over: set[SessionId] = set()
@@ -150,7 +149,7 @@ class HttpConnection:
             return False
         relay = self._relay(session_id, epoch)
         await relay.whole(attached.replay)
-        if self._replicas is not None:
+        if self._bus.is_shared:
             # Stored by others, who found that it was not carried here yet.
             newest = attached.replay[-1].event_id if attached.replay else after.event_id()
             await relay.after(_position(newest))
@@ -349,7 +348,7 @@ class HttpConnection:
             store=self._store,
             policy=self._policy,
             clock=self._clock,
-            is_checked=self._replicas is not None,
+            is_checked=self._bus.is_shared,
         )
         older = (self._sent, self._elsewhere)
         is_served = False
@@ -363,9 +362,8 @@ class HttpConnection:
             get.stream.finish()
         headers = [*SSE_HEADERS, (b"mcp-session-id", self.session_id.encode("ascii"))]
         try:
-            if self._replicas is not None:
-                await self._replicas.watch(self.session_id, GET_STREAM, self)
-                await self._tell_opened(self._replicas)
+            await self._bus.watch(self.session_id, GET_STREAM, self)
+            await self._tell_opened(to=None)
             is_served, self._owes_first = True, False
             await get.stream.serve(receive, send, headers)
         finally:
@@ -378,8 +376,7 @@ class HttpConnection:
                     self._sent, self._elsewhere = older
                 else:
                     self._sent = None if self._elsewhere else get.last
-                if self._replicas is not None:
-                    await self._replicas.unwatch(self.session_id, GET_STREAM, self)
+                await self._bus.unwatch(self.session_id, GET_STREAM, self)
 
     def opened_elsewhere(self, opened: tuple[float, str], own: str) -> bool:
         """Another process serves a GET stream of this connection: the older one ends.
@@ -403,14 +400,13 @@ class HttpConnection:
         self.cut_get()
         return True
 
-    async def _tell_opened(self, replicas: Replicas, *, to: str | None = None) -> None:
+    async def _tell_opened(self, *, to: str | None) -> None:
         at = self._get_opened[1]
-        await replicas.tell("get_opened", to=to, session=self.session_id, at=at)
+        await self._bus.tell("get_opened", to=to, session=self.session_id, at=at)
 
     async def insist(self, process: str) -> None:
         """Tell a process whose GET stream is the older one."""
-        if self._replicas is not None:
-            await self._tell_opened(self._replicas, to=process)
+        await self._tell_opened(to=process)
 
     async def catch_up(self) -> list[SessionId]:
         """Relay what a process stored for this connection's sessions and had no time to

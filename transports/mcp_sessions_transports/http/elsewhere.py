@@ -11,7 +11,7 @@ from typing import Any
 
 from mcp_sessions.errors import Detached
 from mcp_sessions.ids import ConnectionId, SessionId
-from mcp_sessions.server.cluster.bus import Members, Replicas
+from mcp_sessions.server.cluster.bus import Members
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions_transports.http.channel import PostChannel
 from mcp_sessions_transports.http.connection import HttpConnection
@@ -21,17 +21,16 @@ from mcp_sessions_transports.served import Served
 class Elsewhere:
     """Hears what other processes do, and looks after what they left, once a round."""
 
-    def __init__(self, served: Served, replicas: Replicas) -> None:
+    def __init__(self, served: Served) -> None:
         self._served = served
-        self._replicas = replicas
+        self._bus = served.bus
 
     def start(self) -> None:
         """Hear of it from now on, and take part in the rounds."""
-        replicas = self._replicas
-        replicas.on("get_opened", self._get_opened)
-        replicas.on("stream_read", self._stream_read)
-        replicas.on("withdrawn", self._withdrawn)
-        replicas.each_round.append(self._round)
+        self._bus.on("get_opened", self._get_opened)
+        self._bus.on("stream_read", self._stream_read)
+        self._bus.on("withdrawn", self._withdrawn)
+        self._bus.each_round.append(self._round)
 
     def _get_opened(self, message: Members) -> Coroutine[Any, Any, None] | None:
         connection = self._local(message["session"])
@@ -75,7 +74,7 @@ class Elsewhere:
     async def _check_readers(self, channel: PostChannel) -> None:
         # One that is gone is taken out, and others come, while this waits for the store.
         for process in list(channel.readers):
-            if not await self._replicas.is_alive(process):
+            if not await self._bus.is_alive(process):
                 await channel.left_elsewhere(process)
 
     def _local(self, session_id: str) -> HttpConnection | None:

@@ -19,7 +19,7 @@ from mcp_sessions.core.messages import RequestId, decode, error_message, wire_er
 from mcp_sessions.errors import OutcomeUnknown, Refusal, StoreUnavailable
 from mcp_sessions.ids import Position, SessionId, StreamName, process_of
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.cluster.bus import Replicas
+from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attachment
 from mcp_sessions_transports.http.sse import (
@@ -47,7 +47,7 @@ class FarStream:
         store: SessionStore,
         policy: SessionPolicy,
         clock: Callable[[], float],
-        replicas: Replicas | None,
+        bus: ClusterBus,
         primes: bool,
     ) -> None:
         """Take what it works with.
@@ -60,7 +60,6 @@ class FarStream:
             store: Where it is.
             policy: The limits.
             clock: Seconds since 1970.
-            replicas: None: there is no other process, so the one that ran it is gone.
             primes: The client understands an event without data.
         """
         self._session_id = session_id
@@ -70,7 +69,7 @@ class FarStream:
         self._sse_id = sse_id
         self._store = store
         self._clock = clock
-        self._replicas = replicas
+        self._bus = bus
         self._primes = primes
         self.stream = SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
         self.name = name
@@ -88,26 +87,24 @@ class FarStream:
         Raises:
             StoreUnavailable: Nothing was sent.
         """
-        stream, replicas = self.stream, self._replicas
+        stream = self.stream
         self._feed = LogFeed(stream, self._read, position, self._frame, is_checked=True)
         if self._primes:
             stream.push(priming_event(self._sse_id(position)))
         headers = [*SSE_HEADERS, (b"mcp-session-id", self._session_id.encode("ascii"))]
         background = Background()
         try:
-            if replicas is not None:
-                await replicas.watch(self._session_id, self._name, self)
-                await self._tell(is_read=True)
+            await self._bus.watch(self._session_id, self._name, self)
+            await self._tell(is_read=True)
             feed = self._feed
             background.loop("watching who answers", lambda: self._watch_runner(feed))
             await stream.serve(receive, send, headers)
         finally:
             stream.cut()
             await background.close()
-            if replicas is not None:
-                await replicas.unwatch(self._session_id, self._name, self)
-                if not self._superseded:
-                    await self._tell(is_read=False)
+            await self._bus.unwatch(self._session_id, self._name, self)
+            if not self._superseded:
+                await self._tell(is_read=False)
 
     def appended(
         self, session_id: SessionId, event: LoggedEvent, attachment: Attachment | None
@@ -122,8 +119,8 @@ class FarStream:
             self._feed.check_position(head)
 
     async def _tell(self, *, is_read: bool) -> None:
-        if self._replicas is not None and self._runner is not None:
-            await self._replicas.tell(
+        if self._runner is not None:
+            await self._bus.tell(
                 "stream_read",
                 to=self._runner,
                 session=self._session_id,
@@ -147,12 +144,7 @@ class FarStream:
             await asyncio.sleep(_ASK_EVERY)
 
     async def _is_running(self) -> bool:
-        replicas = self._replicas
-        return (
-            replicas is not None
-            and self._runner is not None
-            and await replicas.is_alive(self._runner)
-        )
+        return self._runner is not None and await self._bus.is_alive(self._runner)
 
     async def _give_up(self, events: Sequence[LoggedEvent]) -> None:
         """Nobody will answer any more: what there is, then that."""

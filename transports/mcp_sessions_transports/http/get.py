@@ -70,7 +70,7 @@ class HttpGet:
                 await send_not_found(send)
             return
         served = self._served
-        if served.store.survives_process or served.replicas is not None:
+        if served.store.survives_process or served.bus.is_shared:
             await catch_up(connection, served.hub)
         try:
             after, lost, continues = await connection.position(
@@ -150,7 +150,7 @@ class HttpGet:
             store=served.store,
             policy=served.policy,
             clock=served.clock,
-            replicas=served.replicas,
+            bus=served.bus,
             primes=served.primes(connection.peer.protocol_version),
         )
         for older in connection.far:

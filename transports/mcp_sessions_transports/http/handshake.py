@@ -87,8 +87,7 @@ class HandshakeHttp:
         """How many notifications of a sender are handled now."""
 
         self._loop_or_none: asyncio.AbstractEventLoop | None = None
-        if served.replicas is not None:
-            Elsewhere(served, served.replicas).start()
+        Elsewhere(served).start()
 
     @property
     def _loop(self) -> asyncio.AbstractEventLoop:

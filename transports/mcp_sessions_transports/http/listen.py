@@ -18,6 +18,7 @@ from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
+from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.upstream.port import UpstreamPeer
@@ -128,7 +129,7 @@ class ListenStream:
         policy: SessionPolicy,
         clock: Callable[[], float],
         hub: Hub,
-        process: str,
+        bus: ClusterBus,
         result: Callable[[dict[str, Any]], dict[str, Any]],
         encode_answer: Callable[[Any], bytes],
     ) -> None:
@@ -136,11 +137,10 @@ class ListenStream:
 
         Args:
             hub: Where its session is attached.
-            process: This one.
             result: Adds what the stream's last message carries beside its subscription id.
             encode_answer: Writes that message.
         """
-        self.id: ConnectionId = mint_connection_id("listen", process)
+        self.id: ConnectionId = mint_connection_id("listen", bus.process)
         self.principal = principal
         self.peer = peer
         self.transport_session: SessionId | None = None
@@ -154,6 +154,7 @@ class ListenStream:
         self._store = store
         self._clock = clock
         self._hub = hub
+        self._bus = bus
         self._result = result
         self._encode = encode_answer
         self._stream = SseStream(
@@ -181,7 +182,7 @@ class ListenStream:
             self._read,
             start,
             self._frame,
-            is_checked=self._hub.replicas is not None,
+            is_checked=self._bus.is_shared,
         )
         self._stream.wake()
         return True
@@ -249,7 +250,7 @@ class ListenStream:
 
     async def _read(self, position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
         events, refusal = await self._store.read(self._session_id, position, now=self._clock())
-        if self._hub.replicas is not None and events:
+        if self._bus.is_shared and events:
             # Asked after they were read: what was read then is from before any takeover.
             if not await self._hub.check_attached(self._session_id, self, waits=False):
                 return (), None

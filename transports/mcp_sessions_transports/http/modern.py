@@ -177,7 +177,7 @@ class ModernHttp:
             policy=served.policy,
             clock=served.clock,
             hub=served.hub,
-            process=served.host.process,
+            bus=served.bus,
             result=result,
             encode_answer=inbound.encode,
         )

@@ -117,7 +117,7 @@ class TransportSessions:
             served.policy,
             served.clock,
             primes=primes,
-            replicas=served.replicas,
+            bus=served.bus,
         )
 
 

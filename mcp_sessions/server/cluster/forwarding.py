@@ -1,0 +1,56 @@
+"""What a client sends to this process and another one waits for: handed on by the name of that
+process, which stands in the id of what it asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mcp_sessions.core.messages import Answer
+from mcp_sessions.ids import process_of
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.cluster.bus import ClusterBus
+
+
+async def forward_answer(bus: ClusterBus, answer: Answer, principal: Principal) -> bool:
+    """Hand on the answer to a request of another process; False if no such one lives.
+
+    Raises:
+        StoreUnavailable: Unknown whether it was handed on.
+    """
+    process = process_of(answer.id) if isinstance(answer.id, str) else None
+    if not bus.is_elsewhere(process) or not await bus.is_alive(process):
+        return False
+    await bus.ask(
+        "answer",
+        to=process,
+        id=answer.id,
+        result=answer.result,
+        error=answer.error,
+        principal=written_principal(principal),
+    )
+    return True
+
+
+async def forward_progress(
+    bus: ClusterBus, params: Mapping[str, Any] | None, principal: Principal
+) -> None:
+    """Hand on a client's progress on a request of another process."""
+    token = (params or {}).get("progressToken")
+    process = process_of(token) if isinstance(token, str) else None
+    if bus.is_elsewhere(process):
+        await bus.tell(
+            "progress", to=process, params=params, principal=written_principal(principal)
+        )
+
+
+def written_principal(principal: Principal) -> list[str | None]:
+    """As it stands in a message."""
+    return [principal.client_id, principal.issuer, principal.subject]
+
+
+def read_principal(written: list[str | None]) -> Principal:
+    """The principal that :func:`written_principal` wrote."""
+    client_id, issuer, subject = written
+    return Principal(client_id, issuer, subject)
