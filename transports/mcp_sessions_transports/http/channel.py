@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Send
 
@@ -30,13 +29,54 @@ from mcp_sessions_transports.http.sse import (
     sse_event,
 )
 
-if TYPE_CHECKING:
-    from mcp_sessions_transports.http.connection import HttpConnection
-
 logger = logging.getLogger(__name__)
 
 JSON_DEADLINE = 0.1
 """Seconds within which an answer without anything before it goes as plain JSON."""
+
+
+class ResponseStreams:
+    """The response streams of one transport-mode session that this process answers: those that
+    are at work, and the newest of those that were answered, which can be fetched for a while.
+    """
+
+    __slots__ = ("_finished", "_forgotten", "_most", "_store", "channels", "session_id")
+
+    def __init__(self, session_id: SessionId, store: SessionStore, most: int) -> None:
+        """Keep ``most`` that were answered; see ``SessionPolicy.max_finished_streams``."""
+        self.session_id = session_id
+        self.channels: dict[StreamName, PostChannel] = {}
+        self._store = store
+        self._most = most
+        # A process has many connections, and most of them have none.
+        self._finished: dict[StreamName, None] | None = None
+        self._forgotten: list[StreamName] | None = None
+
+    async def finished(self, name: StreamName) -> None:
+        """One has its answer and no reader: it can be fetched for a while yet."""
+        if self._finished is None:
+            self._finished = {}
+        self._finished[name] = None
+        while len(self._finished) > self._most:
+            oldest = next(iter(self._finished))
+            del self._finished[oldest]
+            # Before the store forgets it: nobody may begin to read it any more.
+            self.channels.pop(oldest, None)
+            self._forgotten = [*(self._forgotten or ()), oldest]
+        while self._forgotten:
+            oldest = self._forgotten[-1]
+            try:
+                await self._store.drop_stream(self.session_id, oldest)
+            except StoreUnavailable:
+                # Whoever got an answer is not told of it. The session's end forgets it, too.
+                logger.warning("a response stream is forgotten later: the store is away")
+                return
+            self._forgotten = [name for name in self._forgotten or () if name != oldest] or None
+
+    def reopened(self, name: StreamName) -> None:
+        """One is read again: while it is, it is not forgotten."""
+        if self._finished is not None:
+            self._finished.pop(name, None)
 
 
 class PostChannel:
@@ -45,7 +85,7 @@ class PostChannel:
     def __init__(
         self,
         request_id: RequestId,
-        connection: HttpConnection | None,
+        streams: ResponseStreams | None,
         store: SessionStore,
         policy: SessionPolicy,
         clock: Callable[[], float],
@@ -60,7 +100,7 @@ class PostChannel:
 
         Args:
             prefers_stream: Answer with a stream even if the answer comes soon.
-            connection: None: a lone POST, whose stream cannot be resumed.
+            streams: Its connection's; None: a lone POST, whose stream cannot be resumed.
             primes: The client understands an event without data.
             process: This one: its streams say who answers.
             scopes_beyond: Those of who sent the request that its connection does not need.
@@ -74,11 +114,11 @@ class PostChannel:
         self.on_closed: Callable[[], None] | None = None
         self.on_reopened: Callable[[], None] | None = None
         self.close_stream: Callable[[], Awaitable[None]] | None = None
-        self._is_kept = connection is not None and can_be_named(request_id)
+        self._is_kept = streams is not None and can_be_named(request_id)
         if self._is_kept and primes:
             self.close_stream = self._close_stream
         self._request_id = request_id
-        self._connection = connection
+        self._streams = streams
         self._store = store
         self._policy = policy
         self._clock = clock
@@ -144,13 +184,13 @@ class PostChannel:
 
     async def _retire(self) -> None:
         """Answered, and nobody reads: from now on the stream may be forgotten for others."""
-        if self._final is None or self.is_open or self._connection is None:
+        if self._final is None or self.is_open or self._streams is None:
             return
         if self._name is not None:
-            await self._connection.stream_finished(self._name)
+            await self._streams.finished(self._name)
 
     async def _store_and_push(self, message: bytes, *, final: bool, key: str | None = None) -> None:
-        if self._name is None or self._connection is None:
+        if self._name is None or self._streams is None:
             if self._stream is not None:
                 self._stream.push(sse_event(message))
                 if final:
@@ -158,7 +198,7 @@ class PostChannel:
             return
         try:
             appended = await self._store.append(
-                self._connection.session_id,
+                self._streams.session_id,
                 plain_draft(message, key),
                 now=self._clock(),
                 stream=self._name,
@@ -215,7 +255,7 @@ class PostChannel:
             if self._is_away:
                 self._is_read = False
                 raise StoreUnavailable("this request could not be served")
-            session_id = self._connection.session_id if self._connection is not None else opened
+            session_id = self._streams.session_id if self._streams is not None else opened
             if self._json is not None:
                 self._is_read = False
                 await send_json(send, self._json, session_id=session_id)
@@ -242,27 +282,27 @@ class PostChannel:
 
     async def resume(self, position: str, receive: Receive, send: Send) -> None:
         """Serve the stream again, from a position on, on a GET."""
-        connection, name = self._connection, self._name
-        if connection is None or name is None:
+        streams, name = self._streams, self._name
+        if streams is None or name is None:
             raise AssertionError("only a connection's streams can be resumed")
         if self._stream is not None:
             self._stream.cut()
-        connection.stream_reopened(name)
-        stream = self._open_stream(connection.session_id, name, position)
+        streams.reopened(name)
+        stream = self._open_stream(streams.session_id, name, position)
         if self._primes:
             stream.push(priming_event(self._sse_id(position)))
         self._is_read = True
         if self.on_reopened is not None:
             self.on_reopened()
-        await self._serve(stream, connection.session_id, receive, send)
+        await self._serve(stream, streams.session_id, receive, send)
 
     def read_elsewhere(self, process: str) -> None:
         """Another process serves the stream, from the store; what is open here is dead."""
         self.readers.add(process)
         if self._stream is not None:
             self._stream.cut()
-        if self._connection is not None and self._name is not None:
-            self._connection.stream_reopened(self._name)
+        if self._streams is not None and self._name is not None:
+            self._streams.reopened(self._name)
         if self.on_reopened is not None:
             self.on_reopened()
 
@@ -308,8 +348,8 @@ class PostChannel:
         self._decided()
 
     async def _open(self) -> None:
-        connection = self._connection
-        if connection is None or not self._is_kept:
+        streams = self._streams
+        if streams is None or not self._is_kept:
             self._stream = self._new_stream()
             return
         if self._wanted is None:
@@ -318,7 +358,7 @@ class PostChannel:
             self._wanted = post_stream_name(self._process, self._scopes_beyond)
         name = self._wanted
         try:
-            head = await self._store.open_stream(connection.session_id, name)
+            head = await self._store.open_stream(streams.session_id, name)
         except StoreUnavailable:
             # It runs already, and is answered: on a stream that nobody can come back to.
             logger.warning("a response stream is not kept: the store is away")
@@ -327,9 +367,9 @@ class PostChannel:
             self._stream = self._new_stream()
             return
         self._name = name
-        connection.posts[name] = self
+        streams.channels[name] = self
         position = Position(head.log_epoch, 0).event_id()
-        stream = self._open_stream(connection.session_id, name, position, is_behind=head.number > 0)
+        stream = self._open_stream(streams.session_id, name, position, is_behind=head.number > 0)
         if self._primes:
             stream.push(priming_event(self._sse_id(position)))
 

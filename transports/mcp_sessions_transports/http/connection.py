@@ -23,7 +23,6 @@ from mcp_sessions.ids import (
     FencingEpoch,
     Position,
     SessionId,
-    StreamName,
     parse_position,
 )
 from mcp_sessions.policy import SessionPolicy
@@ -33,7 +32,7 @@ from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
-from mcp_sessions_transports.http.channel import PostChannel
+from mcp_sessions_transports.http.channel import ResponseStreams
 from mcp_sessions_transports.http.far_stream import FarStream
 from mcp_sessions_transports.http.get_stream import GetStream
 from mcp_sessions_transports.http.sse import SSE_HEADERS, retry_event
@@ -49,8 +48,6 @@ class HttpConnection:
     __slots__ = (
         "_clock",
         "_elsewhere",
-        "_finished",
-        "_forgotten",
         "_bus",
         "_get",
         "_get_opened",
@@ -67,9 +64,9 @@ class HttpConnection:
         "far",
         "id",
         "peer",
-        "posts",
         "principal",
         "requests",
+        "responses",
         "session_id",
         "transport_session",
         "upstream_peers",
@@ -103,7 +100,7 @@ class HttpConnection:
         self.attached: dict[SessionId, FencingEpoch] = {}
         self.requests: dict[RequestId, RunningRequest] = {}
         self.upstream_peers: dict[SessionId | None, UpstreamPeer] = {}
-        self.posts: dict[StreamName, PostChannel] = {}
+        self.responses = ResponseStreams(record.session_id, store, policy.max_finished_streams)
         self.far: dict[FarStream, None] = {}
         """Response streams of requests that other processes run."""
 
@@ -125,9 +122,6 @@ class HttpConnection:
         self._owes_first = False
         self.used_at = clock()
         """When it was named last; seconds since 1970."""
-
-        self._finished: dict[StreamName, None] | None = None
-        self._forgotten: list[StreamName] | None = None
 
     # --- the port ------------------------------------------------------------------------
 
@@ -447,34 +441,6 @@ class HttpConnection:
         if self._get is not None:
             self._get.stream.finish()
 
-    # --- POST streams ------------------------------------------------------------------------
-
-    async def stream_finished(self, name: StreamName) -> None:
-        """A response stream has its answer and no reader: it can be fetched for a while yet."""
-        if self._finished is None:
-            self._finished = {}
-        self._finished[name] = None
-        while len(self._finished) > self._policy.max_finished_streams:
-            oldest = next(iter(self._finished))
-            del self._finished[oldest]
-            # Before the store forgets it: nobody may begin to read it any more.
-            self.posts.pop(oldest, None)
-            self._forgotten = [*(self._forgotten or ()), oldest]
-        while self._forgotten:
-            oldest = self._forgotten[-1]
-            try:
-                await self._store.drop_stream(self.session_id, oldest)
-            except StoreUnavailable:
-                # Whoever got an answer is not told of it. The session's end forgets it, too.
-                logger.warning("a response stream is forgotten later: the store is away")
-                return
-            self._forgotten = [name for name in self._forgotten or () if name != oldest] or None
-
-    def stream_reopened(self, name: StreamName) -> None:
-        """A response stream is read again: while it is, it is not forgotten."""
-        if self._finished is not None:
-            self._finished.pop(name, None)
-
     def come_back_after(self, seconds: float) -> None:
         """Tell whoever reads the GET stream when to open it again after it has ended."""
         if self._get is not None and self._primes:
@@ -487,7 +453,7 @@ class HttpConnection:
         self._is_over = True
         if self._get is not None:
             self._get.stream.finish()
-        for channel in list(self.posts.values()):
+        for channel in list(self.responses.channels.values()):
             channel.close()
         for far in list(self.far):
             far.stream.finish()

@@ -43,7 +43,7 @@ class Elsewhere:
 
     def _stream_read(self, message: Members) -> Coroutine[Any, Any, None] | None:
         connection = self._local(message["session"])
-        channel = connection.posts.get(message["stream"]) if connection is not None else None
+        channel = connection.responses.channels.get(message["stream"]) if connection else None
         if channel is None:
             return None
         if message["is_read"]:
@@ -66,9 +66,11 @@ class Elsewhere:
                 continue
             if connection.is_streaming:
                 await catch_up(connection, served.hub)
-            elif connection.used_at < unused and not (connection.posts or connection.requests):
+            elif connection.used_at < unused and not (
+                connection.responses.channels or connection.requests
+            ):
                 await served.hub.let_go(connection)
-            for channel in list(connection.posts.values()):
+            for channel in list(connection.responses.channels.values()):
                 await self._check_readers(channel)
 
     async def _check_readers(self, channel: PostChannel) -> None:

@@ -133,7 +133,7 @@ class HttpGet:
     ) -> None:
         served = self._served
         name, position, request_id = at.stream, at.event_id, at.request_id
-        channel = connection.posts.get(name)
+        channel = connection.responses.channels.get(name)
         here = process_of(name) == served.host.process
         if (channel is None and here) or await self._is_gone(connection, name, position):
             await _answer_unknown(send, connection.session_id, request_id)

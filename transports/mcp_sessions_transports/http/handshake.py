@@ -288,7 +288,7 @@ class HandshakeHttp:
         served = self._served
         return PostChannel(
             request.id,
-            connection,
+            connection.responses if connection is not None else None,
             served.store,
             served.policy,
             served.clock,
