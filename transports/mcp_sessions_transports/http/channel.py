@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from starlette.types import Receive, Send
 
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import RequestId, plain_draft
-from mcp_sessions.errors import Refusal, StoreUnavailable
+from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.server.delivery.streams import StreamLog, Streams
 from mcp_sessions_transports.credentials import Watch
 from mcp_sessions_transports.http.io import send_json
 from mcp_sessions_transports.http.post_streams import can_be_named, post_event_id, post_stream_name
+from mcp_sessions_transports.http.remote_response import RemoteResponse
 from mcp_sessions_transports.http.sse import (
     SSE_HEADERS,
     LogFeed,
@@ -37,20 +38,26 @@ JSON_DEADLINE = 0.1
 
 class ResponseStreams:
     """The response streams of one transport-mode session that this process answers: those that
-    are at work, and the newest of those that were answered, which can be fetched for a while.
+    are at work, and the newest of those that were answered, which can be fetched for a while;
+    and those of other processes that are read here.
     """
 
-    __slots__ = ("_finished", "_forgotten", "_most", "_store", "channels", "session_id")
+    __slots__ = ("_finished", "_forgotten", "_most", "_streams", "channels", "remote", "session_id")
 
-    def __init__(self, session_id: SessionId, store: SessionStore, most: int) -> None:
+    def __init__(self, session_id: SessionId, streams: Streams, most: int) -> None:
         """Keep ``most`` that were answered; see ``SessionPolicy.max_finished_streams``."""
         self.session_id = session_id
         self.channels: dict[StreamName, PostChannel] = {}
-        self._store = store
+        self.remote: dict[RemoteResponse, None] = {}
+        self._streams = streams
         self._most = most
         # A process has many connections, and most of them have none.
         self._finished: dict[StreamName, None] | None = None
         self._forgotten: list[StreamName] | None = None
+
+    def log(self, name: StreamName) -> StreamLog:
+        """One of them, as the store has it."""
+        return self._streams.log(self.session_id, name)
 
     async def finished(self, name: StreamName) -> None:
         """One has its answer and no reader: it can be fetched for a while yet."""
@@ -66,7 +73,7 @@ class ResponseStreams:
         while self._forgotten:
             oldest = self._forgotten[-1]
             try:
-                await self._store.drop_stream(self.session_id, oldest)
+                await self.log(oldest).drop()
             except StoreUnavailable:
                 # Whoever got an answer is not told of it. The session's end forgets it, too.
                 logger.warning("a response stream is forgotten later: the store is away")
@@ -78,6 +85,13 @@ class ResponseStreams:
         if self._finished is not None:
             self._finished.pop(name, None)
 
+    def close(self) -> None:
+        """End every one that is open, after what was handed to it."""
+        for channel in list(self.channels.values()):
+            channel.close()
+        for remote in list(self.remote):
+            remote.stream.finish()
+
 
 class PostChannel:
     """A :class:`~mcp_sessions.server.connection.RequestChannel` over one POST."""
@@ -86,9 +100,7 @@ class PostChannel:
         self,
         request_id: RequestId,
         streams: ResponseStreams | None,
-        store: SessionStore,
         policy: SessionPolicy,
-        clock: Callable[[], float],
         loop: asyncio.AbstractEventLoop,
         *,
         primes: bool,
@@ -119,20 +131,18 @@ class PostChannel:
             self.close_stream = self._close_stream
         self._request_id = request_id
         self._streams = streams
-        self._store = store
         self._policy = policy
-        self._clock = clock
         self._primes = primes
         self._prefers_stream = prefers_stream
         self._json: bytes | None = None
         self._is_away = False
         self._stream: SseStream | None = None
         self._feed: LogFeed[SseStream] | None = None
-        self._name: StreamName | None = None
+        self._log: StreamLog | None = None
         self._final: SessionEventId | None = None
         self._is_stream = False
         self._opening: asyncio.Lock | None = None
-        self._wanted: StreamName | None = None
+        self._wanted: StreamLog | None = None
         self._loop = loop
         self._turn: asyncio.Future[None] = loop.create_future()
         self._callbacks: list[Callable[[], None]] = []
@@ -186,43 +196,35 @@ class PostChannel:
         """Answered, and nobody reads: from now on the stream may be forgotten for others."""
         if self._final is None or self.is_open or self._streams is None:
             return
-        if self._name is not None:
-            await self._streams.finished(self._name)
+        if self._log is not None:
+            await self._streams.finished(self._log.name)
 
     async def _store_and_push(self, message: bytes, *, final: bool, key: str | None = None) -> None:
-        if self._name is None or self._streams is None:
-            if self._stream is not None:
-                self._stream.push(sse_event(message))
-                if final:
-                    self._stream.finish()
+        if self._log is None:
+            self._push_unkept(message, final=final)
             return
         try:
-            appended = await self._store.append(
-                self._streams.session_id,
-                plain_draft(message, key),
-                now=self._clock(),
-                stream=self._name,
-            )
+            appended = await self._log.append(plain_draft(message, key))
         except StoreUnavailable:
             # Who listens is told all the same, but by no id that could be come back to.
             logger.warning("a message on a response stream is not kept: the store is away")
-            if self._stream is not None:
-                self._stream.push(sse_event(message))
-                if final:
-                    self._stream.finish()
+            self._push_unkept(message, final=final)
             return
         if appended is None:
             # The transport session is over: nobody can come back for this. Who still listens
             # is told what became of it (END6).
-            if self._stream is not None:
-                self._stream.push(sse_event(message))
-                if final:
-                    self._stream.finish()
+            self._push_unkept(message, final=final)
             return
         if final:
             self._final = appended.event.event_id
         if self._feed is not None:
             self._feed.offer(appended.event, final=final)
+
+    def _push_unkept(self, message: bytes, *, final: bool) -> None:
+        if self._stream is not None:
+            self._stream.push(sse_event(message))
+            if final:
+                self._stream.finish()
 
     # --- the response --------------------------------------------------------------------
 
@@ -282,13 +284,13 @@ class PostChannel:
 
     async def resume(self, position: str, receive: Receive, send: Send) -> None:
         """Serve the stream again, from a position on, on a GET."""
-        streams, name = self._streams, self._name
-        if streams is None or name is None:
+        streams, log = self._streams, self._log
+        if streams is None or log is None:
             raise AssertionError("only a connection's streams can be resumed")
         if self._stream is not None:
             self._stream.cut()
-        streams.reopened(name)
-        stream = self._open_stream(streams.session_id, name, position)
+        streams.reopened(log.name)
+        stream = self._open_stream(log, position)
         if self._primes:
             stream.push(priming_event(self._sse_id(position)))
         self._is_read = True
@@ -301,8 +303,8 @@ class PostChannel:
         self.readers.add(process)
         if self._stream is not None:
             self._stream.cut()
-        if self._streams is not None and self._name is not None:
-            self._streams.reopened(self._name)
+        if self._streams is not None and self._log is not None:
+            self._streams.reopened(self._log.name)
         if self.on_reopened is not None:
             self.on_reopened()
 
@@ -355,10 +357,10 @@ class PostChannel:
         if self._wanted is None:
             # Kept: who opened it may be cancelled when the store has it already. Not by the
             # time of day: two calls of one instant must not share a stream.
-            self._wanted = post_stream_name(self._process, self._scopes_beyond)
-        name = self._wanted
+            self._wanted = streams.log(post_stream_name(self._process, self._scopes_beyond))
+        log = self._wanted
         try:
-            head = await self._store.open_stream(streams.session_id, name)
+            head = await log.open()
         except StoreUnavailable:
             # It runs already, and is answered: on a stream that nobody can come back to.
             logger.warning("a response stream is not kept: the store is away")
@@ -366,10 +368,10 @@ class PostChannel:
         if head is None:
             self._stream = self._new_stream()
             return
-        self._name = name
-        streams.channels[name] = self
+        self._log = log
+        streams.channels[log.name] = self
         position = Position(head.log_epoch, 0).event_id()
-        stream = self._open_stream(streams.session_id, name, position, is_behind=head.number > 0)
+        stream = self._open_stream(log, position, is_behind=head.number > 0)
         if self._primes:
             stream.push(priming_event(self._sse_id(position)))
 
@@ -377,18 +379,13 @@ class PostChannel:
         if not self._turn.done():
             self._turn.set_result(None)
 
-    def _open_stream(
-        self, session_id: SessionId, name: StreamName, after: str, *, is_behind: bool = True
-    ) -> SseStream:
-        async def read(position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-            return await self._store.read(session_id, position, now=self._clock(), stream=name)
-
+    def _open_stream(self, log: StreamLog, after: str, *, is_behind: bool = True) -> SseStream:
         stream = self._new_stream()
 
         def frame(event: LoggedEvent) -> bytes:
             return sse_event(event.payload, self._sse_id(event.event_id))
 
-        feed = LogFeed(stream, read, after, frame, is_behind=is_behind)
+        feed = LogFeed(stream, log.read, after, frame, is_behind=is_behind)
         if self._final is not None:
             feed.end_at(self._final)
         self._stream, self._feed = stream, feed
@@ -399,7 +396,8 @@ class PostChannel:
         return SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
 
     def _sse_id(self, position: str) -> str:
-        return post_event_id(self._name or StreamName(""), position, self._request_id)
+        name = self._log.name if self._log is not None else StreamName("")
+        return post_event_id(name, position, self._request_id)
 
     def cut(self) -> None:
         """End the stream now: its credential is good no more."""

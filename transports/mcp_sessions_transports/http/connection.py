@@ -28,12 +28,12 @@ from mcp_sessions.ids import (
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.delivery.relaying import Relay
+from mcp_sessions.server.delivery.streams import Streams
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
 from mcp_sessions_transports.http.channel import ResponseStreams
-from mcp_sessions_transports.http.far_stream import FarStream
 from mcp_sessions_transports.http.get_stream import GetStream
 from mcp_sessions_transports.http.sse import SSE_HEADERS, retry_event
 
@@ -61,7 +61,6 @@ class HttpConnection:
         "_store",
         "attached",
         "close_stream",
-        "far",
         "id",
         "peer",
         "principal",
@@ -100,10 +99,9 @@ class HttpConnection:
         self.attached: dict[SessionId, FencingEpoch] = {}
         self.requests: dict[RequestId, RunningRequest] = {}
         self.upstream_peers: dict[SessionId | None, UpstreamPeer] = {}
-        self.responses = ResponseStreams(record.session_id, store, policy.max_finished_streams)
-        self.far: dict[FarStream, None] = {}
-        """Response streams of requests that other processes run."""
-
+        self.responses = ResponseStreams(
+            record.session_id, Streams(store, clock), policy.max_finished_streams
+        )
         self.close_stream: Callable[[], Awaitable[None]] | None = None
         if primes:
             self.close_stream = self._close_stream
@@ -453,10 +451,7 @@ class HttpConnection:
         self._is_over = True
         if self._get is not None:
             self._get.stream.finish()
-        for channel in list(self.responses.channels.values()):
-            channel.close()
-        for far in list(self.far):
-            far.stream.finish()
+        self.responses.close()
 
 
 _SAME_MOMENT = 1.0

@@ -15,19 +15,18 @@ from starlette.types import Receive, Scope, Send
 
 from mcp_sessions.core.messages import error_message, notification_message, wire_error
 from mcp_sessions.errors import Detached, OutcomeUnknown, SessionNotFound
-from mcp_sessions.ids import StreamName, process_of
+from mcp_sessions.ids import process_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions_transports.http.connection import HttpConnection
 from mcp_sessions_transports.http.elsewhere import catch_up
-from mcp_sessions_transports.http.far_stream import FarStream
 from mcp_sessions_transports.http.io import Headers, accepts, refusal, send_json
 from mcp_sessions_transports.http.post_streams import (
     PostPosition,
     may_read,
-    post_event_id,
     post_position_of,
 )
+from mcp_sessions_transports.http.remote_response import RemoteResponse
 from mcp_sessions_transports.http.sessions import TransportSessions, send_not_found, send_refused
 from mcp_sessions_transports.http.sse import SSE_HEADERS, sse_event
 from mcp_sessions_transports.served import Served
@@ -133,42 +132,32 @@ class HttpGet:
     ) -> None:
         served = self._served
         name, position, request_id = at.stream, at.event_id, at.request_id
-        channel = connection.responses.channels.get(name)
+        responses = connection.responses
+        channel, log = responses.channels.get(name), responses.log(name)
         here = process_of(name) == served.host.process
-        if (channel is None and here) or await self._is_gone(connection, name, position):
+        if (channel is None and here) or (await log.read(position))[1] is not None:
             await _answer_unknown(send, connection.session_id, request_id)
             return
         if channel is not None:
             async with served.credentials.over(scope, principal, channel.cut):
                 await channel.resume(position, receive, send)
             return
-        far = FarStream(
-            connection.session_id,
-            name,
+        remote = RemoteResponse(
+            log,
             request_id,
-            lambda at: post_event_id(name, at, request_id),
-            store=served.store,
             policy=served.policy,
-            clock=served.clock,
             bus=served.bus,
             primes=served.primes(connection.peer.protocol_version),
         )
-        for older in connection.far:
-            if older.name == name:
+        for older in responses.remote:
+            if older.log.name == name:
                 older.supersede()
-        connection.far[far] = None
+        responses.remote[remote] = None
         try:
-            async with served.credentials.over(scope, principal, far.stream.cut):
-                await far.serve(position, receive, send)
+            async with served.credentials.over(scope, principal, remote.stream.cut):
+                await remote.serve(position, receive, send)
         finally:
-            del connection.far[far]
-
-    async def _is_gone(self, connection: HttpConnection, name: StreamName, position: str) -> bool:
-        served = self._served
-        _, refused = await served.store.read(
-            connection.session_id, position, now=served.clock(), stream=name
-        )
-        return refused is not None
+            del responses.remote[remote]
 
 
 def _refetch(subscriptions: Collection[str], lists: frozenset[str]) -> list[bytes]:

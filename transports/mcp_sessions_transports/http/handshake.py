@@ -289,9 +289,7 @@ class HandshakeHttp:
         return PostChannel(
             request.id,
             connection.responses if connection is not None else None,
-            served.store,
             served.policy,
-            served.clock,
             self._loop,
             primes=served.primes(version),
             prefers_stream=prefers_sse(headers),

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from starlette.types import Receive, Send
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import RequestId, decode, error_message, wire_error
-from mcp_sessions.errors import OutcomeUnknown, Refusal, StoreUnavailable
-from mcp_sessions.ids import Position, SessionId, StreamName, process_of
+from mcp_sessions.errors import OutcomeUnknown, StoreUnavailable
+from mcp_sessions.ids import Position, SessionId, process_of
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
-from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.server.delivery.streams import StreamLog
 from mcp_sessions.stores.records import Attachment
+from mcp_sessions_transports.http.post_streams import post_event_id
 from mcp_sessions_transports.http.sse import (
     SSE_HEADERS,
     LogFeed,
@@ -34,45 +35,30 @@ _ASK_EVERY = 1.0
 """Seconds between two questions whether the process that answers still lives."""
 
 
-class FarStream:
-    """One such stream, as one GET reads it."""
+class RemoteResponse:
+    """One such stream, as one GET reads it here."""
 
     def __init__(
         self,
-        session_id: SessionId,
-        name: StreamName,
+        log: StreamLog,
         request_id: RequestId,
-        sse_id: Callable[[str], str],
         *,
-        store: SessionStore,
         policy: SessionPolicy,
-        clock: Callable[[], float],
         bus: ClusterBus,
         primes: bool,
     ) -> None:
-        """Take what it works with.
+        """Read the stream ``log``, whose name says where its request runs.
 
         Args:
-            session_id: The transport-mode session.
-            name: The stream; it says where its request runs.
             request_id: The request's, which the answer has.
-            sse_id: Makes the SSE id of a position in it.
-            store: Where it is.
-            policy: The limits.
-            clock: Seconds since 1970.
             primes: The client understands an event without data.
         """
-        self._session_id = session_id
-        self._name = name
-        self._runner = process_of(name)
+        self.log = log
+        self._runner = process_of(log.name)
         self._request_id = request_id
-        self._sse_id = sse_id
-        self._store = store
-        self._clock = clock
         self._bus = bus
         self._primes = primes
         self.stream = SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
-        self.name = name
         self._superseded = False
         self._feed: LogFeed[SseStream] | None = None
 
@@ -87,14 +73,14 @@ class FarStream:
         Raises:
             StoreUnavailable: Nothing was sent.
         """
-        stream = self.stream
-        self._feed = LogFeed(stream, self._read, position, self._frame, is_checked=True)
+        stream, log = self.stream, self.log
+        self._feed = LogFeed(stream, log.read, position, self._frame, is_checked=True)
         if self._primes:
             stream.push(priming_event(self._sse_id(position)))
-        headers = [*SSE_HEADERS, (b"mcp-session-id", self._session_id.encode("ascii"))]
+        headers = [*SSE_HEADERS, (b"mcp-session-id", log.session_id.encode("ascii"))]
         background = Background()
         try:
-            await self._bus.watch(self._session_id, self._name, self)
+            await self._bus.watch(log.session_id, log.name, self)
             await self._tell(is_read=True)
             feed = self._feed
             background.loop("watching who answers", lambda: self._watch_runner(feed))
@@ -102,7 +88,7 @@ class FarStream:
         finally:
             stream.cut()
             await background.close()
-            await self._bus.unwatch(self._session_id, self._name, self)
+            await self._bus.unwatch(log.session_id, log.name, self)
             if not self._superseded:
                 await self._tell(is_read=False)
 
@@ -123,8 +109,8 @@ class FarStream:
             await self._bus.tell(
                 "stream_read",
                 to=self._runner,
-                session=self._session_id,
-                stream=self._name,
+                session=self.log.session_id,
+                stream=self.log.name,
                 is_read=is_read,
             )
 
@@ -133,7 +119,7 @@ class FarStream:
             with contextlib.suppress(StoreUnavailable):
                 if not await self._is_running():
                     # Asked in this order: it may have answered just before it died.
-                    events, refusal = await self._read(feed.last)
+                    events, refusal = await self.log.read(feed.last)
                     if refusal is not None:
                         self.stream.cut()
                     elif any(self._is_answer(event) for event in events):
@@ -154,10 +140,8 @@ class FarStream:
         self.stream.push(sse_event(body))
         self.stream.finish()
 
-    async def _read(self, position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        return await self._store.read(
-            self._session_id, position, now=self._clock(), stream=self._name
-        )
+    def _sse_id(self, position: str) -> str:
+        return post_event_id(self.log.name, position, self._request_id)
 
     def _frame(self, event: LoggedEvent) -> bytes:
         if self._feed is not None and self._is_answer(event):

@@ -1,0 +1,59 @@
+"""Streams of a session in the store, as bindings read and write them: a response's messages,
+which its client may come back for, whichever process serves it then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.errors import Refusal
+from mcp_sessions.ids import Position, SessionId, StreamName
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Appended
+
+
+class StreamLog:
+    """One stream of one session. Every method may raise ``StoreUnavailable``."""
+
+    __slots__ = ("_clock", "_store", "name", "session_id")
+
+    def __init__(
+        self,
+        store: SessionStore,
+        clock: Callable[[], float],
+        session_id: SessionId,
+        name: StreamName,
+    ) -> None:
+        self.session_id = session_id
+        self.name = name
+        self._store = store
+        self._clock = clock
+
+    async def open(self) -> Position | None:
+        """Make it if it is new; its head. None if the session is not there."""
+        return await self._store.open_stream(self.session_id, self.name)
+
+    async def append(self, draft: Draft) -> Appended | None:
+        """Store its newest event; None if the session is not there."""
+        return await self._store.append(self.session_id, draft, now=self._clock(), stream=self.name)
+
+    async def read(self, after: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+        """What follows a position, whole and in order, or nothing and why."""
+        return await self._store.read(self.session_id, after, now=self._clock(), stream=self.name)
+
+    async def drop(self) -> None:
+        """Forget it and everything in it."""
+        await self._store.drop_stream(self.session_id, self.name)
+
+
+class Streams:
+    """The streams of every session."""
+
+    def __init__(self, store: SessionStore, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._clock = clock
+
+    def log(self, session_id: SessionId, name: StreamName) -> StreamLog:
+        """One of them."""
+        return StreamLog(self._store, self._clock, session_id, name)
