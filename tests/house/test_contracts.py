@@ -17,6 +17,10 @@ FOLDERS = ("", "transports", "conformance")
 
 STRAYS = {
     "imports go down only": ("mcp_sessions/core/__init__.py", "import mcp_sessions.stores"),
+    "within the server, imports go down only": (
+        "mcp_sessions/server/delivery/__init__.py",
+        "import mcp_sessions.server.dispatch",
+    ),
     "the core does no I/O and reads no clock": ("mcp_sessions/core/__init__.py", "import time"),
     "only server.upstream.sdk and client.sdk know the MCP SDK": (
         "mcp_sessions/stores/__init__.py",
