@@ -175,17 +175,15 @@ class EventLog:
                 gone, ``EVICTED`` if space took one of them, ``EXPIRED`` if only time did.
         """
         self._evict(now)
-        # Epoch before number. A log made anew soon grows past the old one, and then a dead
-        # position looks valid: the client silently loses everything up to it.
-        if position.log_epoch != self.log_epoch:
-            # A newer epoch than ours was never ours to issue.
-            newer = position.log_epoch > self.log_epoch
-            raise ReplayRefused(Refusal.UNKNOWN_POSITION if newer else Refusal.LOG_REPLACED)
-        if position.number > self._head:
-            raise ReplayRefused(Refusal.AHEAD)
-        if position.number < self._floor:
-            lost_to_space = position.number < self._evicted
-            raise ReplayRefused(Refusal.EVICTED if lost_to_space else Refusal.EXPIRED)
+        refusal = refusal_of(
+            position,
+            log_epoch=self.log_epoch,
+            head=self._head,
+            floor=self._floor,
+            evicted=self._evicted,
+        )
+        if refusal is not None:
+            raise ReplayRefused(refusal)
         if limit is not None:
             return page_of(self._after(position.number), limit)
         missed: list[LoggedEvent] = []
@@ -262,6 +260,31 @@ class EventLog:
         self._bytes -= len(event.payload)
         if event.key is not None and self._by_key.get(event.key) == number:
             del self._by_key[event.key]
+
+
+def refusal_of(
+    position: Position, *, log_epoch: LogEpoch, head: int, floor: int, evicted: int
+) -> Refusal | None:
+    """Why what comes after a position cannot be replayed whole (CUP6); None: it can.
+
+    Args:
+        position: The last event that the client has.
+        log_epoch: Of the log.
+        head: The number of its newest event.
+        floor: The oldest number after which everything is still there.
+        evicted: The newest number that space took.
+    """
+    # Epoch before number. A log made anew soon grows past the old one, and then a dead
+    # position looks valid: the client silently loses everything up to it (CUP13).
+    if position.log_epoch != log_epoch:
+        # A newer epoch than ours was never ours to issue.
+        newer = position.log_epoch > log_epoch
+        return Refusal.UNKNOWN_POSITION if newer else Refusal.LOG_REPLACED
+    if position.number > head:
+        return Refusal.AHEAD  # CUP10
+    if position.number < floor:
+        return Refusal.EVICTED if position.number < evicted else Refusal.EXPIRED  # CUP11, CUP12
+    return None
 
 
 def page_of(events: Iterable[LoggedEvent], limit: int) -> tuple[LoggedEvent, ...]:

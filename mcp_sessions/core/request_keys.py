@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -101,6 +101,69 @@ def key_cost(key: RequestKey) -> int:
     return len(key.encode("utf-8", "surrogatepass")) + KEY_COST
 
 
+def sent_again(
+    known: KeyedRequest, digest: bytes, *, scopes: frozenset[str], instead_of: str
+) -> Begun:
+    """What a request finds whose key is known. Only ``FIRST`` changes anything: the key is
+    recorded anew, as this request's.
+
+    Args:
+        known: What is known of the key.
+        digest: :func:`content_digest` of the request.
+        scopes: Those of the credential that sends it.
+        instead_of: A run that never began and never will; empty: none.
+
+    Returns:
+        ``OTHER_CONTENT`` if method or params are others (KEY8); ``FEWER_SCOPES`` if who began it
+        had scopes that are not among ``scopes`` (SEC3); ``FIRST`` if it was begun by
+        ``instead_of``; else the state of what is known: it does not run again (KEY3).
+    """
+    if known.digest != digest:
+        return Begun.OTHER_CONTENT
+    if not known.scopes <= scopes:
+        return Begun.FEWER_SCOPES
+    if known.state is KeyState.RUNNING and instead_of and known.run == instead_of:
+        return Begun.FIRST
+    return Begun(known.state.value)
+
+
+class Found(NamedTuple):
+    """What is told to whoever sends a keyed request."""
+
+    begun: Begun
+    outcome: bytes | None = None
+    """The kept answer, if ``begun`` is ``ANSWERED``."""
+
+    runner: str | None = None
+    run: str | None = None
+
+
+def found(begun: Begun, entry: KeyedRequest | None) -> Found:
+    """What a sender is told of its key: of another's nothing but that it is one."""
+    if entry is None or begun in (Begun.OTHER_CONTENT, Begun.FEWER_SCOPES):
+        return Found(begun)
+    outcome = entry.outcome if begun is Begun.ANSWERED else None
+    return Found(begun, outcome, entry.runner, entry.run)
+
+
+def has_room(wanted: int, *, size: int, answers: int, max_bytes: int) -> bool:
+    """Whether so many bytes more fit when older answers go (KEY12). If not, nothing has to go,
+    and a new key is refused (KEY13).
+
+    Args:
+        wanted: Bytes of what comes.
+        size: Bytes of all that is there.
+        answers: Of these, the bytes of kept answers.
+        max_bytes: How many there may be.
+    """
+    return size - answers + wanted <= max_bytes
+
+
+def is_forgotten(finished_at: float, *, now: float, lifetime: float) -> bool:
+    """Whether a key has been known for long enough since its request finished (KEY12)."""
+    return finished_at < now - lifetime
+
+
 class RequestKeys:
     """The keyed requests of one session."""
 
@@ -150,21 +213,16 @@ class RequestKeys:
                 none.
 
         Returns:
-            ``FIRST`` with the new entry; ``OTHER_CONTENT`` if the key is known with another
-            method or params; ``FEWER_SCOPES`` if who began it had scopes that are not among
-            ``scopes``; ``FULL`` with None; else the state of the known entry.
+            ``FIRST`` with the new entry; ``FULL`` with None; else what :func:`sent_again` says of
+            the known entry.
         """
         self._expire(now)
         known = self.get(key)
         if known is not None:
-            if known.digest != digest:
-                return Begun.OTHER_CONTENT, known
-            if not known.scopes <= scopes:
-                return Begun.FEWER_SCOPES, known
-            if known.state is KeyState.RUNNING and instead_of and known.run == instead_of:
+            begun = sent_again(known, digest, scopes=scopes, instead_of=instead_of)
+            if begun is Begun.FIRST:
                 known.runner, known.run, known.at, known.scopes = runner, run, now, scopes
-                return Begun.FIRST, known
-            return Begun(known.state.value), known
+            return begun, known
         cost = key_cost(key)
         if not self._make_room(cost):
             return Begun.FULL, None
@@ -193,10 +251,7 @@ class RequestKeys:
         return True
 
     def _make_room(self, wanted: int) -> bool:
-        if self._bytes + wanted <= self._max_bytes:
-            return True
-        if self._bytes - self._answers + wanted > self._max_bytes:
-            # It will not fit, whatever goes: then nothing has to go.
+        if not has_room(wanted, size=self._bytes, answers=self._answers, max_bytes=self._max_bytes):
             return False
         while self._bytes + wanted > self._max_bytes:
             entry = self._known[self._answered.popleft()]
@@ -207,7 +262,9 @@ class RequestKeys:
 
     def _expire(self, now: float) -> None:
         # A running request is known until it ends, however long that takes.
-        while self._finished and self._known[self._finished[0]].at < now - self._lifetime:
+        while self._finished and is_forgotten(
+            self._known[self._finished[0]].at, now=now, lifetime=self._lifetime
+        ):
             key = self._finished.popleft()
             oldest = self._known.pop(key)
             if oldest.state is KeyState.ANSWERED:

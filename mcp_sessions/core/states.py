@@ -1,7 +1,8 @@
-"""The life of a protocol-mode session, as a table.
+"""The life of a session, as a table (SES19).
 
 Everything that changes a session's state stands in ``TRANSITIONS``; what is not in the
-table cannot happen. A session begins by :data:`BEGINS`.
+table cannot happen. A session begins by :data:`BEGINS`. Stores ask it by ``attachment.py``, and
+keep live sessions only: one that is over is in no store (END2).
 """
 
 from __future__ import annotations
@@ -77,6 +78,11 @@ TRANSITIONS = MappingProxyType(
 attach never brings a session back (SES18)."""
 
 LIVE = frozenset({State.DETACHED, State.ATTACHED})
+
+
+def state_of(*, is_attached: bool) -> State:
+    """The state of a session that is alive."""
+    return State.ATTACHED if is_attached else State.DETACHED
 
 
 def after(state: State, change: Change) -> State | None:

@@ -23,6 +23,23 @@ def check_peer(peer: Peer | None, policy: SessionPolicy) -> None:
         raise LimitReached("max_client_bytes")
 
 
+def check_sessions(count: int, owned: int, policy: SessionPolicy) -> None:
+    """Whether there may be one session more.
+
+    Args:
+        count: How many there are.
+        owned: Of these, those of its principal.
+
+    Raises:
+        LimitReached: They are ``max_sessions``, or ``max_sessions_per_principal``.
+    """
+    if count >= policy.max_sessions:
+        raise LimitReached("max_sessions")
+    most = policy.max_sessions_per_principal
+    if most is not None and owned >= most:
+        raise LimitReached("max_sessions_per_principal")
+
+
 def text_size(text: str) -> int:
     """Bytes of a text, as it is stored: JSON may hold a lone surrogate."""
     return len(text.encode("utf-8", "surrogatepass"))

@@ -13,11 +13,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mcp_sessions.core import attachment, relaying
+from mcp_sessions.core.admission import Admission, admission
+from mcp_sessions.core.entitlement import is_entitled
+from mcp_sessions.core.lifetime import end_of_life, idle_deadline, is_over
 from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, LoggedEvent, Window
 from mcp_sessions.core.messages import encode
-from mcp_sessions.core.request_keys import Begun, KeyState, RequestKeys
-from mcp_sessions.core.states import BEGINS, Change, Mode, State, after
-from mcp_sessions.errors import LimitReached, Refusal
+from mcp_sessions.core.relaying import Carry, Relay
+from mcp_sessions.core.request_keys import RequestKeys, found
+from mcp_sessions.core.states import Mode, state_of
+from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
@@ -37,6 +42,7 @@ from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.limits import (
     check_data,
     check_peer,
+    check_sessions,
     check_sizes,
     check_state,
     check_subscriptions,
@@ -46,7 +52,6 @@ from mcp_sessions.stores.records import (
     Admitted,
     Appended,
     Attached,
-    Attachment,
     Audience,
     CurrentSession,
     Data,
@@ -56,6 +61,7 @@ from mcp_sessions.stores.records import (
     ServerChange,
     SessionRecord,
     Told,
+    attachment_of,
 )
 
 
@@ -64,7 +70,6 @@ class _Session:
     """Everything that is remembered of one session."""
 
     record: SessionRecord
-    state: State
     events: EventLog
     streams: dict[StreamName, EventLog] | None = None
     keys: RequestKeys | None = None
@@ -110,18 +115,12 @@ class MemoryStore:
     async def create(
         self, mode: Mode, principal: Principal, *, peer: Peer | None, now: float
     ) -> SessionRecord:
-        """See :meth:`SessionStore.create`."""
         policy = self._policy
         check_peer(peer, policy)
         owned = self._by_principal.get(principal, 0)
-        if len(self._sessions) >= policy.max_sessions:
-            raise LimitReached("max_sessions")
-        most = policy.max_sessions_per_principal
-        if most is not None and owned >= most:
-            raise LimitReached("max_sessions_per_principal")
+        check_sessions(len(self._sessions), owned, policy)
         session_id = mint_session_id()
-        forever = mode is Mode.CONVERSATION
-        ends_at = math.inf if forever else now + policy.max_lifetime
+        ends_at = end_of_life(mode, now=now, max_lifetime=policy.max_lifetime)
         record = SessionRecord(
             session_id,
             mode,
@@ -131,15 +130,15 @@ class MemoryStore:
             ends_at=ends_at,
             peer=peer,
         )
-        log = EventLog(mint_log_epoch(), UNBOUNDED if forever else self._window)
-        self._sessions[session_id] = _Session(record, BEGINS, log)
+        is_kept_whole = mode is Mode.CONVERSATION
+        log = EventLog(mint_log_epoch(), UNBOUNDED if is_kept_whole else self._window)
+        self._sessions[session_id] = _Session(record, log)
         self._by_principal[principal] = owned + 1
-        if not forever:
+        if ends_at != math.inf:
             heapq.heappush(self._deadlines, (record.expires_at, session_id))
         return record
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
-        """See :meth:`SessionStore.load`."""
         session = self._sessions.get(session_id)
         if session is None or now >= session.record.expires_at:
             return None
@@ -156,28 +155,26 @@ class MemoryStore:
         fencing_epoch: FencingEpoch | None = None,
         key: KeyUse | None = None,
     ) -> Admitted | None:
-        """See :meth:`SessionStore.admit`."""
         session = self._sessions.get(session_id)
-        if session is None or session.record.principal != principal:
+        if session is None:
             return None
         record = session.record
-        if now >= (session.record.ends_at if held else record.expires_at):
+        verdict = admission(
+            record, principal, mode=mode, now=now, held=held, fencing_epoch=fencing_epoch
+        )
+        if verdict is Admission.REFUSED:
             return None
-        if record.mode is not mode:
-            # A conversation is of another protocol: there it is nobody's session.
-            return None if Mode.CONVERSATION in (mode, record.mode) else Admitted(record)
-        if fencing_epoch is not None and fencing_epoch != record.fencing_epoch:
-            return Admitted(record, displaced=True)
+        if verdict is not Admission.ADMITTED:
+            return Admitted(record, displaced=verdict is Admission.DISPLACED)
         record.expires_at = self._deadline(now, record.ends_at)
         if key is None:
             return Admitted(record)
-        keys = session.keys
-        if keys is None:
-            keys = session.keys = RequestKeys(
+        if session.keys is None:
+            session.keys = RequestKeys(
                 max_bytes=self._policy.request_key_bytes,
                 lifetime=self._policy.request_key_lifetime,
             )
-        begun, entry = keys.begin(
+        begun, entry = session.keys.begin(
             key.key,
             key.digest,
             runner=key.runner,
@@ -186,13 +183,9 @@ class MemoryStore:
             run=key.run,
             instead_of=key.instead_of,
         )
-        if entry is None or begun in (Begun.OTHER_CONTENT, Begun.FEWER_SCOPES):
-            return Admitted(record, begun)
-        outcome = entry.outcome if entry.state is KeyState.ANSWERED else None
-        return Admitted(record, begun, outcome, entry.runner, entry.run)
+        return Admitted(record, *found(begun, entry))
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
-        """See :meth:`SessionStore.touch`."""
         for session_id in session_ids:
             session = self._sessions.get(session_id)
             # Whoever touches a session was at work on it until now, so its idle deadline
@@ -202,17 +195,15 @@ class MemoryStore:
                 record.expires_at = self._deadline(now, record.ends_at)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
-        """See :meth:`SessionStore.end`."""
         session = self._sessions.get(session_id)
         if session is None:
             return None
-        self._finish(session, Change.END)
+        self._forget(session)
         return session.record
 
     async def expire(
         self, *, now: float, held: Collection[SessionId], limit: int
     ) -> Sequence[SessionRecord]:
-        """See :meth:`SessionStore.expire`."""
         expired: list[SessionRecord] = []
         put_back: list[tuple[float, SessionId]] = []
         # Not a name for the heap: ending a session may replace it by a shorter one.
@@ -222,14 +213,14 @@ class MemoryStore:
             if session is None:
                 continue
             record = session.record
-            if record.expires_at > now:
-                put_back.append((record.expires_at, session_id))
-            elif session_id in held and session.record.ends_at > now:
-                record.expires_at = self._deadline(now, record.ends_at)
-                put_back.append((record.expires_at, session_id))
-            else:
-                self._finish(session, Change.EXPIRE)
+            expires_at, ends_at = record.expires_at, record.ends_at
+            if is_over(now=now, expires_at=expires_at, ends_at=ends_at, held=session_id in held):
+                self._forget(session)
                 expired.append(record)
+                continue
+            if now >= expires_at:
+                record.expires_at = self._deadline(now, ends_at)
+            put_back.append((record.expires_at, session_id))
         for entry in put_back:
             heapq.heappush(self._deadlines, entry)
         return expired
@@ -243,7 +234,6 @@ class MemoryStore:
         limit: int,
         opened: bool,
     ) -> Sequence[SessionRecord]:
-        """See :meth:`SessionStore.evict`."""
         before, idle = now - unused_for, self._policy.idle_timeout
 
         def order(session: _Session) -> tuple[bool, float]:
@@ -265,22 +255,20 @@ class MemoryStore:
 
         going = heapq.nsmallest(limit, filter(goes, self._sessions.values()), key=order)
         for session in going:
-            self._finish(session, Change.END)
+            self._forget(session)
         return [session.record for session in going]
 
     async def append(
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:
-        """See :meth:`SessionStore.append`."""
         session = self._sessions.get(session_id)
         if session is None or now >= session.record.ends_at:
             return None
-        log = session.events if stream == EVENTS else self._stream(session, stream)
+        log = self._stream(session, stream)
         replaced = log.would_replace(draft)
         return Appended(log.append(draft, now=now), session.record.attachment, replaced)
 
     async def renew(self, session_id: SessionId) -> None:
-        """See :meth:`SessionStore.renew`."""
         session = self._sessions.get(session_id)
         if session is not None and session.record.mode is Mode.PROTOCOL:
             session.events = EventLog(mint_log_epoch(), self._window)
@@ -300,19 +288,23 @@ class MemoryStore:
         now: float,
         again: bool = False,
     ) -> Sequence[Told]:
-        """See :meth:`SessionStore.tell`."""
         told: list[Told] = []
         for session_id in session_ids:
             session = self._sessions.get(session_id)
             if session is None or now >= session.record.ends_at:
                 continue
             record = session.record
-            if not _is_entitled(record, change):
+            if not is_entitled(
+                record.mode,
+                uri=change.uri,
+                listed=change.listed,
+                is_subscribed=change.uri in record.subscriptions,
+                lists=record.lists,
+                carries=bool(record.carried),
+            ):
                 continue
-            if record.mode is Mode.PROTOCOL:
-                stream, log, draft = EVENTS, session.events, change.event.draft(session_id)
-            else:
-                stream, log, draft = GET_STREAM, self._stream(session, GET_STREAM), change.bare
+            stream, draft = change.told_to(record.mode, session_id)
+            log = self._stream(session, stream)
             replaced = log.would_replace(draft)
             event = log.append(draft, now=now)
             told.append(Told(session_id, stream, event, record.attachment, replaced))
@@ -327,24 +319,20 @@ class MemoryStore:
         stream: StreamName = EVENTS,
         limit: int | None = None,
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        """See :meth:`SessionStore.read`."""
         log = self._log(session_id, stream)
         if log is None:
             return (), Refusal.UNKNOWN_POSITION
         return log.since_id(after, now=now, limit=limit)
 
     async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
-        """See :meth:`SessionStore.head`."""
         log = self._log(session_id, stream)
         return log.head if log is not None else None
 
     async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
-        """See :meth:`SessionStore.open_stream`."""
         session = self._sessions.get(session_id)
         return self._stream(session, stream).head if session is not None else None
 
     async def drop_stream(self, session_id: SessionId, stream: StreamName) -> None:
-        """See :meth:`SessionStore.drop_stream`."""
         session = self._sessions.get(session_id)
         if session is not None and session.streams is not None:
             session.streams.pop(stream, None)
@@ -357,11 +345,10 @@ class MemoryStore:
         stream: StreamName = GET_STREAM,
         fencing_epoch: FencingEpoch | None = None,
     ) -> None:
-        """See :meth:`SessionStore.drop_origin`."""
         session = self._sessions.get(session_id)
         if session is None:
             return
-        if fencing_epoch is not None and session.record.carried.get(origin, -1) > fencing_epoch:
+        if not relaying.may_drop(session.record.carried.get(origin), fencing_epoch):
             return
         log = self._log(session_id, stream)
         if log is not None:
@@ -379,13 +366,12 @@ class MemoryStore:
         fencing_epoch: FencingEpoch,
         after: Position,
     ) -> bool:
-        """See :meth:`SessionStore.carry`."""
         session = self._sessions.get(connection)
-        carried = session.record.carried.get(origin, -1) if session is not None else -1
-        if session is None or carried > fencing_epoch:
+        if session is None:
             return False
-        if carried == fencing_epoch:
-            return True
+        carries = relaying.carry(session.record.carried.get(origin), fencing_epoch)
+        if carries is not Carry.BEGINS:
+            return carries is Carry.GOES_ON
         log = self._log(connection, GET_STREAM)
         if log is not None:
             log.drop_origin(origin)
@@ -405,17 +391,18 @@ class MemoryStore:
         now: float,
         skips: bool = False,
     ) -> Relayed:
-        """See :meth:`SessionStore.relay`."""
         session = self._sessions.get(connection)
         if session is None or session.relayed is None or now >= session.record.ends_at:
             return Relayed()
-        if session.record.carried.get(origin) != fencing_epoch:
+        carried = session.record.carried.get(origin)
+        if carried is None:
             return Relayed()
         last = session.relayed[origin]
-        if event.number <= last.number:
-            return Relayed()
-        if event.number > last.number + 1 and not skips:
-            return Relayed(missing_after=last)
+        relays = relaying.relay(
+            carried, last.number, fencing_epoch=fencing_epoch, number=event.number, skips=skips
+        )
+        if relays is not Relay.STORED:
+            return Relayed(missing_after=last if relays is Relay.TOO_EARLY else None)
         session.relayed[origin] = Position(last.log_epoch, event.number)
         key = event.key[1] if event.key is not None else None
         log = self._stream(session, GET_STREAM)
@@ -430,23 +417,23 @@ class MemoryStore:
         position: str | None = None,
         only_if_free: bool = False,
     ) -> Attached | None:
-        """See :meth:`SessionStore.attach`."""
         session = self._sessions.get(session_id)
         if session is None or now >= session.record.ends_at:
             return None
         record = session.record
         previous = record.attachment
-        if only_if_free and previous is not None:
+        attached = attachment.attach(
+            state_of(is_attached=previous is not None),
+            connection_id,
+            fencing_epoch=record.fencing_epoch,
+            waits_from=record.waits_from,
+            only_if_free=only_if_free,
+        )
+        if attached is None:
             return None
         replay, refusal = session.events.since_id(position, now=now)
-        self._change(session, Change.ATTACH if connection_id is not None else Change.DISPLACE)
-        record.fencing_epoch = FencingEpoch(record.fencing_epoch + 1)
-        record.attachment = (
-            Attachment(connection_id, record.fencing_epoch) if connection_id is not None else None
-        )
-        waits_from = None
-        if connection_id is not None:
-            waits_from, record.waits_from = record.waits_from, None
+        record.fencing_epoch, record.waits_from = attached.fencing_epoch, attached.waits_from
+        record.attachment = attachment_of(attached.connection_id, attached.fencing_epoch)
         head = session.events.head.event_id()
         return Attached(
             record.fencing_epoch,
@@ -455,29 +442,29 @@ class MemoryStore:
             replay,
             refusal,
             record.principal.scopes,
-            waits_from,
+            attached.listens_from,
         )
 
     async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
-        """See :meth:`SessionStore.detach`."""
         session = self._sessions.get(session_id)
         if session is None:
             return False
-        attachment = session.record.attachment
-        if attachment is None or attachment.fencing_epoch != fencing_epoch:
+        record = session.record
+        if not attachment.detaches(
+            state_of(is_attached=record.attachment is not None),
+            fencing_epoch=record.fencing_epoch,
+            attached_with=fencing_epoch,
+        ):
             return False
-        self._change(session, Change.DETACH)
-        session.record.attachment = None
+        record.attachment = None
         return True
 
     async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
-        """See :meth:`SessionStore.set_current`."""
         session = self._sessions.get(session_id)
         if session is not None:
             session.record.current = current
 
     async def mark_stream_opened(self, session_id: SessionId) -> bool:
-        """See :meth:`SessionStore.mark_stream_opened`."""
         session = self._sessions.get(session_id)
         if session is None or session.record.stream_opened:
             return False
@@ -485,7 +472,6 @@ class MemoryStore:
         return True
 
     async def subscribe(self, session_id: SessionId, uri: str) -> bool:
-        """See :meth:`SessionStore.subscribe`."""
         session = self._sessions.get(session_id)
         if session is None:
             return False
@@ -499,7 +485,6 @@ class MemoryStore:
         return True
 
     async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
-        """See :meth:`SessionStore.unsubscribe`."""
         session = self._sessions.get(session_id)
         if session is None:
             return False
@@ -510,11 +495,9 @@ class MemoryStore:
         return True
 
     async def subscribers(self, uri: str) -> Sequence[SessionId]:
-        """See :meth:`SessionStore.subscribers`."""
         return list(self._by_uri.get(uri, ()))
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
-        """See :meth:`SessionStore.all_sessions`."""
         records = [session.record for session in self._sessions.values()]
         if principal is None:
             return records
@@ -523,7 +506,6 @@ class MemoryStore:
     async def set_filter(
         self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]
     ) -> bool:
-        """See :meth:`SessionStore.set_filter`."""
         session = self._sessions.get(session_id)
         if session is None:
             return False
@@ -538,7 +520,6 @@ class MemoryStore:
         return True
 
     async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
-        """See :meth:`SessionStore.set_waits_from`."""
         session = self._sessions.get(session_id)
         if session is not None:
             session.record.waits_from = event_id
@@ -551,7 +532,6 @@ class MemoryStore:
         *,
         expected_version: int | None = None,
     ) -> SessionRecord | None:
-        """See :meth:`SessionStore.change_state`."""
         session = self._sessions.get(session_id)
         if session is None:
             return None
@@ -569,14 +549,12 @@ class MemoryStore:
     async def finish_request(
         self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
     ) -> bool:
-        """See :meth:`SessionStore.finish_request`."""
         session = self._sessions.get(session_id)
         if session is None or session.keys is None:
             return False
         return session.keys.finish(key, outcome, now=now)
 
     async def load_data(self, session_id: SessionId) -> Data | None:
-        """See :meth:`SessionStore.load_data`."""
         session = self._sessions.get(session_id)
         if session is None:
             return None
@@ -585,7 +563,6 @@ class MemoryStore:
     async def replace_data(
         self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
     ) -> bool:
-        """See :meth:`SessionStore.replace_data`."""
         session = self._sessions.get(session_id)
         if session is None or session.data_version != expected_version:
             return False
@@ -603,6 +580,8 @@ class MemoryStore:
         return session.streams.get(stream) if session.streams is not None else None
 
     def _stream(self, session: _Session, stream: StreamName) -> EventLog:
+        if stream == EVENTS:
+            return session.events
         if session.streams is None:
             session.streams = {}
         log = session.streams.get(stream)
@@ -611,16 +590,10 @@ class MemoryStore:
         return log
 
     def _deadline(self, now: float, ends_at: float) -> float:
-        return ends_at if ends_at == math.inf else min(now + self._policy.idle_timeout, ends_at)
+        return idle_deadline(now=now, idle_timeout=self._policy.idle_timeout, ends_at=ends_at)
 
-    def _change(self, session: _Session, change: Change) -> None:
-        state = after(session.state, change)
-        if state is None:
-            raise AssertionError("a session that is over is in no table of this store")
-        session.state = state
-
-    def _finish(self, session: _Session, change: Change) -> None:
-        self._change(session, change)
+    def _forget(self, session: _Session) -> None:
+        """A session is over: it is remembered in no list (END2)."""
         record = session.record
         del self._sessions[record.session_id]
         self._compact()
@@ -650,16 +623,6 @@ class MemoryStore:
         sessions.pop(session_id, None)
         if not sessions:
             del self._by_uri[uri]
-
-
-def _is_entitled(record: SessionRecord, change: ServerChange) -> bool:
-    if record.mode is Mode.CONVERSATION:
-        return False
-    if change.uri is not None:
-        return change.uri in record.subscriptions
-    if record.mode is Mode.TRANSPORT:
-        return not record.carried
-    return record.lists is None or change.listed in record.lists
 
 
 def _json_size(value: Any) -> int:

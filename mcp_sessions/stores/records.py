@@ -16,6 +16,8 @@ from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
+    EVENTS,
+    GET_STREAM,
     ConnectionId,
     FencingEpoch,
     Position,
@@ -33,6 +35,13 @@ class Attachment:
 
     connection_id: ConnectionId
     fencing_epoch: FencingEpoch
+
+
+def attachment_of(
+    connection_id: ConnectionId | None, fencing_epoch: FencingEpoch
+) -> Attachment | None:
+    """Who hears a session of that epoch: the newest attachment is the only one, and has it."""
+    return Attachment(connection_id, fencing_epoch) if connection_id is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +147,12 @@ class ServerChange:
 
     bare: Draft
     """What goes on the GET stream of a transport-mode session."""
+
+    def told_to(self, mode: Mode, session_id: SessionId) -> tuple[StreamName, Draft]:
+        """The event that it becomes in an entitled session, and the stream that this goes on."""
+        if mode is Mode.TRANSPORT:
+            return GET_STREAM, self.bare
+        return EVENTS, self.event.draft(session_id)
 
     @property
     def size(self) -> int:

@@ -367,7 +367,7 @@ async def test_who_comes_with_what_cannot_be_stored_fails_alone(path: Path) -> N
         of = await new(store)
         numbers = await asyncio.gather(
             *[store.append(of, Draft(b"{}"), now=NOW) for _ in range(3)],
-            store.detach(of, FencingEpoch(2**70)),
+            store.set_current(of, CurrentSession(of, FencingEpoch(2**70))),
             *[store.append(of, Draft(b"{}"), now=NOW) for _ in range(3)],
             return_exceptions=True,
         )
@@ -393,7 +393,9 @@ async def test_what_was_undone_is_not_remembered(path: Path) -> None:
         await begin("first")
         # One transaction, undone for the sake of one that cannot be stored; then one by one.
         done = await asyncio.gather(
-            begin("second"), store.detach(of, FencingEpoch(2**70)), return_exceptions=True
+            begin("second"),
+            store.set_current(of, CurrentSession(of, FencingEpoch(2**70))),
+            return_exceptions=True,
         )
         assert isinstance(done[1], OverflowError)
         known = await counts()

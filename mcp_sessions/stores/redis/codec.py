@@ -21,7 +21,13 @@ from mcp_sessions.ids import (
     SessionId,
 )
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.records import Attachment, CurrentSession, Peer, SessionRecord
+from mcp_sessions.stores.records import (
+    Attachment,
+    CurrentSession,
+    Peer,
+    SessionRecord,
+    attachment_of,
+)
 
 Answer = Any
 """What a script answered: bytes, int, None, and lists of these."""
@@ -229,7 +235,7 @@ def record_of(
         expires_at=float(expires),
         ends_at=float(ends),
         fencing_epoch=epoch,
-        attachment=attachment_of(connection, fence),
+        attachment=stored_attachment(connection, fence),
         stream_opened=opened is not None,
         subscriptions=(
             known.uris if uris is None else subscriptions.learn(session_id, change or b"", uris)
@@ -261,11 +267,10 @@ def principal_of(owner: bytes, maker: bytes) -> Principal:
     return Principal(client_id, issuer, subject, frozenset(scopes), expires_at)
 
 
-def attachment_of(connection: bytes | None, fence: bytes) -> Attachment | None:
-    """Who hears a session; the newest attachment is the only one, so its epoch is the session's."""
-    if connection is None:
-        return None
-    return Attachment(ConnectionId(decoded(connection)), FencingEpoch(int(fence)))
+def stored_attachment(connection: bytes | None, fence: bytes) -> Attachment | None:
+    """Who hears a session, as its fields say."""
+    connection_id = ConnectionId(decoded(connection)) if connection is not None else None
+    return attachment_of(connection_id, FencingEpoch(int(fence)))
 
 
 def event_of(
@@ -314,7 +319,7 @@ def published_event(message: bytes) -> tuple[LoggedEvent, Attachment | None]:
         decoded(key) if key is not None else None,
         decoded(origin) if origin is not None else None,
     )
-    return event, attachment_of(connection, fence)
+    return event, stored_attachment(connection, fence)
 
 
 def tokens_of(answer: Sequence[bytes]) -> Mapping[bytes, bytes]:

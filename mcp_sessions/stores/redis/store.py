@@ -38,6 +38,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from mcp_sessions import metrics
 from mcp_sessions.core import log
+from mcp_sessions.core.lifetime import end_of_life, idle_deadline
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.request_keys import Begun, key_cost
 from mcp_sessions.core.states import Mode
@@ -84,7 +85,6 @@ from mcp_sessions.stores.redis.codec import (
     Known,
     Peers,
     Subscriptions,
-    attachment_of,
     decoded,
     encoded,
     event_of,
@@ -93,6 +93,7 @@ from mcp_sessions.stores.redis.codec import (
     owner_of,
     packed,
     record_of,
+    stored_attachment,
     tag_of,
     tokens_of,
     unpacked,
@@ -242,14 +243,12 @@ class RedisStore:
     async def create(
         self, mode: Mode, principal: Principal, *, peer: Peer | None, now: float
     ) -> SessionRecord:
-        """See :meth:`SessionStore.create`."""
         policy = self._policy
         check_peer(peer, policy)
         now = await self._clock.at(now)
         session_id = mint_session_id()
-        forever = mode is Mode.CONVERSATION
-        ends_at = math.inf if forever else now + policy.max_lifetime
-        deadline = min(now + policy.idle_timeout, ends_at) if not forever else math.inf
+        ends_at = end_of_life(mode, now=now, max_lifetime=policy.max_lifetime)
+        deadline = idle_deadline(now=now, idle_timeout=policy.idle_timeout, ends_at=ends_at)
         owned = self._owned(owner_of(principal))
         member = f"{tag_of(session_id)}.{owned[-16:]}.{int(await self._clock.now()):x}"
         # A place first, then the session: a process that dies in between leaves a place that
@@ -262,7 +261,7 @@ class RedisStore:
                 repr(deadline),
                 policy.max_sessions,
                 policy.max_sessions_per_principal or 2**53,
-                0 if forever else self._list_lifetime,
+                0 if ends_at == math.inf else self._list_lifetime,
             )
             if not reached:
                 break
@@ -277,7 +276,6 @@ class RedisStore:
         return self._record(made)
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
-        """See :meth:`SessionStore.load`."""
         now = await self._clock.at(now)
         known = self._known(session_id)
         found = await self._on(session_id, scripts.LOAD, repr(now), *_told(known))
@@ -294,7 +292,6 @@ class RedisStore:
         fencing_epoch: FencingEpoch | None = None,
         key: KeyUse | None = None,
     ) -> Admitted | None:
-        """See :meth:`SessionStore.admit`."""
         now = await self._clock.at(now)
         policy = self._policy
         known = self._known(session_id)
@@ -341,13 +338,11 @@ class RedisStore:
         return Admitted(record, begun, outcome, runner.decode(), (run or b"").decode())
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
-        """See :meth:`SessionStore.touch`."""
         now = await self._clock.at(now)
         idle = self._policy.idle_timeout
         await _each_of(self._on(each, scripts.TOUCH, repr(now), idle) for each in session_ids)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
-        """See :meth:`SessionStore.end`."""
         member, found, tokens = await self._on(session_id, scripts.END)
         if found is None:
             return None
@@ -357,7 +352,6 @@ class RedisStore:
     async def expire(
         self, *, now: float, held: Collection[SessionId], limit: int
     ) -> Sequence[SessionRecord]:
-        """See :meth:`SessionStore.expire`."""
         now = await self._clock.at(now)
         held_tags = {tag_of(session_id) for session_id in held}
         expired: list[SessionRecord] = []
@@ -393,7 +387,6 @@ class RedisStore:
         limit: int,
         opened: bool,
     ) -> Sequence[SessionRecord]:
-        """See :meth:`SessionStore.evict`."""
         now = await self._clock.at(now)
         idle, owner = self._policy.idle_timeout, owner_of(ANONYMOUS)
         before, of = now - unused_for, f".{self._owned(owner)[-16:]}.".encode()
@@ -430,7 +423,6 @@ class RedisStore:
     async def append(
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:
-        """See :meth:`SessionStore.append`."""
         now = await self._clock.at(now)
         optional = (
             draft.after,
@@ -454,10 +446,9 @@ class RedisStore:
         event = event_of(
             LogEpoch(epoch.decode()), int(number), payload, now, draft.key, draft.origin
         )
-        return Appended(event, attachment_of(connection, fence), bool(replaced))
+        return Appended(event, stored_attachment(connection, fence), bool(replaced))
 
     async def renew(self, session_id: SessionId) -> None:
-        """See :meth:`SessionStore.renew`."""
         await self._on(session_id, scripts.RENEW, mint_log_epoch())
 
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
@@ -488,7 +479,6 @@ class RedisStore:
         now: float,
         again: bool = False,
     ) -> Sequence[Told]:
-        """See :meth:`SessionStore.tell`."""
         key = change.event.key
         answers = await self._on_each(
             scripts.TELL,
@@ -534,7 +524,6 @@ class RedisStore:
         stream: StreamName = EVENTS,
         limit: int | None = None,
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        """See :meth:`SessionStore.read`."""
         now = await self._clock.at(now)
         answer = await self._on(
             session_id,
@@ -552,15 +541,12 @@ class RedisStore:
         return events_of(LogEpoch(answer[1].decode()), answer[2]), None
 
     async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
-        """See :meth:`SessionStore.head`."""
         return await self._head(session_id, stream, make=False)
 
     async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
-        """See :meth:`SessionStore.open_stream`."""
         return await self._head(session_id, stream, make=True)
 
     async def drop_stream(self, session_id: SessionId, stream: StreamName) -> None:
-        """See :meth:`SessionStore.drop_stream`."""
         await self._on(session_id, scripts.DROP_STREAM, stream)
 
     async def drop_origin(
@@ -571,7 +557,6 @@ class RedisStore:
         stream: StreamName = GET_STREAM,
         fencing_epoch: FencingEpoch | None = None,
     ) -> None:
-        """See :meth:`SessionStore.drop_origin`."""
         epoch = fencing_epoch if fencing_epoch is not None else ""
         await self._on(session_id, scripts.DROP_ORIGIN, stream, origin, mint_log_epoch(), epoch)
 
@@ -582,7 +567,6 @@ class RedisStore:
         fencing_epoch: FencingEpoch,
         after: Position,
     ) -> bool:
-        """See :meth:`SessionStore.carry`."""
         place = (after.log_epoch, after.number, mint_log_epoch())
         return bool(await self._on(connection, scripts.CARRY, origin, fencing_epoch, *place))
 
@@ -596,7 +580,6 @@ class RedisStore:
         now: float,
         skips: bool = False,
     ) -> Relayed:
-        """See :meth:`SessionStore.relay`."""
         now = await self._clock.at(now)
         key = event.key[1] if event.key is not None else None
         answer = await self._on(
@@ -630,7 +613,6 @@ class RedisStore:
         position: str | None = None,
         only_if_free: bool = False,
     ) -> Attached | None:
-        """See :meth:`SessionStore.attach`."""
         now = await self._clock.at(now)
         answer = await self._on(
             session_id,
@@ -650,7 +632,7 @@ class RedisStore:
         return Attached(
             FencingEpoch(int(fence)),
             Position(log_epoch, int(number)).event_id(),
-            attachment_of(previous, previous_fence),
+            stored_attachment(previous, previous_fence),
             events_of(log_epoch, entries),
             Refusal(reason.decode()) if reason is not None else None,
             frozenset(unpacked(maker)[0]),
@@ -658,20 +640,16 @@ class RedisStore:
         )
 
     async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
-        """See :meth:`SessionStore.detach`."""
         return bool(await self._on(session_id, scripts.DETACH, fencing_epoch))
 
     async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
-        """See :meth:`SessionStore.set_current`."""
         value = packed([current.session_id, current.fencing_epoch]) if current is not None else None
         await self._set(session_id, "current", value)
 
     async def mark_stream_opened(self, session_id: SessionId) -> bool:
-        """See :meth:`SessionStore.mark_stream_opened`."""
         return await self._set(session_id, "opened", b"1")
 
     async def subscribe(self, session_id: SessionId, uri: str) -> bool:
-        """See :meth:`SessionStore.subscribe`."""
         if text_size(uri) > self._policy.max_uri_bytes:
             if await self._command("EXISTS", self._key(session_id)):
                 raise LimitReached("max_uri_bytes")
@@ -697,7 +675,6 @@ class RedisStore:
         return outcome != b"gone"
 
     async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
-        """See :meth:`SessionStore.unsubscribe`."""
         change = await self._token(session_id)
         answer = await self._on(session_id, scripts.UNSUBSCRIBE, encoded(uri), change)
         if answer[0]:
@@ -707,7 +684,6 @@ class RedisStore:
         return bool(answer[0])
 
     async def subscribers(self, uri: str) -> Sequence[SessionId]:
-        """See :meth:`SessionStore.subscribers`."""
         key = self._subscribers_key(uri)
         tokens = tokens_of(await self._command("HGETALL", key))
         asked = encoded(uri)
@@ -725,7 +701,6 @@ class RedisStore:
         return subscribed
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
-        """See :meth:`SessionStore.all_sessions`."""
         if principal is None:
             members = await self._command("ZRANGE", self._all, 0, -1)
         else:
@@ -743,7 +718,6 @@ class RedisStore:
     async def set_filter(
         self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]
     ) -> bool:
-        """See :meth:`SessionStore.set_filter`."""
         try:
             check_subscriptions(uris, self._policy)
         except LimitReached:
@@ -767,7 +741,6 @@ class RedisStore:
         return True
 
     async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
-        """See :meth:`SessionStore.set_waits_from`."""
         await self._set(session_id, "waits", encoded(event_id) if event_id is not None else None)
 
     async def change_state(
@@ -778,7 +751,6 @@ class RedisStore:
         *,
         expected_version: int | None = None,
     ) -> SessionRecord | None:
-        """See :meth:`SessionStore.change_state`."""
         flat = [part for key, value in changed.items() for part in (encoded(key), packed(value))]
         gone = [encoded(key) for key in removed]
         known = self._known(session_id)
@@ -801,7 +773,6 @@ class RedisStore:
     async def finish_request(
         self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
     ) -> bool:
-        """See :meth:`SessionStore.finish_request`."""
         now = await self._clock.at(now)
         policy = self._policy
         return bool(
@@ -818,7 +789,6 @@ class RedisStore:
         )
 
     async def load_data(self, session_id: SessionId) -> Data | None:
-        """See :meth:`SessionStore.load_data`."""
         answer = await self._on(session_id, scripts.LOAD_DATA)
         if answer is None:
             return None
@@ -828,7 +798,6 @@ class RedisStore:
     async def replace_data(
         self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
     ) -> bool:
-        """See :meth:`SessionStore.replace_data`."""
         # Random, not counted: after a loss no version names another value than before.
         version, text = secrets.randbits(53) | 1, packed(dict(value))
         try:
@@ -1044,14 +1013,14 @@ def _told_of(
     """What ``lua/tell.lua`` answered of one session. Its message is not sent back: it is known."""
     _, stream, epoch, number, connection, fence, replaced = answer
     place = Position(LogEpoch(epoch.decode()), int(number))
-    is_event = stream == b"events"
-    draft = change.event.draft(session_id) if is_event else change.bare
+    mode = Mode.PROTOCOL if stream == b"events" else Mode.TRANSPORT
+    name, draft = change.told_to(mode, session_id)
     payload = draft.encode(place.event_id())
     return Told(
         session_id,
-        EVENTS if is_event else GET_STREAM,
+        name,
         event_of(place.log_epoch, place.number, payload, now, draft.key, None),
-        attachment_of(connection, fence),
+        stored_attachment(connection, fence),
         bool(replaced),
     )
 

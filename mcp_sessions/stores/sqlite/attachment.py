@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from mcp_sessions.core import attachment, relaying
 from mcp_sessions.core.log import Draft, LoggedEvent, Window
+from mcp_sessions.core.relaying import Carry, Relay
+from mcp_sessions.core.states import state_of
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
@@ -14,7 +17,7 @@ from mcp_sessions.ids import (
     SessionId,
     StreamName,
 )
-from mcp_sessions.stores.records import Attached, Attachment, Relayed, SessionRecord
+from mcp_sessions.stores.records import Attached, Relayed, SessionRecord, attachment_of
 from mcp_sessions.stores.sqlite import logs, sessions
 from mcp_sessions.stores.sqlite.transaction import Transaction, text_of
 
@@ -37,29 +40,30 @@ def attach(
     session = sessions.brief(tx, session_id)
     if session is None or now >= session.ends_at:
         return None
-    if only_if_free and session.attachment is not None:
+    scopes, stored = tx.execute(
+        "SELECT scopes, waits_from FROM sessions WHERE sid = ?", (session.sid,)
+    ).fetchone()
+    attached = attachment.attach(
+        state_of(is_attached=session.attachment is not None),
+        connection_id,
+        fencing_epoch=session.fencing_epoch,
+        waits_from=SessionEventId(text_of(stored)) if stored is not None else None,
+        only_if_free=only_if_free,
+    )
+    if attached is None:
         return None
     log = logs.opened(tx, session.sid, EVENTS)
     window = sessions.window_of(session, EVENTS, window)
     replay, refusal = logs.since_id(tx, log, position, window, now=now)
-    scopes, waits_from = tx.execute(
-        "SELECT scopes, waits_from FROM sessions WHERE sid = ?", (session.sid,)
-    ).fetchone()
-    waits_from = SessionEventId(text_of(waits_from)) if waits_from is not None else None
-    if connection_id is None:
-        kept, waits_from = waits_from, None
-    else:
-        kept = None
-    (epoch,) = tx.execute(
-        "UPDATE sessions SET fencing_epoch = fencing_epoch + 1, connection_id = ?,"
-        " waits_from = ? WHERE sid = ? RETURNING fencing_epoch",
-        (connection_id, kept, session.sid),
-    ).fetchone()
-    fencing_epoch = FencingEpoch(epoch)
+    hearing, fencing_epoch = attached.connection_id, attached.fencing_epoch
+    tx.execute(
+        "UPDATE sessions SET fencing_epoch = ?, connection_id = ?, waits_from = ? WHERE sid = ?",
+        (fencing_epoch, hearing, attached.waits_from, session.sid),
+    )
 
     def apply(record: SessionRecord) -> None:
-        _attach(record, connection_id, fencing_epoch)
-        record.waits_from = kept
+        record.fencing_epoch, record.waits_from = fencing_epoch, attached.waits_from
+        record.attachment = attachment_of(hearing, fencing_epoch)
 
     tx.changes.append((session_id, apply))
     counts = tx.recall(session_id)
@@ -73,20 +77,21 @@ def attach(
         replay,
         refusal,
         frozenset(sessions.load_json(scopes)),
-        waits_from,
+        attached.listens_from,
     )
 
 
 def detach(tx: Transaction, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
     """See :meth:`SessionStore.detach`."""
-    cursor = tx.execute(
-        "UPDATE sessions SET connection_id = NULL WHERE session_id = ?"
-        " AND fencing_epoch = ? AND connection_id IS NOT NULL",
-        (session_id, fencing_epoch),
-    )
-    if not cursor.rowcount:
+    session = sessions.brief(tx, session_id)
+    if session is None or not attachment.detaches(
+        state_of(is_attached=session.attachment is not None),
+        fencing_epoch=session.fencing_epoch,
+        attached_with=fencing_epoch,
+    ):
         return False
-    tx.changes.append((session_id, lambda record: _attach(record, None, fencing_epoch)))
+    tx.execute("UPDATE sessions SET connection_id = NULL WHERE sid = ?", (session.sid,))
+    tx.changes.append((session_id, _detach))
     return True
 
 
@@ -101,9 +106,9 @@ def carry(
     session = sessions.brief(tx, connection)
     if session is None:
         return False
-    known = _carried(tx, session.sid, origin)
-    if known is not None and known[0] >= fencing_epoch:
-        return known[0] == fencing_epoch
+    carries = relaying.carry(_carried(tx, session.sid, origin)[0], fencing_epoch)
+    if carries is not Carry.BEGINS:
+        return carries is Carry.GOES_ON
     log = logs.find(tx, session.sid, GET_STREAM)
     if log is not None:
         logs.drop_origin(tx, log, origin)
@@ -129,14 +134,14 @@ def relay(
 ) -> Relayed:
     """See :meth:`SessionStore.relay`."""
     session = sessions.brief(tx, connection)
-    known = _carried(tx, session.sid, origin) if session is not None else None
     if session is None or now >= session.ends_at:
         return Relayed()
-    if known is None or known[0] != fencing_epoch or event.number <= known[1].number:
-        return Relayed()
-    last = known[1]
-    if event.number > last.number + 1 and not skips:
-        return Relayed(missing_after=last)
+    carried, last = _carried(tx, session.sid, origin)
+    relays = relaying.relay(
+        carried, last.number, fencing_epoch=fencing_epoch, number=event.number, skips=skips
+    )
+    if relays is not Relay.STORED:
+        return Relayed(missing_after=last if relays is Relay.TOO_EARLY else None)
     tx.execute(
         "UPDATE carried SET number = ? WHERE sid = ? AND origin = ?",
         (event.number, session.sid, origin),
@@ -159,23 +164,20 @@ def drop_origin(
     session = sessions.brief(tx, session_id)
     if session is None:
         return
-    known = _carried(tx, session.sid, origin)
-    if fencing_epoch is not None and known is not None and known[0] > fencing_epoch:
+    carried, _ = _carried(tx, session.sid, origin)
+    if not relaying.may_drop(carried, fencing_epoch):
         return
     log = logs.find(tx, session.sid, stream)
     if log is not None:
         logs.drop_origin(tx, log, origin)
-    if stream == GET_STREAM and known is not None:
+    if stream == GET_STREAM and carried is not None:
         values = (session.sid, origin)
         tx.execute("DELETE FROM carried WHERE sid = ? AND origin = ?", values)
         tx.changes.append((session_id, lambda record: _carry(record, origin, None)))
 
 
-def _attach(
-    record: SessionRecord, connection_id: ConnectionId | None, fencing_epoch: FencingEpoch
-) -> None:
-    record.fencing_epoch = fencing_epoch
-    record.attachment = None if connection_id is None else Attachment(connection_id, fencing_epoch)
+def _detach(record: SessionRecord) -> None:
+    record.attachment = None
 
 
 def _carry(record: SessionRecord, origin: SessionId, fencing_epoch: FencingEpoch | None) -> None:
@@ -185,12 +187,14 @@ def _carry(record: SessionRecord, origin: SessionId, fencing_epoch: FencingEpoch
     record.carried = carried
 
 
-def _carried(tx: Transaction, sid: int, origin: SessionId) -> tuple[int, Position] | None:
-    """The fencing epoch with which a GET stream takes a session's events, and the last one
-    that it took.
+def _carried(tx: Transaction, sid: int, origin: SessionId) -> tuple[FencingEpoch | None, Position]:
+    """The fencing epoch with which a GET stream takes a session's events (None: it does not),
+    and the last one that it took.
     """
     row = tx.execute(
         "SELECT fencing_epoch, log_epoch, number FROM carried WHERE sid = ? AND origin = ?",
         (sid, origin),
     ).fetchone()
-    return (row[0], Position(LogEpoch(row[1]), row[2])) if row is not None else None
+    if row is None:
+        return None, Position(LogEpoch(""), 0)
+    return FencingEpoch(row[0]), Position(LogEpoch(row[1]), row[2])

@@ -13,6 +13,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 
+from mcp_sessions.core.lifetime import idle_deadline
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.sqlite import sessions
@@ -97,7 +98,7 @@ class HotRecords:
 
     def deadline(self, now: float, ends_at: float) -> float:
         """When a session that was used now expires, if nobody uses it again."""
-        return ends_at if ends_at == math.inf else min(now + self.idle_timeout, ends_at)
+        return idle_deadline(now=now, idle_timeout=self.idle_timeout, ends_at=ends_at)
 
     def move_deadline(self, session_id: SessionId, record: SessionRecord, now: float) -> None:
         """A session was used. Nobody waits for the file."""

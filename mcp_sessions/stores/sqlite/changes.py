@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mcp_sessions.core.entitlement import is_entitled
 from mcp_sessions.core.log import Window
 from mcp_sessions.core.states import Mode
-from mcp_sessions.ids import EVENTS, GET_STREAM, SessionId
+from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.records import Audience, ServerChange, Told
 from mcp_sessions.stores.sqlite import logs, sessions
 from mcp_sessions.stores.sqlite.transaction import Transaction, text_bytes
@@ -53,22 +54,20 @@ def tell(
         row = found.get(session_id)
         if row is None:
             continue
-        _, sid, mode, connection_id, fencing_epoch, lists, subscribes, carries = row
-        is_protocol = mode == Mode.PROTOCOL.value
-        if mode == Mode.CONVERSATION.value:
+        _, sid, stored_mode, connection_id, fencing_epoch, lists, subscribes, carries = row
+        mode = Mode(stored_mode)
+        if not is_entitled(
+            mode,
+            uri=change.uri,
+            listed=change.listed,
+            is_subscribed=bool(subscribes),
+            lists=sessions.load_json(lists) if lists is not None else None,
+            carries=bool(carries),
+        ):
             continue
-        if uri is not None:
-            is_entitled = bool(subscribes)
-        elif is_protocol:
-            is_entitled = lists is None or change.listed in sessions.load_json(lists)
-        else:
-            is_entitled = not carries
-        if not is_entitled:
-            continue
-        stream = EVENTS if is_protocol else GET_STREAM
-        draft = change.event.draft(session_id) if is_protocol else change.bare
+        stream, draft = change.told_to(mode, session_id)
         log = logs.opened(tx, sid, stream)
         event, replaced = logs.append(tx, log, draft, window, now=now)
-        attachment = sessions.attachment_of(connection_id, fencing_epoch)
+        attachment = sessions.stored_attachment(connection_id, fencing_epoch)
         told.append(Told(session_id, stream, event, attachment, replaced))
     return told

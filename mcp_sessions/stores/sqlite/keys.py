@@ -6,7 +6,18 @@ The tests hold the two next to each other (``tests/stores/test_sqlite_logs.py``)
 from __future__ import annotations
 
 from mcp_sessions.core.messages import encode
-from mcp_sessions.core.request_keys import KEY_COST, Begun, key_cost
+from mcp_sessions.core.request_keys import (
+    KEY_COST,
+    Begun,
+    Found,
+    KeyedRequest,
+    KeyState,
+    found,
+    has_room,
+    is_forgotten,
+    key_cost,
+    sent_again,
+)
 from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import KeyUse
@@ -44,33 +55,24 @@ class Keys:
         """What they come to."""
         return self._counts
 
-    def begin(
-        self, use: KeyUse, *, now: float
-    ) -> tuple[Begun, bytes | None, str | None, str | None]:
-        """See :meth:`RequestKeys.begin`; the kept answer, if it may be told, the runner and its
-        run.
-        """
+    def begin(self, use: KeyUse, *, now: float) -> Found:
+        """See :meth:`RequestKeys.begin`; what the sender is told."""
         self._expire(now)
         if self._is_new(use, now):
-            return Begun.FIRST, None, use.runner, use.run
-        known = self._tx.execute(
-            "SELECT digest, runner, scopes, finished, outcome FROM keys WHERE sid = ? AND key = ?",
+            return Found(Begun.FIRST, None, use.runner, use.run)
+        row = self._tx.execute(
+            "SELECT digest, runner, at, finished, outcome, scopes FROM keys"
+            " WHERE sid = ? AND key = ?",
             (self._counts.sid, text_bytes(use.key)),
         ).fetchone()
-        if known is None:
-            return Begun.FULL, None, None, None
-        digest, runner, scopes, finished, outcome = known
-        if digest != use.digest:
-            return Begun.OTHER_CONTENT, None, None, None
-        if not frozenset(load_json(scopes)) <= use.scopes:
-            return Begun.FEWER_SCOPES, None, None, None
-        run, _, runner = runner.rpartition("@")
-        if finished is None:
-            if use.instead_of and use.instead_of == run:
-                self._take_over(use, now)
-                return Begun.FIRST, None, use.runner, use.run
-            return Begun.RUNNING, None, runner, run
-        return Begun.DROPPED if outcome is None else Begun.ANSWERED, outcome, runner, run
+        if row is None:
+            return Found(Begun.FULL)
+        known = _known(*row)
+        begun = sent_again(known, use.digest, scopes=use.scopes, instead_of=use.instead_of)
+        if begun is not Begun.FIRST:
+            return found(begun, known)
+        self._take_over(use, now)
+        return Found(Begun.FIRST, None, use.runner, use.run)
 
     def _take_over(self, use: KeyUse, now: float) -> None:
         self._tx.execute(
@@ -124,8 +126,10 @@ class Keys:
         return True
 
     def _has_room(self, wanted: int) -> bool:
-        """Whether it fits when older answers go. If not, nothing has to go."""
-        return self._counts.bytes - self._counts.answers + wanted <= self._max_bytes
+        counts = self._counts
+        return has_room(
+            wanted, size=counts.bytes, answers=counts.answers, max_bytes=self._max_bytes
+        )
 
     def _make_room(self, wanted: int) -> None:
         counts = self._counts
@@ -147,13 +151,13 @@ class Keys:
 
     def _expire(self, now: float) -> None:
         # A running request is known until it ends, however long that takes.
-        counts, horizon = self._counts, now - self._lifetime
-        if counts.oldest is None or counts.oldest >= horizon:
+        counts = self._counts
+        if not self._forgets(counts.oldest, now):
             return
         while True:
             oldest = _oldest(self._tx, counts.sid)
             counts.oldest = oldest[0] if oldest is not None else None
-            if oldest is None or oldest[0] >= horizon:
+            if oldest is None or not self._forgets(counts.oldest, now):
                 break
             _, key, size = oldest
             self._tx.take_out()
@@ -161,6 +165,30 @@ class Keys:
             counts.bytes -= len(key) + KEY_COST + (size or 0)
             counts.answers -= size or 0
         self._tx.learn(self._session_id, counts)
+
+    def _forgets(self, finished_at: float | None, now: float) -> bool:
+        return finished_at is not None and is_forgotten(
+            finished_at, now=now, lifetime=self._lifetime
+        )
+
+
+def _known(
+    digest: bytes,
+    ran_by: str,
+    at: float,
+    finished: int | None,
+    outcome: bytes | None,
+    scopes: bytes,
+) -> KeyedRequest:
+    """A row of ``keys``."""
+    if finished is None:
+        state = KeyState.RUNNING
+    else:
+        state = KeyState.DROPPED if outcome is None else KeyState.ANSWERED
+    run, _, runner = ran_by.rpartition("@")
+    return KeyedRequest(
+        digest, runner, at, state, outcome or b"", frozenset(load_json(scopes)), run
+    )
 
 
 def _ran_by(use: KeyUse) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mcp_sessions.core.log import Draft, LoggedEvent, Window, page_of
+from mcp_sessions.core.log import Draft, LoggedEvent, Window, page_of, refusal_of
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
@@ -169,14 +169,15 @@ def since_id(
         return (), Refusal.UNKNOWN_POSITION
     if _evict(tx, log, window, now):
         log.write(tx)
-    # The order of these is that of ``EventLog.since``, which says why.
-    if position.log_epoch != log.log_epoch:
-        newer = position.log_epoch > log.log_epoch
-        return (), Refusal.UNKNOWN_POSITION if newer else Refusal.LOG_REPLACED
-    if position.number > log.head:
-        return (), Refusal.AHEAD
-    if position.number < log.floor:
-        return (), Refusal.EVICTED if position.number < log.evicted else Refusal.EXPIRED
+    refusal = refusal_of(
+        position,
+        log_epoch=log.log_epoch,
+        head=log.head,
+        floor=log.floor,
+        evicted=log.evicted,
+    )
+    if refusal is not None:
+        return (), refusal
     rows = tx.execute(
         "SELECT number, at, key, origin, payload FROM events WHERE log = ? AND number > ?"
         " ORDER BY number LIMIT ?",

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mcp_sessions.core.lifetime import idle_deadline, is_over
 from mcp_sessions.core.log import UNBOUNDED, Window
 from mcp_sessions.core.messages import decode, encode
 from mcp_sessions.core.states import Mode
-from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import (
     EVENTS,
     ConnectionId,
@@ -22,8 +22,14 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.stores.limits import check_sizes
-from mcp_sessions.stores.records import Attachment, CurrentSession, Peer, SessionRecord
+from mcp_sessions.stores.limits import check_sessions, check_sizes
+from mcp_sessions.stores.records import (
+    Attachment,
+    CurrentSession,
+    Peer,
+    SessionRecord,
+    attachment_of,
+)
 from mcp_sessions.stores.sqlite import logs
 from mcp_sessions.stores.sqlite.transaction import Transaction, text_bytes, text_of
 
@@ -44,6 +50,7 @@ class Brief:
     mode: Mode
     ends_at: float
     attachment: Attachment | None
+    fencing_epoch: FencingEpoch
 
 
 def owner_bytes(principal: Principal) -> bytes:
@@ -61,7 +68,8 @@ def brief(tx: Transaction, session_id: SessionId) -> Brief | None:
     if row is None:
         return None
     sid, mode, ends_at, connection_id, fencing_epoch = row
-    return Brief(sid, Mode(mode), ends_at, attachment_of(connection_id, fencing_epoch))
+    attachment = stored_attachment(connection_id, fencing_epoch)
+    return Brief(sid, Mode(mode), ends_at, attachment, FencingEpoch(fencing_epoch))
 
 
 def window_of(session: Brief, stream: StreamName, window: Window) -> Window:
@@ -116,12 +124,10 @@ def create(tx: Transaction, record: SessionRecord, policy: SessionPolicy) -> Non
     """
     principal = record.principal
     owner = owner_bytes(principal)
-    if counted(tx) >= policy.max_sessions:
-        raise LimitReached("max_sessions")
+    owned = 0
     if policy.max_sessions_per_principal is not None:
         (owned,) = tx.execute("SELECT count(*) FROM sessions WHERE owner = ?", (owner,)).fetchone()
-        if owned >= policy.max_sessions_per_principal:
-            raise LimitReached("max_sessions_per_principal")
+    check_sessions(counted(tx), owned, policy)
     peer = record.peer
     values = (
         record.session_id,
@@ -199,15 +205,15 @@ def expire(
     move_deadlines(tx, deadlines)
     expired: list[SessionRecord] = []
     rows = tx.execute(
-        "SELECT sid, session_id, ends_at FROM sessions WHERE expires_at <= ?"
+        "SELECT sid, session_id, expires_at, ends_at FROM sessions WHERE expires_at <= ?"
         " ORDER BY expires_at LIMIT ?",
         (now, limit + len(held)),
     ).fetchall()
-    for sid, session_id, ends_at in rows:
+    for sid, session_id, expires_at, ends_at in rows:
         if len(expired) >= limit:
             break
-        if session_id in held and ends_at > now:
-            later = min(now + idle_timeout, ends_at)
+        if not is_over(now=now, expires_at=expires_at, ends_at=ends_at, held=session_id in held):
+            later = idle_deadline(now=now, idle_timeout=idle_timeout, ends_at=ends_at)
             move_deadlines(tx, {session_id: later})
             tx.changes.append((session_id, lambda record, to=later: _move(record, to)))
             continue
@@ -316,11 +322,10 @@ def _subscriptions(tx: Transaction, sid: int) -> set[str]:
     return {uri.decode("utf-8", "surrogatepass") for (uri,) in rows}
 
 
-def attachment_of(connection_id: str | bytes | None, fencing_epoch: int) -> Attachment | None:
-    # Whoever is attached has the newest epoch: each attach raises it, and replaces who was.
-    if connection_id is None:
-        return None
-    return Attachment(ConnectionId(text_of(connection_id)), FencingEpoch(fencing_epoch))
+def stored_attachment(connection_id: str | bytes | None, fencing_epoch: int) -> Attachment | None:
+    """Who hears a session, as its row says."""
+    connection = ConnectionId(text_of(connection_id)) if connection_id is not None else None
+    return attachment_of(connection, FencingEpoch(fencing_epoch))
 
 
 def _record(tx: Transaction, row: Sequence[Any]) -> SessionRecord:
@@ -359,7 +364,7 @@ def _record(tx: Transaction, row: Sequence[Any]) -> SessionRecord:
         ends_at,
         peer=Peer(*load_json(peer)) if peer is not None else None,
         fencing_epoch=FencingEpoch(fencing_epoch),
-        attachment=attachment_of(connection_id, fencing_epoch),
+        attachment=stored_attachment(connection_id, fencing_epoch),
         current=current,
         stream_opened=bool(stream_opened),
         carried={SessionId(text_of(origin)): FencingEpoch(epoch) for origin, epoch in carried},

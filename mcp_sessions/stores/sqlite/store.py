@@ -47,13 +47,14 @@ After a start:
 from __future__ import annotations
 
 import logging
-import math
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+from mcp_sessions.core.admission import Admission, admission, is_displaced
+from mcp_sessions.core.lifetime import end_of_life
 from mcp_sessions.core.log import Draft, LoggedEvent, Window
 from mcp_sessions.core.messages import encode
 from mcp_sessions.core.states import Mode
@@ -200,7 +201,6 @@ class SQLiteStore:
             raise
 
     async def close(self) -> None:
-        """See :meth:`SessionStore.close`."""
         moved = self._hot.moved()
         try:
             if moved:
@@ -232,9 +232,8 @@ class SQLiteStore:
     async def create(
         self, mode: Mode, principal: Principal, *, peer: Peer | None, now: float
     ) -> SessionRecord:
-        """See :meth:`SessionStore.create`."""
         check_peer(peer, self._policy)
-        ends_at = math.inf if mode is Mode.CONVERSATION else now + self._policy.max_lifetime
+        ends_at = end_of_life(mode, now=now, max_lifetime=self._policy.max_lifetime)
         record = SessionRecord(
             mint_session_id(),
             mode,
@@ -248,7 +247,6 @@ class SQLiteStore:
         return record
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
-        """See :meth:`SessionStore.load`."""
         record = await self._hot.find(session_id)
         return record if record is not None and now < record.expires_at else None
 
@@ -263,17 +261,17 @@ class SQLiteStore:
         fencing_epoch: FencingEpoch | None = None,
         key: KeyUse | None = None,
     ) -> Admitted | None:
-        """See :meth:`SessionStore.admit`."""
         record = await self._hot.find(session_id)
         # From here to the last line nothing suspends, but to record the key.
-        if record is None or record.principal != principal:
+        if record is None:
             return None
-        if now >= (record.ends_at if held else record.expires_at):
+        verdict = admission(
+            record, principal, mode=mode, now=now, held=held, fencing_epoch=fencing_epoch
+        )
+        if verdict is Admission.REFUSED:
             return None
-        if record.mode is not mode:
-            return None if Mode.CONVERSATION in (mode, record.mode) else Admitted(record)
-        if fencing_epoch is not None and fencing_epoch != record.fencing_epoch:
-            return Admitted(record, displaced=True)
+        if verdict is not Admission.ADMITTED:
+            return Admitted(record, displaced=verdict is Admission.DISPLACED)
         if key is None:
             self._hot.move_deadline(session_id, record, now)
             return Admitted(record)
@@ -289,7 +287,7 @@ class SQLiteStore:
             keys = keys_of(tx, session_id, self._policy)
             if keys is None:
                 return None
-            if fencing_epoch is not None and keys.fencing_epoch != fencing_epoch:
+            if is_displaced(fencing_epoch, keys.fencing_epoch):
                 return Admitted(record, displaced=True)
             return Admitted(record, *keys.begin(use, now=now))
 
@@ -301,7 +299,6 @@ class SQLiteStore:
         return admitted
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
-        """See :meth:`SessionStore.touch`."""
         for session_id in session_ids:
             record = await self._hot.find(session_id)
             # Whoever touches a session was at work on it until now, so its idle deadline
@@ -310,13 +307,11 @@ class SQLiteStore:
                 self._hot.move_deadline(session_id, record, now)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
-        """See :meth:`SessionStore.end`."""
         return await self._writer.call(lambda tx: sessions.end(tx, session_id))
 
     async def expire(
         self, *, now: float, held: Collection[SessionId], limit: int
     ) -> Sequence[SessionRecord]:
-        """See :meth:`SessionStore.expire`."""
         if self._ended_beside:
             # Whoever looks after what expired ends what is at work for these, too.
             ended, self._ended_beside = self._ended_beside[:limit], self._ended_beside[limit:]
@@ -345,7 +340,6 @@ class SQLiteStore:
         limit: int,
         opened: bool,
     ) -> Sequence[SessionRecord]:
-        """See :meth:`SessionStore.evict`."""
         idle = self._policy.idle_timeout
         moved = self._hot.moved(written_by=now - unused_for + idle)
         gone = await self._writer.call(
@@ -368,7 +362,6 @@ class SQLiteStore:
     async def append(
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:
-        """See :meth:`SessionStore.append`."""
 
         def work(tx: Transaction) -> Appended | None:
             session = sessions.brief(tx, session_id)
@@ -384,7 +377,6 @@ class SQLiteStore:
         return await self._writer.call(work, short=_is_small(draft.before))
 
     async def renew(self, session_id: SessionId) -> None:
-        """See :meth:`SessionStore.renew`."""
 
         def work(tx: Transaction) -> None:
             session = sessions.brief(tx, session_id)
@@ -395,7 +387,6 @@ class SQLiteStore:
         await self._writer.call(work)
 
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
-        """See :meth:`SessionStore.audience`."""
         page = int(after) if after is not None else 0
         return await self._writer.call(
             lambda tx: changes.audience(tx, change, after=page, limit=_AUDIENCE)
@@ -424,7 +415,6 @@ class SQLiteStore:
         stream: StreamName = EVENTS,
         limit: int | None = None,
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        """See :meth:`SessionStore.read`."""
 
         def work(tx: Transaction) -> tuple[Sequence[LoggedEvent], Refusal | None]:
             session = sessions.brief(tx, session_id)
@@ -437,7 +427,6 @@ class SQLiteStore:
         return await self._writer.call(work)
 
     async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
-        """See :meth:`SessionStore.head`."""
 
         def work(tx: Transaction) -> Position | None:
             session = sessions.brief(tx, session_id)
@@ -447,7 +436,6 @@ class SQLiteStore:
         return await self._writer.call(work, short=True)
 
     async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
-        """See :meth:`SessionStore.open_stream`."""
 
         def work(tx: Transaction) -> Position | None:
             session = sessions.brief(tx, session_id)
@@ -456,7 +444,6 @@ class SQLiteStore:
         return await self._writer.call(work, short=True)
 
     async def drop_stream(self, session_id: SessionId, stream: StreamName) -> None:
-        """See :meth:`SessionStore.drop_stream`."""
 
         def work(tx: Transaction) -> None:
             session = sessions.brief(tx, session_id)
@@ -473,7 +460,6 @@ class SQLiteStore:
         stream: StreamName = GET_STREAM,
         fencing_epoch: FencingEpoch | None = None,
     ) -> None:
-        """See :meth:`SessionStore.drop_origin`."""
         await self._writer.call(
             lambda tx: attachment.drop_origin(
                 tx, session_id, origin, stream=stream, fencing_epoch=fencing_epoch
@@ -487,7 +473,6 @@ class SQLiteStore:
         fencing_epoch: FencingEpoch,
         after: Position,
     ) -> bool:
-        """See :meth:`SessionStore.carry`."""
         return await self._writer.call(
             lambda tx: attachment.carry(tx, connection, origin, fencing_epoch, after)
         )
@@ -502,7 +487,6 @@ class SQLiteStore:
         now: float,
         skips: bool = False,
     ) -> Relayed:
-        """See :meth:`SessionStore.relay`."""
         return await self._writer.call(
             lambda tx: attachment.relay(
                 tx,
@@ -528,7 +512,6 @@ class SQLiteStore:
         position: str | None = None,
         only_if_free: bool = False,
     ) -> Attached | None:
-        """See :meth:`SessionStore.attach`."""
         return await self._writer.call(
             lambda tx: attachment.attach(
                 tx,
@@ -542,13 +525,11 @@ class SQLiteStore:
         )
 
     async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
-        """See :meth:`SessionStore.detach`."""
         return await self._writer.call(
             lambda tx: attachment.detach(tx, session_id, fencing_epoch), short=True
         )
 
     async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
-        """See :meth:`SessionStore.set_current`."""
         values = (current.session_id, current.fencing_epoch) if current else (None, None)
 
         def apply(record: SessionRecord) -> None:
@@ -557,7 +538,6 @@ class SQLiteStore:
         await self._set(session_id, "current_id = ?, current_epoch = ?", values, apply)
 
     async def mark_stream_opened(self, session_id: SessionId) -> bool:
-        """See :meth:`SessionStore.mark_stream_opened`."""
         known = self._hot.known(session_id)
         if known is not None and known.stream_opened:
             return False
@@ -578,7 +558,6 @@ class SQLiteStore:
     # --- what else a session has -----------------------------------------------------------
 
     async def subscribe(self, session_id: SessionId, uri: str) -> bool:
-        """See :meth:`SessionStore.subscribe`."""
 
         def apply(record: SessionRecord) -> None:
             record.subscriptions |= {uri}
@@ -594,7 +573,6 @@ class SQLiteStore:
         return await self._writer.call(work)
 
     async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
-        """See :meth:`SessionStore.unsubscribe`."""
 
         def apply(record: SessionRecord) -> None:
             record.subscriptions -= {uri}
@@ -610,7 +588,6 @@ class SQLiteStore:
         return await self._writer.call(work)
 
     async def subscribers(self, uri: str) -> Sequence[SessionId]:
-        """See :meth:`SessionStore.subscribers`."""
 
         def work(tx: Transaction) -> list[SessionId]:
             rows = tx.execute(
@@ -642,7 +619,6 @@ class SQLiteStore:
     async def set_filter(
         self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]
     ) -> bool:
-        """See :meth:`SessionStore.set_filter`."""
 
         def apply(record: SessionRecord) -> None:
             record.subscriptions, record.lists = uris, lists
@@ -662,7 +638,6 @@ class SQLiteStore:
         return await self._writer.call(work)
 
     async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
-        """See :meth:`SessionStore.set_waits_from`."""
 
         def apply(record: SessionRecord) -> None:
             record.waits_from = event_id
@@ -716,7 +691,6 @@ class SQLiteStore:
     async def finish_request(
         self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
     ) -> bool:
-        """See :meth:`SessionStore.finish_request`."""
 
         def work(tx: Transaction) -> bool:
             keys = keys_of(tx, session_id, self._policy)
@@ -725,7 +699,6 @@ class SQLiteStore:
         return await self._writer.call(work, short=_is_small(outcome))
 
     async def load_data(self, session_id: SessionId) -> Data | None:
-        """See :meth:`SessionStore.load_data`."""
 
         def work(tx: Transaction) -> tuple[bytes | None, int] | None:
             return tx.execute(

@@ -1,0 +1,81 @@
+"""Whether a request may use the session that it names.
+
+The order of the questions is a rule of its own (SES10): a stranger learns nothing of a session,
+and nothing of it changes before its owner is known.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+from mcp_sessions.core.lifetime import is_over
+from mcp_sessions.core.states import Mode
+from mcp_sessions.ids import FencingEpoch
+from mcp_sessions.principal import Principal
+
+
+class Admission(Enum):
+    """What comes of a request that names a session."""
+
+    REFUSED = "refused"
+    """It is over, somebody else's, or of the other protocol: to this caller it never was."""
+
+    OTHER_MODE = "other_mode"
+    """The caller's own, of the mode that was not asked for (SES11, SES12)."""
+
+    DISPLACED = "displaced"
+    """Another connection took it since the caller last looked."""
+
+    ADMITTED = "admitted"
+
+
+class Session(Protocol):
+    """What is asked of a session."""
+
+    @property
+    def principal(self) -> Principal: ...
+    @property
+    def mode(self) -> Mode: ...
+    @property
+    def expires_at(self) -> float: ...
+    @property
+    def ends_at(self) -> float: ...
+    @property
+    def fencing_epoch(self) -> FencingEpoch: ...
+
+
+def admission(
+    session: Session,
+    principal: Principal,
+    *,
+    mode: Mode,
+    now: float,
+    held: bool,
+    fencing_epoch: FencingEpoch | None,
+) -> Admission:
+    """Whether a request of ``principal`` may use the session. Only ``ADMITTED`` changes anything:
+    it moves the idle deadline, and may record a request key.
+
+    Args:
+        mode: The mode that the caller takes the session for.
+        now: Seconds since 1970.
+        held: See :func:`~mcp_sessions.core.lifetime.is_over`.
+        fencing_epoch: The session's as the caller knows it; None: whichever it is.
+    """
+    if session.principal != principal:
+        return Admission.REFUSED
+    if is_over(now=now, expires_at=session.expires_at, ends_at=session.ends_at, held=held):
+        return Admission.REFUSED
+    if session.mode is not mode:
+        # A conversation is of another protocol: there it is nobody's session.
+        is_foreign = Mode.CONVERSATION in (mode, session.mode)
+        return Admission.REFUSED if is_foreign else Admission.OTHER_MODE
+    if is_displaced(fencing_epoch, session.fencing_epoch):
+        return Admission.DISPLACED
+    return Admission.ADMITTED
+
+
+def is_displaced(known: FencingEpoch | None, newest: FencingEpoch) -> bool:
+    """Whether the session was taken since somebody knew its fencing epoch (None: did not ask)."""
+    return known is not None and known != newest

@@ -1,0 +1,70 @@
+"""Who hears a session's events: one connection at most (ATT1), and the newest one (TKO1).
+
+What follows is looked up in the table of ``states.py``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mcp_sessions.core.states import Change, State, after
+from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionEventId
+
+
+class Attach(NamedTuple):
+    """What an attach makes of a session."""
+
+    connection_id: ConnectionId | None
+    """Who hears it from now on; None: nobody."""
+
+    fencing_epoch: FencingEpoch
+    """The session's from now on: a higher one, so that whoever was attached can tell."""
+
+    listens_from: SessionEventId | None
+    """Where the listen stream of the connection that came starts; None: at the head."""
+
+    waits_from: SessionEventId | None
+    """Where the session's next listen stream starts."""
+
+
+def attach(
+    state: State,
+    connection_id: ConnectionId | None,
+    *,
+    fencing_epoch: FencingEpoch,
+    waits_from: SessionEventId | None,
+    only_if_free: bool,
+) -> Attach | None:
+    """Attach a session to a connection, or take it from whoever hears it (None).
+
+    Args:
+        state: Where the session is now.
+        connection_id: One that can be pushed to; None: there is none.
+        fencing_epoch: The session's now.
+        waits_from: Where its next listen stream was to start. A connection takes that with it;
+            else it stays.
+        only_if_free: Displace nobody.
+
+    Returns:
+        None if the session is over (SES18), or is not free and has to be.
+    """
+    follows = after(state, Change.DISPLACE if connection_id is None else Change.ATTACH)
+    if follows is None or (only_if_free and state is State.ATTACHED):
+        return None
+    epoch = FencingEpoch(fencing_epoch + 1)
+    if follows is State.ATTACHED:
+        return Attach(connection_id, epoch, waits_from, None)
+    return Attach(None, epoch, None, waits_from)
+
+
+def detaches(state: State, *, fencing_epoch: FencingEpoch, attached_with: FencingEpoch) -> bool:
+    """Whether a session is detached when a connection lets go of it. Not if that connection has
+    it no more: its late end changes nothing (TKO9).
+
+    Args:
+        state: Where the session is now.
+        fencing_epoch: The session's now, which is that of its newest attachment.
+        attached_with: The epoch of the attachment that ends.
+    """
+    follows = after(state, Change.DETACH)
+    return follows is not None and follows is not state and attached_with == fencing_epoch

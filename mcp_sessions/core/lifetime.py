@@ -1,0 +1,29 @@
+"""When a session is over by time. Of a conversation never: both its ends are infinite.
+
+Seconds everywhere, on the clock that whoever asks passes in.
+"""
+
+from __future__ import annotations
+
+import math
+
+from mcp_sessions.core.states import Mode
+
+
+def end_of_life(mode: Mode, *, now: float, max_lifetime: float) -> float:
+    """When a session that is made now is over, however busy it is (SES15)."""
+    return math.inf if mode is Mode.CONVERSATION else now + max_lifetime
+
+
+def idle_deadline(*, now: float, idle_timeout: float, ends_at: float) -> float:
+    """When a session that was used now is over, if nobody uses it again (SES13)."""
+    return ends_at if ends_at == math.inf else min(now + idle_timeout, ends_at)
+
+
+def is_over(*, now: float, expires_at: float, ends_at: float, held: bool) -> bool:
+    """Whether its time has come.
+
+    Args:
+        held: One of its requests runs, so it cannot be idle (SES14).
+    """
+    return now >= (ends_at if held else expires_at)

@@ -1,0 +1,75 @@
+"""Which events of a session go on the GET stream of a connection that carries it: each once, in
+the order of the session's own log (ATT6), and only under the newest attachment (TKO1).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from mcp_sessions.ids import FencingEpoch
+
+
+class Carry(Enum):
+    """What comes of an attachment that a stream is to carry."""
+
+    REFUSED = "refused"
+    """The stream carries that session by a newer attachment."""
+
+    GOES_ON = "goes_on"
+    """The stream carries it by this very attachment: it goes on where it is."""
+
+    BEGINS = "begins"
+    """What the stream has of that session by an older attachment is removed first."""
+
+
+def carry(carried: FencingEpoch | None, fencing_epoch: FencingEpoch) -> Carry:
+    """Whether a stream carries a session by that attachment from now on.
+
+    Args:
+        carried: By which attachment it carries that session now; None: not at all.
+        fencing_epoch: Names the attachment.
+    """
+    if carried is None or carried < fencing_epoch:
+        return Carry.BEGINS
+    return Carry.GOES_ON if carried == fencing_epoch else Carry.REFUSED
+
+
+def may_drop(carried: FencingEpoch | None, fencing_epoch: FencingEpoch | None) -> bool:
+    """Whether who displaced an attachment takes off the stream what it left: not what a newer
+    one brought there. None for the epoch: whatever there is.
+    """
+    return fencing_epoch is None or carried is None or carried <= fencing_epoch
+
+
+class Relay(Enum):
+    """What comes of an event on its way to a stream."""
+
+    PASSED_OVER = "passed_over"
+    """It is there already, or the stream carries that session by another attachment."""
+
+    TOO_EARLY = "too_early"
+    """One before it has to go first."""
+
+    STORED = "stored"
+
+
+def relay(
+    carried: FencingEpoch | None,
+    last: int,
+    *,
+    fencing_epoch: FencingEpoch,
+    number: int,
+    skips: bool,
+) -> Relay:
+    """Whether an event goes on a stream now.
+
+    Args:
+        carried: As in :func:`carry`.
+        last: The number of the last event of that session that went there.
+        fencing_epoch: Of the attachment that the event is for.
+        number: The event's.
+        skips: The numbers in between were replaced by newer events.
+    """
+    if carried != fencing_epoch or number <= last:
+        return Relay.PASSED_OVER
+    return Relay.STORED if skips or number == last + 1 else Relay.TOO_EARLY

@@ -1,0 +1,108 @@
+"""``mcp_sessions.core.admission`` and ``lifetime``: who may use a session, and how long there is
+one.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_sessions.core.admission import Admission, admission
+from mcp_sessions.core.lifetime import end_of_life, idle_deadline, is_over
+from mcp_sessions.core.states import Mode
+from mcp_sessions.ids import FencingEpoch
+from mcp_sessions.principal import Principal
+
+ALICE, BOB = Principal("client", "issuer", "alice"), Principal("client", "issuer", "bob")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A session as it is asked about."""
+
+    principal: Principal = ALICE
+    mode: Mode = Mode.PROTOCOL
+    expires_at: float = 10.0
+    ends_at: float = 100.0
+    fencing_epoch: FencingEpoch = FencingEpoch(3)
+
+
+OWN = Known()
+
+
+def ask(
+    session: Known = Known(),
+    principal: Principal = ALICE,
+    *,
+    mode: Mode = Mode.PROTOCOL,
+    now: float = 5.0,
+    held: bool = False,
+    epoch: int | None = None,
+) -> Admission:
+    known = FencingEpoch(epoch) if epoch is not None else None
+    return admission(session, principal, mode=mode, now=now, held=held, fencing_epoch=known)
+
+
+def test_its_owner_is_admitted() -> None:
+    assert ask() is ask(epoch=3) is Admission.ADMITTED
+
+
+@given(st.sampled_from(Mode), st.sampled_from([5.0, 10.0, 100.0]), st.none() | st.integers(0, 4))
+def test_a_stranger_is_refused_whatever_else_is_so(
+    mode: Mode, now: float, epoch: int | None
+) -> None:
+    """SES10: the owner first. All other answers would say that there is such a session."""
+    assert ask(principal=BOB, mode=mode, now=now, epoch=epoch) is Admission.REFUSED
+
+
+@pytest.mark.parametrize(
+    ("now", "held", "expected"),
+    [
+        (9.9, False, Admission.ADMITTED),
+        (10.0, False, Admission.REFUSED),
+        (10.0, True, Admission.ADMITTED),
+        (100.0, True, Admission.REFUSED),
+    ],
+)
+def test_a_session_that_is_over_admits_nothing(now: float, held: bool, expected: Admission) -> None:
+    """SES13, SES14, SES15: idle for too long, but not while it is at work; and the latest end."""
+    assert ask(now=now, held=held) is expected
+
+
+@pytest.mark.parametrize("of", Mode)
+@pytest.mark.parametrize("asked", Mode)
+def test_a_session_of_the_other_mode_says_so_but_for_another_protocols(
+    of: Mode, asked: Mode
+) -> None:
+    """SES11, SES12: the caller learns why; between MCP and ACP there is nothing to learn."""
+    answer = ask(replace(OWN, mode=of), mode=asked, epoch=2 if of is not asked else None)
+
+    if of is asked:
+        assert answer is Admission.ADMITTED
+    elif Mode.CONVERSATION in (of, asked):
+        assert answer is Admission.REFUSED
+    else:
+        assert answer is Admission.OTHER_MODE
+
+
+@pytest.mark.parametrize("epoch", [2, 4])
+def test_who_knows_another_attachment_is_displaced(epoch: int) -> None:
+    """TKO6: a later one, or one that a store lost."""
+    assert ask(epoch=epoch) is Admission.DISPLACED
+
+
+def test_a_conversation_has_no_end() -> None:
+    ends_at = end_of_life(Mode.CONVERSATION, now=5.0, max_lifetime=100.0)
+
+    assert ends_at == idle_deadline(now=5.0, idle_timeout=1.0, ends_at=ends_at) == math.inf
+    assert not is_over(now=1e12, expires_at=ends_at, ends_at=ends_at, held=False)
+
+
+@given(st.floats(0, 1e6), st.floats(1, 1e4), st.floats(1, 1e4))
+def test_no_use_of_a_session_moves_its_latest_end(now: float, idle: float, more: float) -> None:
+    """SES15."""
+    ends_at = end_of_life(Mode.TRANSPORT, now=now, max_lifetime=more)
+
+    assert now < idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at) <= ends_at

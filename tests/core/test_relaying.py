@@ -1,0 +1,46 @@
+"""``mcp_sessions.core.relaying``: each event goes on a stream once and in order."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_sessions.core.relaying import Carry, Relay, carry, may_drop, relay
+from mcp_sessions.ids import FencingEpoch
+
+EPOCHS = st.integers(1, 3).map(FencingEpoch)
+
+
+@given(st.none() | EPOCHS, EPOCHS)
+def test_a_newer_attachment_is_never_replaced_by_an_older_one(
+    carried: FencingEpoch | None, epoch: FencingEpoch
+) -> None:
+    """TKO1: neither what the stream carries, nor what is taken off it."""
+    assert (carry(carried, epoch) is Carry.REFUSED) == (carried is not None and carried > epoch)
+    assert may_drop(carried, epoch) == (carry(carried, epoch) is not Carry.REFUSED)
+    assert may_drop(carried, None)
+
+
+def test_an_attachment_that_is_carried_already_goes_on_where_it_is() -> None:
+    assert carry(FencingEpoch(2), FencingEpoch(2)) is Carry.GOES_ON
+    assert carry(FencingEpoch(1), FencingEpoch(2)) is carry(None, FencingEpoch(2)) is Carry.BEGINS
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), EPOCHS, st.booleans()), max_size=30))
+def test_whoever_relays_the_events_go_in_order_and_once(
+    steps: list[tuple[int, FencingEpoch, bool]],
+) -> None:
+    """ATT6. ``skips`` is said by who knows that nothing is left in between."""
+    last, carried = 0, FencingEpoch(2)
+    for number, epoch, skips in steps:
+        found = relay(carried, last, fencing_epoch=epoch, number=number, skips=skips)
+        if epoch != carried or number <= last:
+            assert found is Relay.PASSED_OVER
+        elif number == last + 1 or skips:
+            assert found is Relay.STORED
+            last = number
+        else:
+            assert found is Relay.TOO_EARLY
+
+
+def test_a_stream_that_carries_nothing_takes_nothing() -> None:
+    epoch = FencingEpoch(1)
+    assert relay(None, 0, fencing_epoch=epoch, number=1, skips=True) is Relay.PASSED_OVER
