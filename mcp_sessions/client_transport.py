@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from mcp_sessions.client import sdk
 from mcp_sessions.client.dialer import Dialer
 from mcp_sessions.client.jar import Jar
 from mcp_sessions.client.outcome import OnResume
@@ -25,6 +24,7 @@ from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions_transports.http.client import HttpDialer
+from mcp_sessions_transports.stdio.client import StdioDialer, is_stdio
 from mcp_sessions_transports.websocket.client import WebSocketDialer
 
 if TYPE_CHECKING:
@@ -81,12 +81,12 @@ def resumable(
     dialers: list[Dialer]
     if isinstance(server, str):
         dialers = [dial(url) for url in (server, *more_urls)]
-    elif not sdk.is_stdio(server):
+    elif not is_stdio(server):
         raise ConfigurationError("resumable() takes URLs or StdioServerParameters")
     elif more_urls or headers or auth is not None or http_client is not None:
         raise ConfigurationError("a child process has no URLs, headers or HTTP client")
     else:
-        dialers = [sdk.stdio_dialer(server)]
+        dialers = [StdioDialer(server)]
     return ResumableTransport(
         dialers,
         dial=dial if isinstance(server, str) else None,

@@ -23,21 +23,26 @@ class _Address:
     backoff: Backoff
     rests_until: float = 0.0
 
+    def rest(self, until: float) -> None:
+        self.rests_until = max(self.rests_until, until)
+
+    def rested(self) -> None:
+        self.rests_until = 0.0
+
 
 class Addresses:
-    """One client's."""
+    """One client's.
+
+    Args:
+        dialers: In the order in which they are tried.
+        base: Seconds; see `Backoff`.
+        cap: Seconds; see `Backoff`.
+        longest_rest: Seconds; whoever asks for a longer one gets this.
+    """
 
     def __init__(
         self, dialers: Sequence[Dialer], *, base: float, cap: float, longest_rest: float
     ) -> None:
-        """Take what there is.
-
-        Args:
-            dialers: In the order in which they are tried.
-            base: Seconds; see `Backoff`.
-            cap: Seconds; see `Backoff`.
-            longest_rest: Seconds; whoever asks for a longer one gets this.
-        """
         self._base, self._cap, self._longest = base, cap, longest_rest
         self._all = [self._address(dialer) for dialer in dialers]
         self._turn = 0
@@ -60,9 +65,7 @@ class Addresses:
 
     def rest(self, seconds: float, *, now: float) -> None:
         """The current one asks not to be asked for that long."""
-        until = now + min(max(0.0, seconds), self._longest)
-        address = self._all[self._turn]
-        address.rests_until = max(address.rests_until, until)
+        self._all[self._turn].rest(now + min(max(0.0, seconds), self._longest))
 
     def move_on(self) -> None:
         """The current one is of no use for now: the next one is."""
@@ -92,7 +95,7 @@ class Addresses:
 
     def is_in_use(self) -> None:
         """The session works at the current one: a rest that it asked for is over."""
-        self._all[self._turn].rests_until = 0.0
+        self._all[self._turn].rested()
 
     def put_first(self, dialer: Dialer) -> None:
         """The session moved there, which may be a new address."""

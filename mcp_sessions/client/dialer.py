@@ -8,7 +8,7 @@ JSON-RPC messages and knows nothing of sessions, keys or back-off across links.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from anyio.abc import TaskStatus
@@ -17,6 +17,9 @@ from mcp_sessions.core.messages import RequestId
 from mcp_sessions.core.resume import Cause
 
 Json = dict[str, Any]
+
+CONNECTION_CLOSED = -32000
+"""The SDK's code for a request that a lost connection leaves without an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ Event = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class LinkSettings:
     """What the client tells a link once it knows the server."""
 
@@ -139,8 +142,6 @@ class Link(Protocol):
 
     name: str
     """Its server's URL or command, without credentials: for logs and outcomes."""
-
-    settings: LinkSettings
 
     async def run(
         self,
@@ -167,6 +168,10 @@ class Link(Protocol):
         Raises:
             Failed: It was not sent, or nobody knows.
         """
+        ...
+
+    def configure(self, settings: LinkSettings) -> None:
+        """Take what is known of the server, whenever more is."""
         ...
 
     def listen(self) -> None:
@@ -197,11 +202,3 @@ class Dialer(Protocol):
     def link(self) -> Link:
         """A link that was not opened yet."""
         ...
-
-
-@dataclass(slots=True)
-class Outgoing:
-    """A message of the application, and what its HTTP request shall carry."""
-
-    message: Json
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])

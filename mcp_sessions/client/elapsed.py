@@ -35,14 +35,15 @@ def _wall() -> float:
 class Elapsed:
     """Seconds since it was made: of each step between two readings, the longest that a clock
     shows.
+
+    Args:
+        clocks: By default the one that counts suspend, and the wall clock, which also sees that a
+            virtual machine was paused.
     """
 
     __slots__ = ("_clocks", "_last", "_total")
 
     def __init__(self, clocks: Sequence[Callable[[], float]] = (_since_boot, _wall)) -> None:
-        """Take the clocks; by default the one that counts suspend, and the wall clock, which
-        also sees that a virtual machine was paused.
-        """
         self._clocks = clocks
         self._last = [clock() for clock in clocks]
         self._total = 0.0

@@ -7,7 +7,7 @@ from typing import cast
 
 import anyio
 
-from mcp_sessions.client import wire
+from mcp_sessions.client import stamping
 from mcp_sessions.client.dialer import Failed, Failure, Json, Link
 from mcp_sessions.core.resume import Cause
 from mcp_sessions.errors import INTERNAL_ERROR
@@ -29,16 +29,23 @@ class _Waiter:
     message: Json | None = None
     failure: Failure | None = None
 
+    def answered(self, message: Json) -> None:
+        self.message = message
+        self.done.set()
+
+    def failed(self, failure: Failure) -> None:
+        self.failure = failure
+        self.done.set()
+
 
 class Exchanges:
-    """The client's own requests that are open."""
+    """The client's own requests that are open.
+
+    Args:
+        timeout: Seconds that one exchange may take.
+    """
 
     def __init__(self, *, timeout: float) -> None:
-        """Take the limit.
-
-        Args:
-            timeout: Seconds that one exchange may take.
-        """
         self._timeout = timeout
         self._open: dict[object, _Waiter] = {}
         self._count = 0
@@ -48,7 +55,7 @@ class Exchanges:
         link: Link,
         method: str,
         params: Json | None,
-        envelope: wire.Envelope | None = None,
+        envelope: stamping.Envelope | None = None,
         *,
         within: float | None = None,
     ) -> Json:
@@ -60,7 +67,7 @@ class Exchanges:
         """
         self._count += 1
         request_id = f"mcp-sessions-{self._count}"
-        message, headers = wire.request(request_id, method, params, envelope)
+        message, headers = stamping.request(request_id, method, params, envelope)
         waiter = self._open[request_id] = _Waiter(link)
         try:
             with anyio.fail_after(within if within is not None else self._timeout):
@@ -87,8 +94,7 @@ class Exchanges:
         waiter = self._open.get(message.get("id"))
         if waiter is None or waiter.done.is_set():
             return False
-        waiter.message = message
-        waiter.done.set()
+        waiter.answered(message)
         return True
 
     def failed(self, request_id: object, failure: Failure) -> bool:
@@ -96,13 +102,11 @@ class Exchanges:
         waiter = self._open.get(request_id)
         if waiter is None or waiter.done.is_set():
             return False
-        waiter.failure = failure
-        waiter.done.set()
+        waiter.failed(failure)
         return True
 
     def down(self, link: Link, failure: Failure) -> None:
         """A link is over, and all that was asked on it."""
         for waiter in self._open.values():
             if waiter.link is link and not waiter.done.is_set():
-                waiter.failure = failure
-                waiter.done.set()
+                waiter.failed(failure)

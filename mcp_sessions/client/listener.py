@@ -8,14 +8,18 @@ it was cut: then ``session/resume`` goes before it and says where the new one be
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import cast
 
-from mcp_sessions.client import wire
+from mcp_sessions.client import stamping, wire
+from mcp_sessions.client.application import Application
+from mcp_sessions.client.control import Hopeless, SessionControl
 from mcp_sessions.client.dialer import Failed, Failure, Json, Link
 from mcp_sessions.client.exchange import Refused
-from mcp_sessions.client.keeper import Hopeless
+from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.recovery import Recovery, Way
 from mcp_sessions.client.requests import Pending
-from mcp_sessions.client.situation import Phase, Situation, Way
+from mcp_sessions.client.state import ClientState, Phase, Runtime
 from mcp_sessions.core.resume import AWAY, Cause
 from mcp_sessions.errors import SESSION_NOT_FOUND
 
@@ -29,18 +33,23 @@ def _is_unreachable(error: Failed | Refused) -> bool:
     return error.failure.cause is not Cause.STATUS or error.failure.status in AWAY
 
 
+@dataclass(slots=True, eq=False)
 class Listener:
     """One client's listening."""
 
-    def __init__(self, situation: Situation) -> None:
-        self._at = situation
-        self._is_at_it = False
-        self._state: str | None = None
-        """The ``state`` that the stream on the wire was asked for with."""
+    _runtime: Runtime
+    _state: ClientState
+    _peer: Peer
+    _app: Application
+    _control: SessionControl
+    _recovery: Recovery
+    _is_at_it: bool = False
+    _sent_state: str | None = None
+    """The ``state`` that the stream on the wire was asked for with."""
 
     def add(self, pending: Pending) -> None:
         """The application opened a stream."""
-        self._at.listens.add(pending)
+        self._app.listens.add(pending)
         self.see_to_it()
 
     def see_to_it(self, *, delayed: bool = False) -> None:
@@ -51,16 +60,16 @@ class Listener:
         """
         if not self._is_at_it:
             self._is_at_it = True
-            self._at.spawn(self._listen, delayed)
+            self._runtime.tasks.start_soon(self._listen, delayed)
 
     async def _listen(self, delayed: bool) -> None:
-        at = self._at
+        runtime, listens = self._runtime, self._app.listens
         try:
             if delayed:
-                await at.sleep(at.backoff.failed(at.draw()))
-            while at.listens and not at.listens.is_covered():
-                link = at.link
-                if at.phase is not Phase.READY or link is None:
+                await runtime.back_off()
+            while listens and not listens.is_covered():
+                link = self._state.link
+                if self._state.phase is not Phase.READY or link is None:
                     # Whoever gets it ready sees to it again.
                     return
                 try:
@@ -69,47 +78,47 @@ class Listener:
                     return
                 except (Failed, Refused) as error:
                     logger.info("listening failed: %s", error)
-                    at.listens.wire_id = None
-                    if at.keeper.session is None:
+                    listens.cut()
+                    if self._peer.session is None:
                         return
-                    if _is_unreachable(error) and at.try_another_address():
+                    if _is_unreachable(error) and self._recovery.try_another_address():
                         return
-                    await at.sleep(at.backoff.failed(at.draw()))
+                    await runtime.back_off()
         finally:
             self._is_at_it = False
-        for part in at.listens.not_yet_acknowledged():
-            await at.deliver(part)
+        for part in listens.not_yet_acknowledged():
+            await self._app.deliver(part)
 
     async def _listen_on(self, link: Link) -> None:
-        at, keeper, listens = self._at, self._at.keeper, self._at.listens
+        peer, listens = self._peer, self._app.listens
         if listens.wire_id is not None:
             # Our own resume would take the session from it, and it would say so.
             if not listens.is_answered:
-                keeper.gave_up_on_attempt(Failure(Cause.CLOSED, "it was asked for anew"))
+                self._control.gave_up_on_attempt(Failure(Cause.CLOSED, "it was asked for anew"))
             link.abandon(listens.wire_id)
-            listens.wire_id = None
-        if keeper.must_resume_before_listening:
-            outcome = await keeper.attach(link)
+            listens.cut()
+        if peer.must_resume_before_listening:
+            outcome = await self._control.attach(link)
             if not outcome.recovered:
-                await at.tell_everything_changed()
-            await at.tell_outcome(outcome)
-        session = keeper.session
-        if session is None or not listens or at.link is not link:
+                await self._app.tell_everything_changed()
+            await self._app.tell_outcome(outcome)
+        session = peer.session
+        if session is None or not listens or self._state.link is not link:
             return
-        keeper.must_resume_before_listening = True
-        self._state = session.state
-        message = wire.naming(listens.next_request(), keeper.attempts.instance)
+        peer.listens()
+        self._sent_state = session.state
+        message = stamping.naming(listens.next_request(), peer.attempts.instance)
         wire_id = cast(str, message["id"])
-        headers = {**listens.headers(), **wire.session_headers(session)}
-        await link.send(wire.stamped(message, wire_id, session, None, modern=True), headers)
+        headers = {**listens.headers(), **stamping.session_headers(session)}
+        await link.send(stamping.stamped(message, wire_id, session, None, modern=True), headers)
 
     async def stop(self) -> None:
         """The application closed a stream: if it was the last, so is the one on the wire."""
-        at = self._at
-        wire_id, link = at.listens.wire_id, at.link
-        if at.listens or wire_id is None or link is None:
+        listens, link = self._app.listens, self._state.link
+        wire_id = listens.wire_id
+        if listens or wire_id is None or link is None:
             return
-        at.listens.wire_id = None
+        listens.cut()
         if link.kind != "http":
             try:
                 await link.send(wire.notification(wire.CANCELLED, {"requestId": wire_id}), {})
@@ -120,24 +129,24 @@ class Listener:
     def cut(self, failure: Failure) -> None:
         """The stream on the wire broke."""
         logger.debug("the listen stream: %s", failure.explanation)
-        if not self._at.listens.is_answered:
-            self._at.keeper.gave_up_on_attempt(failure)
-        self._at.listens.wire_id = None
+        if not self._app.listens.is_answered:
+            self._control.gave_up_on_attempt(failure)
+        self._app.listens.cut()
         self._look_at_state(failure.error)
         self.see_to_it(delayed=True)
 
     def ended(self, message: Json) -> None:
         """The server ended it: it stops, somebody else listens now, or the session is gone."""
-        self._at.listens.wire_id = None
+        self._app.listens.cut()
         error = cast("Json", message.get("error") or {})
         if error.get("code") == SESSION_NOT_FOUND:
-            self._at.begin(Way.START_OVER)
+            self._recovery.begin(Way.START_OVER)
             return
         self._look_at_state(error)
-        if self._at.phase is Phase.READY and self._at.listens:
+        if self._state.phase is Phase.READY and self._app.listens:
             self.see_to_it(delayed=True)
 
     def _look_at_state(self, error: Json | None) -> None:
-        session = self._at.keeper.session
+        session = self._peer.session
         if session is not None and error is not None and wire.says_state_refused(error):
-            self._at.keeper.drop_state(session.session_id, self._state)
+            self._peer.drop_state(session.session_id, self._sent_state)

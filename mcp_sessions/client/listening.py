@@ -18,13 +18,8 @@ from typing import Any, cast
 
 from mcp_sessions.client.dialer import Json
 from mcp_sessions.client.requests import Pending
-from mcp_sessions.client.wire import (
-    ACKNOWLEDGED,
-    RESOURCE_UPDATED,
-    SUBSCRIPTION_ID,
-    notification,
-    with_meta,
-)
+from mcp_sessions.client.stamping import SUBSCRIPTION_ID, with_meta
+from mcp_sessions.client.wire import ACKNOWLEDGED, RESOURCE_UPDATED, notification
 from mcp_sessions.core.messages import RequestId, meta_of
 
 _FLAGS = {
@@ -51,6 +46,19 @@ class _Listening:
     request: Pending
     wanted: Json
     is_acknowledged: bool = False
+
+    def acknowledge(self, honored: Json) -> Json:
+        """The acknowledgement of its part of what is ``honored``."""
+        self.is_acknowledged = True
+        mine: Json = {
+            flag: True for flag in _FLAGS.values() if self.wanted.get(flag) and honored.get(flag)
+        }
+        known = set(_uris(honored))
+        uris = [uri for uri in _uris(self.wanted) if uri in known]
+        if uris:
+            mine["resourceSubscriptions"] = uris
+        meta = {SUBSCRIPTION_ID: self.request.app_id}
+        return notification(ACKNOWLEDGED, {"notifications": mine, "_meta": meta})
 
 
 @dataclass(slots=True)
@@ -80,6 +88,10 @@ class Listens:
         """Whether a request of the application is one of its open streams."""
         known = self._open.get(pending.app_id)
         return known is not None and known.request is pending
+
+    def cut(self) -> None:
+        """There is none on the wire any more."""
+        self.wire_id = None
 
     @property
     def is_answered(self) -> bool:
@@ -130,23 +142,11 @@ class Listens:
         honored = self._honored
         if honored is None or not self.is_covered():
             return []
-        told: list[Json] = []
-        for app_id, listening in self._open.items():
-            if listening.is_acknowledged:
-                continue
-            listening.is_acknowledged = True
-            mine: Json = {
-                flag: True
-                for flag in _FLAGS.values()
-                if listening.wanted.get(flag) and honored.get(flag)
-            }
-            known = set(_uris(honored))
-            uris = [uri for uri in _uris(listening.wanted) if uri in known]
-            if uris:
-                mine["resourceSubscriptions"] = uris
-            meta = {SUBSCRIPTION_ID: app_id}
-            told.append(notification(ACKNOWLEDGED, {"notifications": mine, "_meta": meta}))
-        return told
+        return [
+            listening.acknowledge(honored)
+            for listening in list(self._open.values())
+            if not listening.is_acknowledged
+        ]
 
     def is_acknowledgement(self, message: Json) -> bool:
         """Whether a message acknowledges the stream on the wire."""

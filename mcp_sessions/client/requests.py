@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from mcp_sessions.client.dialer import Json, Link
 from mcp_sessions.core.messages import RequestId
+from mcp_sessions.core.resume import SessionView
 
 _ANSWERS_KEPT = 256
 _WITHDRAWN_KEPT = 256
@@ -67,14 +68,53 @@ class Pending:
     was_accepted: bool = False
     """Something came back for it before its answer: it was not refused outright."""
 
-    is_waiting: bool = False
-    """A delay runs before it is sent again."""
-
     @property
     def method(self) -> str:
         """Its method."""
         method: str = self.message["method"]
         return method
+
+    def sending(self, link: Link, now: float) -> RequestId:
+        """It is about to be sent: its id on the wire."""
+        wire_id: RequestId = self.app_id
+        if self.wire_ids:
+            wire_id = f"{self.app_id}~{len(self.wire_ids)}"
+        self.wire_ids.append(wire_id)
+        self.link = link
+        self.sent_before = self.first_sent is not None
+        self.last_sent = now
+        if self.first_sent is None:
+            self.first_sent = now
+        return wire_id
+
+    def stamped(
+        self, session: SessionView, key: str | None, generation: int, key_lifetime: float
+    ) -> None:
+        """It goes out in that session."""
+        self.session_id, self.state, self.key = session.session_id, session.state, key
+        self.generation = generation
+        self.key_lifetime = min(self.key_lifetime, key_lifetime)
+
+    def accepted(self) -> None:
+        """Something came back for it that is not its answer."""
+        self.was_accepted = True
+
+    def refused(self) -> int:
+        """Its session was not there, or its state not good; how often that was."""
+        self.refusals += 1
+        return self.refusals
+
+    def lose_link(self) -> None:
+        """It cannot be answered any more where it was sent."""
+        self.link = None
+
+    def did_not_begin(self) -> None:
+        """Its last sending was refused before anything ran."""
+        if self.sent_before:
+            # Its key may have an answer already.
+            self.lose_link()
+        else:
+            self.forget_sending()
 
     def forget_sending(self) -> None:
         """It never ran: it may be sent as if for the first time."""
@@ -104,13 +144,13 @@ class Requests:
             self._forget(replaced)
         self._open[pending.app_id] = pending
 
-    def sending(self, pending: Pending, link: Link) -> RequestId:
-        """It is about to be sent: its id on the wire."""
-        wire_id: RequestId = pending.app_id
-        if pending.wire_ids:
-            wire_id = f"{pending.app_id}~{len(pending.wire_ids)}"
-        pending.wire_ids.append(wire_id)
-        pending.link = link
+    def sending(self, pending: Pending, link: Link, *, now: float) -> RequestId:
+        """It is about to be sent: its id on the wire.
+
+        Args:
+            now: Seconds, by the clock that counts suspend.
+        """
+        wire_id = pending.sending(link, now)
         self._by_wire_id[wire_id] = pending
         return wire_id
 

@@ -1,7 +1,7 @@
-"""Everything of the client that knows the MCP SDK: the transport it is handed, and stdio.
+"""What the MCP SDK's client is handed: a transport, behind which works a `ResumingClient`.
 
 The SDK's ``Client`` and ``ClientSession`` take an async context manager that gives a stream
-of messages to read and one to write. Behind them works a `ResumingClient`, on raw JSON.
+of messages to read and one to write; what goes through them is raw JSON from here on.
 """
 
 from __future__ import annotations
@@ -10,35 +10,22 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import anyio.to_thread
-from anyio.abc import TaskStatus
-from mcp import MCPError, StdioServerParameters
-from mcp.client.stdio import stdio_client
+from mcp import MCPError
 from mcp.server.stdio import stdio_server
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from mcp_types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from mcp_sessions.client.dialer import (
-    Dialer,
-    Down,
-    Event,
-    Failed,
-    Failure,
-    Json,
-    Link,
-    LinkSettings,
-    Received,
-)
+from mcp_sessions.client.dialer import Dialer, Failed, Json
 from mcp_sessions.client.jar import Jar
 from mcp_sessions.client.outcome import KnownSession, OnResume, ResumeOutcome
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.resuming import ResumingClient
-from mcp_sessions.core.messages import RequestId, answer_in_place_of
-from mcp_sessions.core.resume import Cause
+from mcp_sessions.core.messages import answer_in_place_of
 from mcp_sessions.errors import OUTCOME_UNKNOWN
 
 logger = logging.getLogger(__name__)
@@ -60,6 +47,9 @@ class ResumableTransport(AbstractAsyncContextManager[Streams]):
     """A transport for the SDK's ``Client`` and ``ClientSession``; `resumable` makes it.
 
     It can be entered again after it was left, for another session (with a jar: the same).
+
+    Args:
+        dial: Makes the dialer of a URL to move to; None: it cannot move.
     """
 
     def __init__(
@@ -72,11 +62,6 @@ class ResumableTransport(AbstractAsyncContextManager[Streams]):
         user: str,
         on_resume: OnResume | None,
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            dial: Makes the dialer of a URL to move to; None: it cannot move.
-        """
         self._dialers = list(dialers)
         self._dial = dial
         self._policy = policy
@@ -167,14 +152,6 @@ class ResumableTransport(AbstractAsyncContextManager[Streams]):
         if self._jar is not None:
             target = self._dialers[0].target
             slot = await anyio.to_thread.run_sync(self._jar.open, target, self._user)
-        client = ResumingClient(
-            self._dialers,
-            policy=self._policy,
-            deliver=deliver,
-            hang_up=hang_up,
-            slot=slot,
-            on_resume=self._on_resume,
-        )
 
         async def pump() -> None:
             async for item in from_app:
@@ -182,7 +159,16 @@ class ResumableTransport(AbstractAsyncContextManager[Streams]):
                 await client.take(message, _headers(item))
 
         async with to_app, read, write, from_app, anyio.create_task_group() as tasks:
-            await tasks.start(client.run)
+            client = ResumingClient(
+                self._dialers,
+                tasks=tasks,
+                policy=self._policy,
+                deliver=deliver,
+                hang_up=hang_up,
+                slot=slot,
+                on_resume=self._on_resume,
+            )
+            await client.start()
             tasks.start_soon(pump)
             self._client = client
             try:
@@ -225,105 +211,3 @@ async def over_stdio() -> AsyncGenerator[Streams]:
     """This process's own stdin and stdout as a host sees an MCP server on them."""
     async with stdio_server() as streams:
         yield streams
-
-
-# --- stdio ---------------------------------------------------------------------------------
-
-
-def is_stdio(server: object) -> bool:
-    """Whether ``server`` says how to start a child process."""
-    return isinstance(server, StdioServerParameters)
-
-
-class StdioDialer:
-    """Starts a child process per link."""
-
-    def __init__(self, parameters: StdioServerParameters) -> None:
-        self._parameters = parameters
-        # Not the environment: it may hold credentials.
-        command = [parameters.command, *parameters.args]
-        self.target = f"stdio:{parameters.cwd or ''}:{command!r}"
-
-    def link(self) -> StdioLink:
-        """See `Dialer`."""
-        return StdioLink(self._parameters)
-
-
-class StdioLink:
-    """A child's pipes, as the SDK's own transport handles them."""
-
-    kind = "stdio"
-
-    def __init__(self, parameters: StdioServerParameters) -> None:
-        self.name = parameters.command
-        self.settings = LinkSettings()
-        self._parameters = parameters
-        self._write: Any = None
-        self._closing = anyio.Event()
-        self._closed = anyio.Event()
-
-    async def run(
-        self,
-        sink: Callable[[Link, Event], Any],
-        *,
-        task_status: TaskStatus[None],
-    ) -> None:
-        """See `Link`."""
-        try:
-            async with stdio_client(self._parameters) as (read, write):
-                self._write = write
-                task_status.started()
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._cancel_when_closing, tasks.cancel_scope)
-                    async for item in read:
-                        if not isinstance(item, SessionMessage):
-                            # A line without a usable id: nobody can be told.
-                            logger.warning("dropped what is no message: %s", type(item).__name__)
-                        else:
-                            message = item.message.model_dump(
-                                by_alias=True, mode="json", exclude_unset=True
-                            )
-                            await sink(self, Received(message))
-                    tasks.cancel_scope.cancel()
-        except (OSError, ValueError) as error:
-            if self._write is None:
-                reason = type(error).__name__
-                if isinstance(error, OSError) and error.strerror:
-                    # The file may also be the working directory.
-                    reason = f"{error.strerror}: {error.filename or self.name}"
-                text = f"{self.name} could not be started: {reason}"
-                raise Failed(Failure(Cause.UNREACHABLE, text)) from None
-            logger.debug("a child's pipes broke: %r", error)
-        finally:
-            self._closed.set()
-        if not self._closing.is_set():
-            await sink(self, Down(Failure(Cause.CLOSED, f"{self.name} ended")))
-
-    async def _cancel_when_closing(self, scope: anyio.CancelScope) -> None:
-        await self._closing.wait()
-        scope.cancel()
-
-    async def send(self, message: Json, headers: Mapping[str, str]) -> None:
-        """See `Link`."""
-        parsed = jsonrpc_message_adapter.validate_python(message, by_name=False)
-        try:
-            await self._write.send(SessionMessage(parsed))
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            raise Failed(Failure(Cause.CUT, f"{self.name} is gone")) from None
-
-    def listen(self) -> None:
-        """See `Link`: here everything comes on one stream."""
-
-    def abandon(self, request_id: RequestId) -> None:
-        """See `Link`: its answer is dropped when it comes."""
-
-    async def close(self, *, leave: bool) -> None:
-        """See `Link`."""
-        self._closing.set()
-        if self._write is not None:
-            await self._closed.wait()
-
-
-def stdio_dialer(server: object) -> Dialer:
-    """The dialer of a child process."""
-    return StdioDialer(cast(StdioServerParameters, server))

@@ -1,24 +1,29 @@
-"""Sends what the application sends, and judges what becomes of each of its requests.
+"""Sends what the application asks, and judges what becomes of each of its requests.
 
 Rules that must hold, and that ``tests/client/`` owns over real sockets:
 
 1. Nothing runs twice: what may be sent again is decided by `core.resume` alone, and what
-   cannot be known is ``-31012`` (KEY3).
-2. Each request is answered, by the server or from here (CLI1).
+   cannot be known is ``-31012`` (KEY3, CLI6).
+2. Each request is answered, by the server or from here.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import cast
 
-from mcp_sessions.client import wire
+from mcp_sessions.client import stamping, wire
+from mcp_sessions.client.application import Application
 from mcp_sessions.client.dialer import Failed, Failure, Json, Link
 from mcp_sessions.client.listener import Listener
+from mcp_sessions.client.outbox import Outbox
+from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.recovery import Recovery, Way
 from mcp_sessions.client.requests import Pending
-from mcp_sessions.client.situation import Phase, Situation, Way
-from mcp_sessions.core.messages import REQUEST_KEY_META, SESSION_META, RequestId
+from mcp_sessions.client.state import ClientState, Phase, Runtime
+from mcp_sessions.core.messages import RequestId
 from mcp_sessions.core.resume import AWAY, NEVER_RAN, Cause, Step, after_status, may_send_again
 from mcp_sessions.errors import OUTCOME_UNKNOWN
 
@@ -28,61 +33,52 @@ SHUTTING_DOWN = Failure(Cause.STATUS, "the server is shutting down", status=503)
 """What it means that a server which shuts down refuses a request on an open connection."""
 
 _REFUSALS = 2
-_OUTBOX = 1_000
-"""Notifications of the application that wait for a connection; then the oldest is dropped."""
 
 _WITHOUT_SESSION = frozenset({wire.INITIALIZE, wire.DISCOVER, *wire.OUR_METHODS})
 
 
+@dataclass(slots=True, eq=False)
 class Sender:
-    """One client's sending."""
+    """One client's sending.
 
-    def __init__(
-        self, situation: Situation, listener: Listener, mint_key: Callable[[], str]
-    ) -> None:
-        """Take what it works with.
+    Args:
+        mint_key: A new request key.
+    """
 
-        Args:
-            mint_key: A new request key.
-        """
-        self._at = situation
-        self._listener = listener
-        self._mint_key = mint_key
-        self._outbox: list[tuple[Json, Mapping[str, str]]] = []
+    _runtime: Runtime
+    _state: ClientState
+    _peer: Peer
+    _app: Application
+    _recovery: Recovery
+    _listener: Listener
+    _outbox: Outbox
+    _mint_key: Callable[[], str]
+    _waiting: set[Pending] = field(default_factory=set[Pending])
+    """A delay runs before they are sent again."""
 
     # --- out -------------------------------------------------------------------------------
 
     async def request(self, pending: Pending) -> None:
         """Send a request on the link, stamped if there is a session."""
-        at = self._at
-        link, keeper = at.link, at.keeper
+        link, peer = self._state.link, self._peer
         if link is None:
             raise AssertionError("requests are sent while there is a link")
-        session = keeper.session if pending.method not in _WITHOUT_SESSION else None
-        if session is not None and keeper.is_modern and pending.method == wire.LISTEN:
-            pending.session_id = session.session_id
+        session = peer.session if pending.method not in _WITHOUT_SESSION else None
+        if session is not None and peer.is_modern and pending.method == wire.LISTEN:
             self._listener.add(pending)
             return
         message, headers = pending.message, dict(pending.headers)
-        if keeper.is_modern and keeper.envelope is not None:
-            headers = {**wire.modern_headers(message, keeper.envelope), **headers}
-        wire_id = at.requests.sending(pending, link)
-        pending.sent_before = pending.first_sent is not None
-        pending.last_sent = at.elapsed()
-        if pending.first_sent is None:
-            pending.first_sent = pending.last_sent
-        if session is None or wire.names_own_session(message):
+        if peer.modern_envelope is not None:
+            headers = {**stamping.modern_headers(message, peer.modern_envelope), **headers}
+        wire_id = self._app.requests.sending(pending, link, now=self._runtime.elapsed())
+        if session is None or stamping.names_own_session(message):
             message = {**message, "id": wire_id}
         else:
-            if pending.key is None and keeper.has_keys:
-                pending.key = self._mint_key()
-            pending.key_lifetime = min(pending.key_lifetime, keeper.key_lifetime)
-            pending.session_id = session.session_id
-            pending.state = session.state
-            pending.generation = keeper.lives.generation
-            message = wire.stamped(message, wire_id, session, pending.key, keeper.is_modern)
-            if keeper.is_modern:
-                headers.update(wire.session_headers(session))
+            key = self._mint_key() if pending.key is None and peer.has_keys else pending.key
+            pending.stamped(session, key, peer.lives.generation, peer.key_lifetime)
+            message = stamping.stamped(message, wire_id, session, pending.key, peer.is_modern)
+            if peer.is_modern:
+                headers.update(stamping.session_headers(session))
         try:
             await link.send(message, headers)
         except Failed as failed:
@@ -90,173 +86,97 @@ class Sender:
 
     async def request_or_give_up(self, pending: Pending) -> None:
         """Send a request (again), if it may be; else answer it."""
-        if self.may_send_again(pending):
+        if self._may_send_again(pending):
             await self.request(pending)
         else:
-            await self._at.give_up_on(pending)
-
-    async def notification(self, message: Json, headers: Mapping[str, str]) -> None:
-        """Send a notification, or keep it until there is a link."""
-        at = self._at
-        if at.link is None or at.phase not in (Phase.OPEN, Phase.READY):
-            if message["method"] != wire.INITIALIZED:
-                self._outbox.append((message, headers))
-                del self._outbox[:-_OUTBOX]
-            return
-        try:
-            await at.link.send(message, headers)
-        except Failed as failed:
-            logger.info("%s was not taken: %s", message["method"], failed)
-
-    async def answer(self, question_id: RequestId, message: Json) -> None:
-        """Answer a question of the server; kept until it was taken."""
-        at = self._at
-        if at.link is None:
-            return
-        try:
-            await at.link.send(message, at.keeper.headers())
-            at.questions.delivered(question_id)
-        except Failed as failed:
-            logger.debug("an answer waits for a connection: %s", failed)
-
-    async def cancel(self, message: Json, headers: Mapping[str, str]) -> None:
-        """The application does not want the answer to a request any more."""
-        at, keeper = self._at, self._at.keeper
-        params = cast("Json", message.get("params") or {})
-        pending = at.requests.asked(params.get("requestId"))
-        if pending is None:
-            if not keeper.is_modern:
-                await self.notification(message, headers)
-            return
-        at.requests.done(pending)
-        if at.listens.remove(pending.app_id):
-            await self._listener.stop()
-            return
-        link = pending.link
-        if link is None or not pending.wire_ids:
-            return
-        wire_id = pending.wire_ids[-1]
-        message = {**message, "params": {**params, "requestId": wire_id}}
-        if keeper.is_modern and keeper.envelope is not None:
-            message = wire.with_meta(message, keeper.envelope.meta)
-        if pending.key is not None and pending.session_id is not None:
-            named = {"sessionId": pending.session_id}
-            added = {SESSION_META: named, REQUEST_KEY_META: pending.key}
-            message = wire.with_meta(message, added)
-        # Over HTTP the modern era cancels by closing the stream, unless there is a key.
-        is_said = not (keeper.is_modern and link.kind == "http" and pending.key is None)
-        try:
-            if is_said:
-                await link.send(message, {**headers, **keeper.headers(wire.CANCELLED)})
-        except Failed as failed:
-            logger.info("a cancellation was not taken: %s", failed)
-        if keeper.is_modern:
-            link.abandon(wire_id)
+            await self._app.give_up_on(pending)
 
     async def flush(self, link: Link) -> None:
-        """There is a link again, with a session: send what waits for it."""
-        at = self._at
-        waiting, self._outbox = self._outbox, []
-        for message, headers in waiting:
-            await self.notification(message, headers)
-        for question_id, answer in at.questions.undelivered():
-            await self.answer(question_id, answer)
-        if at.listens and not at.listens.is_covered():
+        """There is a link again, with a session: send what waits for it (CLI1)."""
+        await self._outbox.flush()
+        if self._app.listens and not self._app.listens.is_covered():
             self._listener.see_to_it()
-        for pending in at.requests:
-            if at.phase is Phase.READY and self._is_to_send(pending, link):
+        for pending in self._app.requests:
+            if self._state.phase is Phase.READY and self._is_to_send(pending, link):
                 await self.request_or_give_up(pending)
 
     def _is_to_send(self, pending: Pending, link: Link) -> bool:
-        if pending.is_waiting or not self._at.requests.is_open(pending):
+        if pending in self._waiting or not self._app.requests.is_open(pending):
             return False
-        if self._at.listens.has(pending):
+        if self._app.listens.has(pending):
             return False
         if pending.link is None:
             return True
         # What has a key can be answered here too; what has none, only where it was sent.
-        return pending.link is not link and pending.key is not None and self.may_send_again(pending)
+        return (
+            pending.link is not link and pending.key is not None and self._may_send_again(pending)
+        )
 
-    def may_send_again(self, pending: Pending) -> bool:
-        """Whether a request may be sent (again)."""
-        at = self._at
+    def _may_send_again(self, pending: Pending) -> bool:
+        """Whether a request may be sent, or sent again (KEY16, KEY17)."""
         return may_send_again(
             is_keyed=pending.key is not None,
             first_sent=pending.first_sent,
-            same_session=pending.generation == at.keeper.lives.generation,
-            now=at.elapsed(),
-            key_lifetime=min(pending.key_lifetime, at.keeper.key_lifetime),
+            same_session=pending.generation == self._peer.lives.generation,
+            now=self._runtime.elapsed(),
+            key_lifetime=min(pending.key_lifetime, self._peer.key_lifetime),
         )
 
     # --- what becomes of it ------------------------------------------------------------------
 
     async def session_refused(self, pending: Pending, error: Json) -> bool:
         """The server does not know the session of a request; False: let it be the answer."""
-        at = self._at
-        pending.refusals += 1
-        if pending.refusals > _REFUSALS or at.phase in (Phase.OVER, Phase.CUT_OFF):
+        if self._is_refused_for_good(pending):
             return False
         generation = pending.generation
         if self._may_have_started(pending, error):
-            # It was at work when its session ended: it is not run again (KEY3).
-            await at.answer(pending, OUTCOME_UNKNOWN, "Outcome unknown")
+            # CLI6: it was at work when its session ended, and is not run again.
+            await self._app.answer(pending, OUTCOME_UNKNOWN, "Outcome unknown")
         else:
             pending.forget_sending()
-        if generation == at.keeper.lives.generation:
+        if generation == self._peer.lives.generation:
             # Single flight: whoever heard it first begins, the others name an older session.
-            at.begin(Way.START_OVER)
-        if at.phase is Phase.READY and at.requests.is_open(pending):
-            await self.request(pending)
+            self._recovery.begin(Way.START_OVER)
+        await self._send_if_ready(pending)
         return True
+
+    def _is_refused_for_good(self, pending: Pending) -> bool:
+        """Count a refusal; whether it is the answer."""
+        return pending.refused() > _REFUSALS or self._state.phase in (Phase.OVER, Phase.CUT_OFF)
+
+    async def _send_if_ready(self, pending: Pending) -> None:
+        if self._state.phase is Phase.READY and self._app.requests.is_open(pending):
+            await self.request(pending)
 
     async def not_begun(self, link: Link, pending: Pending) -> bool:
         """The server shuts down, and refused a request before it began (ERR15); False: let
         that be the answer.
         """
-        at = self._at
-        if at.keeper.session is None or at.phase in (Phase.OPEN, Phase.OVER, Phase.CUT_OFF):
+        state = self._state
+        if self._peer.session is None or state.phase in (Phase.OPEN, Phase.OVER, Phase.CUT_OFF):
             return False
-        if self._is_too_long():
+        if state.is_too_long_in_trouble():
             return False
-        if pending.sent_before:
-            # Its key may have an answer already.
-            pending.link = None
-        else:
-            pending.forget_sending()
-        if link is not at.link:
+        pending.did_not_begin()
+        if link is not state.link:
             await self.orphaned(pending)
-        elif at.phase is Phase.READY:
-            at.addresses.move_on()
-            at.begin(Way.RECOVER)
+        elif state.phase is Phase.READY:
+            self._recovery.elsewhere()
         return True
-
-    def _is_too_long(self) -> bool:
-        """Note that there is trouble; whether it has been for longer than anybody waits."""
-        at = self._at
-        now = at.clock()
-        at.trouble_since = at.trouble_since if at.trouble_since is not None else now
-        return now - at.trouble_since >= at.policy.give_up_after
 
     async def state_refused(self, pending: Pending) -> bool:
         """The server does not take the ``state`` of a request; False: let it be the answer."""
-        at = self._at
-        pending.refusals += 1
-        if pending.refusals > _REFUSALS or at.phase in (Phase.OVER, Phase.CUT_OFF):
+        if self._is_refused_for_good(pending):
             return False
-        if not at.keeper.drop_state(pending.session_id, pending.state):
+        if not self._peer.drop_state(pending.session_id, pending.state):
             return False
-        if pending.sent_before:
-            # Its key may have an answer already.
-            pending.link = None
-        else:
-            # It is refused before anything runs.
-            pending.forget_sending()
-        if at.phase is Phase.READY and at.requests.is_open(pending):
-            await self.request(pending)
+        pending.did_not_begin()
+        await self._send_if_ready(pending)
         return True
 
     def _may_have_started(self, pending: Pending, error: Json) -> bool:
-        """Whether a request may have been at work when it was told that its session is gone.
+        """Whether a request may have been at work when it was told that its session is gone
+        (ERR13).
 
         The same code says "unknown" of a session and "ended" of one whose request ran; a
         refusal comes at once, and is all that comes.
@@ -264,21 +184,20 @@ class Sender:
         data = error.get("data")
         if isinstance(data, dict) and cast("Json", data).get("started") is True:
             return True
-        took = self._at.elapsed() - pending.last_sent
-        is_late = pending.was_accepted or took > self._at.policy.refusal_time
+        took = self._runtime.elapsed() - pending.last_sent
+        is_late = pending.was_accepted or took > self._runtime.policy.refusal_time
         return pending.sent_before or (pending.method == wire.TOOL_CALL and is_late)
 
     async def unanswered(self, link: Link, wire_id: RequestId, failure: Failure) -> None:
         """A request's own way back is gone."""
-        at = self._at
-        pending = at.requests.find(wire_id)
-        if pending is None or not at.requests.is_newest(pending, wire_id):
+        pending = self._app.requests.find(wire_id)
+        if pending is None or not self._app.requests.is_newest(pending, wire_id):
             return
-        pending.link = None
+        pending.lose_link()
         if failure.error is not None and wire.says_state_refused(failure.error):
             # The modern era says it with a 400. Another connection would hear the same.
             if not await self.state_refused(pending):
-                await self.tell_failure(pending, failure)
+                await self._tell_failure(pending, failure)
             return
         refused = failure.cause is Cause.STATUS and failure.status in NEVER_RAN
         never_ran = refused or failure.cause is Cause.UNREACHABLE
@@ -286,72 +205,69 @@ class Sender:
             pending.forget_sending()
         step = self._step_after(failure, pending)
         if step is Step.TELL:
-            await self.tell_failure(pending, failure)
-        elif link is not at.link or at.phase is not Phase.READY:
+            await self._tell_failure(pending, failure)
+        elif not self._state.is_ready_on(link):
             await self.orphaned(pending)
         elif step is Step.RETRY:
             await self._retry(pending, failure)
         else:
-            at.begin(Way.RECOVER)
-            if not self.may_send_again(pending):
-                await at.give_up_on(pending)
+            self._recovery.begin(Way.RECOVER)
+            if not self._may_send_again(pending):
+                await self._app.give_up_on(pending)
 
     def _step_after(self, failure: Failure, pending: Pending) -> Step:
-        at = self._at
-        if at.phase is Phase.OPEN:
+        if self._state.phase is Phase.OPEN:
             return Step.TELL
-        if pending.session_id is None and at.keeper.session is None:
-            # As the stock transport; but 2025-11-25 says of 404 that one initializes anew.
-            is_lost = failure.status == 404 and at.keeper.initialize is not None
+        if pending.session_id is None and self._peer.session is None:
+            # As the stock transport; but 2025-11-25 says of 404 that one initializes anew
+            # (CLI10).
+            is_lost = failure.status == 404 and self._peer.initialize is not None
             return Step.RECONNECT if is_lost and not failure.is_answer else Step.TELL
         if failure.cause is Cause.STATUS and failure.status is not None:
             return after_status(
                 failure.status,
-                failures=at.backoff.failures,
+                failures=self._runtime.backoff.failures,
                 says_session=failure.says_session,
                 is_answer=failure.is_answer,
             )
         return Step.RETRY
 
-    async def tell_failure(self, pending: Pending, failure: Failure) -> None:
+    async def _tell_failure(self, pending: Pending, failure: Failure) -> None:
         """Answer a request as a stock transport would."""
         error = failure.error
         if error is None:
-            await self._at.give_up_on(pending)
+            await self._app.give_up_on(pending)
         else:
-            await self._at.answer(pending, error["code"], error["message"], error.get("data"))
+            await self._app.answer(pending, error["code"], error["message"], error.get("data"))
 
     async def orphaned(self, pending: Pending) -> None:
         """A request has no link: it waits for one if one is coming."""
-        match self._at.phase:
+        match self._state.phase:
             case Phase.READY:
                 await self.request_or_give_up(pending)
             case Phase.OVER | Phase.CUT_OFF:
-                await self._at.give_up_on(pending)
+                await self._app.give_up_on(pending)
             case _:
                 pass
 
     async def _retry(self, pending: Pending, failure: Failure) -> None:
         """Send it again on the same link after a delay, if it may be."""
-        at = self._at
-        if self._is_too_long() or not self.may_send_again(pending):
-            await at.give_up_on(pending)
+        runtime, state = self._runtime, self._state
+        if state.is_too_long_in_trouble() or not self._may_send_again(pending):
+            await self._app.give_up_on(pending)
             return
         is_away = failure.cause is Cause.UNREACHABLE or failure.status in AWAY
-        if is_away and at.addresses.has_other(now=at.clock()):
-            at.addresses.rest(failure.retry_after or 0.0, now=at.clock())
-            at.addresses.move_on()
-            at.begin(Way.RECOVER)
+        if is_away and state.has_other_address():
+            state.addresses.rest(failure.retry_after or 0.0, now=runtime.clock())
+            self._recovery.elsewhere()
             return
-        asked = min(failure.retry_after or 0.0, at.policy.give_up_after)
-        delay = max(at.backoff.failed(at.draw()), asked)
-        pending.is_waiting = True
-        at.spawn(self._send_later, pending, delay)
+        asked = min(failure.retry_after or 0.0, runtime.policy.give_up_after)
+        delay = max(runtime.backoff.failed(runtime.draw()), asked)
+        self._waiting.add(pending)
+        runtime.tasks.start_soon(self._send_later, pending, delay)
 
     async def _send_later(self, pending: Pending, delay: float) -> None:
-        await self._at.sleep(delay)
-        pending.is_waiting = False
-        if self._at.phase is Phase.READY and self._at.requests.is_open(pending):
-            await self.request_or_give_up(pending)
-        elif self._at.requests.is_open(pending):
+        await self._runtime.sleep(delay)
+        self._waiting.discard(pending)
+        if self._app.requests.is_open(pending):
             await self.orphaned(pending)

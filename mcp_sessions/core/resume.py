@@ -196,12 +196,14 @@ class Attempts:
     """This client's requests that take its session, of which some were given up.
 
     A server may serve one of those late, and displace the connection that took its place.
+
+    Args:
+        instance: How this client calls itself (TKO12): no other one does.
     """
 
     __slots__ = ("_given_up", "instance")
 
     def __init__(self, instance: str) -> None:
-        """Take how this client calls itself (TKO12): no other one does."""
         self.instance = instance
         self._given_up: list[float] = []
 
@@ -318,6 +320,15 @@ class SessionView:
             named["state"] = self.state
         return named
 
+    def renewed(self, expires_at: object) -> None:
+        """Take over when it expires; what is no text does not say."""
+        if isinstance(expires_at, str):
+            self.expires_at = expires_at
+
+    def drop_state(self) -> None:
+        """The server does not take it any more."""
+        self.state = None
+
     def merge(self, result: Mapping[str, Any]) -> bool:
         """Take over what a result says of the session; whether something changed.
 
@@ -327,11 +338,10 @@ class SessionView:
         if named.get("sessionId") != self.session_id:
             return False
         before = (self.state, self.expires_at)
-        state, expires_at = named.get("state"), named.get("expiresAt")
+        state = named.get("state")
         if isinstance(state, str):
             self.state = state
-        if isinstance(expires_at, str):
-            self.expires_at = expires_at
+        self.renewed(named.get("expiresAt"))
         return (self.state, self.expires_at) != before
 
 

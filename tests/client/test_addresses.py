@@ -10,14 +10,16 @@ from anyio.abc import TaskStatus
 from mcp import Client
 
 from mcp_sessions.client.addresses import Addresses
+from mcp_sessions.client.control import SessionControl
 from mcp_sessions.client.dialer import Dialer, Failed, Failure, Json, Link, LinkSettings
 from mcp_sessions.client.exchange import Exchanges
-from mcp_sessions.client.keeper import SessionKeeper
+from mcp_sessions.client.peer import Peer
 from mcp_sessions.client.policy import ReconnectPolicy
-from mcp_sessions.client.wire import Envelope
+from mcp_sessions.client.stamping import PROTOCOL_VERSION_META
+from mcp_sessions.client.state import Runtime
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.core.backoff import Backoff
-from mcp_sessions.core.resume import Attempts, Cause, SessionView
+from mcp_sessions.core.resume import Cause, SessionView
 from tests.support.resuming import Heard, text_of
 from tests.support.scripted import Exchange, ScriptedServer, tool_result
 
@@ -217,15 +219,15 @@ class Nowhere:
     kind = "http"
     name = "http://nowhere/mcp"
 
-    def __init__(self) -> None:
-        self.settings = LinkSettings()
-
     async def run(self, sink: Any, *, task_status: TaskStatus[None]) -> None:
         """See `Link`."""
 
     async def send(self, message: Json, headers: Mapping[str, str]) -> None:
         """See `Link`."""
         raise Failed(Failure(Cause.UNREACHABLE, "nobody listens"))
+
+    def configure(self, settings: LinkSettings) -> None:
+        """See `Link`."""
 
     def listen(self) -> None:
         """See `Link`."""
@@ -241,12 +243,16 @@ class Nowhere:
 @pytest.mark.parametrize("session", [SessionView("s-1", resumable=False), None])
 async def test_a_session_is_not_taken_up_where_nobody_listens(session: SessionView | None) -> None:
     """Over HTTP a link is open before anything was sent; modern era, where nothing is resumed."""
-    policy = ReconnectPolicy()
+    peer = Peer("me")
+    envelope = {PROTOCOL_VERSION_META: "2026-07-28"}
+    peer.asked({"id": 1, "method": "tools/list", "params": {"_meta": envelope}})
+    if session is not None:
+        peer.began(session, None)
     backoff = Backoff(base=1, cap=1)
-    keeper = SessionKeeper(
-        Exchanges(timeout=5), policy, backoff, lambda: 0.5, anyio.sleep, lambda: 0, Attempts("me")
-    )
-    keeper.envelope = Envelope({}, "2026-07-28")
-    keeper.session = session
-    with pytest.raises(Failed, match="nobody listens"):
-        await keeper.take_up(Nowhere())
+    async with anyio.create_task_group() as tasks:
+        runtime = Runtime(
+            ReconnectPolicy(), tasks, lambda: 0.5, lambda: 0, lambda: 0, anyio.sleep, backoff
+        )
+        control = SessionControl(runtime, peer, Exchanges(timeout=5))
+        with pytest.raises(Failed, match="nobody listens"):
+            await control.take_up(Nowhere())

@@ -4,7 +4,7 @@ from typing import Any
 
 from mcp_sessions.client.listening import Listens
 from mcp_sessions.client.requests import Pending
-from mcp_sessions.client.wire import SUBSCRIPTION_ID
+from mcp_sessions.client.stamping import SUBSCRIPTION_ID
 
 ACK = "notifications/subscriptions/acknowledged"
 UPDATED = "notifications/resources/updated"

@@ -17,7 +17,7 @@ def test_each_sending_has_an_id_of_its_own_and_any_answer_is_recognised() -> Non
     requests, pending = Requests(), request()
     requests.add(pending)
 
-    ids = [requests.sending(pending, link) for link in (ONE, OTHER, OTHER)]
+    ids = [requests.sending(pending, link, now=0.0) for link in (ONE, OTHER, OTHER)]
 
     assert ids[0] == 7, "as the application sent it, the first time"
     assert len(set(ids)) == 3
@@ -29,7 +29,7 @@ def test_each_sending_has_an_id_of_its_own_and_any_answer_is_recognised() -> Non
 def test_the_first_answer_is_the_answer() -> None:
     requests, pending = Requests(), request()
     requests.add(pending)
-    first, second = requests.sending(pending, ONE), requests.sending(pending, OTHER)
+    first, second = (requests.sending(pending, link, now=0.0) for link in (ONE, OTHER))
 
     assert requests.done(pending)
 
@@ -42,9 +42,9 @@ def test_the_first_answer_is_the_answer() -> None:
 def test_an_id_that_the_application_uses_again_is_another_request() -> None:
     requests, old, new = Requests(), request(), request()
     requests.add(old)
-    requests.sending(old, ONE)
+    requests.sending(old, ONE, now=0.0)
     requests.add(new)
-    requests.sending(new, ONE)
+    requests.sending(new, ONE, now=0.0)
 
     assert requests.find(7) is new
     assert not requests.done(old)

@@ -14,7 +14,7 @@ from anyio.abc import TaskStatus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_sessions.client import wire
+from mcp_sessions.client import stamping, wire
 from mcp_sessions.client.dialer import Event, Json, Link, LinkSettings, Received
 from mcp_sessions.client.listening import Listens
 from mcp_sessions.client.policy import ReconnectPolicy
@@ -106,10 +106,10 @@ def test_a_number_of_seconds_is_bounded(value: object) -> None:
 def test_what_a_server_says_of_itself_is_read_or_is_not_there(said: Json) -> None:
     found = abilities(said)
     assert 0 <= found.key_lifetime <= MAX_SECONDS
-    made = wire.session_of_start(said), wire.session_of_create(said)
+    made = wire.session_of_start(said), wire.session_of_create(said, may_resume=True)
     for session in (view for view in made if view is not None):
         assert is_session_id(session[0].session_id)
-        headers = wire.session_headers(session[0])
+        headers = stamping.session_headers(session[0])
         assert all(is_sendable(value) for value in headers.values())
     SessionView("s-1").merge(said)
     event_id_of(said, "s-1")
@@ -214,7 +214,6 @@ class Puppet:
     name = target = "puppet"
 
     def __init__(self, answers: Mapping[str, Json]) -> None:
-        self.settings = LinkSettings()
         self._answers = answers
         self._closing = anyio.Event()
         self._sink: Sink | None = None
@@ -247,6 +246,9 @@ class Puppet:
         members = self._answers.get(message["method"], {"result": {}})
         await self.say({"jsonrpc": "2.0", "id": message["id"], **members})
 
+    def configure(self, settings: LinkSettings) -> None:
+        """See `Link`."""
+
     def listen(self) -> None:
         """See `Link`."""
 
@@ -273,16 +275,19 @@ async def running(answers: Mapping[str, Json]) -> AsyncGenerator[tuple[ResumingC
         return None
 
     puppet = Puppet({"initialize": {"result": AGREED}, **answers})
-    client = ResumingClient([puppet], policy=POLICY, deliver=deliver, hang_up=hang_up)
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
-            await tasks.start(client.run)
+            client = ResumingClient(
+                [puppet], tasks=tasks, policy=POLICY, deliver=deliver, hang_up=hang_up
+            )
+            await client.start()
             params: Json = {"protocolVersion": "2025-11-25", "capabilities": {}}
             asked = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
             await client.take(asked, {})
             await client.take(wire.notification(wire.INITIALIZED), {})
             yield client, (puppet, told)
             await client.close()
+            tasks.cancel_scope.cancel()
 
 
 async def has_answer(client: ResumingClient, told: list[Json], request_id: str) -> None:

@@ -22,7 +22,7 @@ STRAYS = {
         "import mcp_sessions.server.dispatch",
     ),
     "the core does no I/O and reads no clock": ("mcp_sessions/core/__init__.py", "import time"),
-    "only server.upstream.sdk and client.sdk know the MCP SDK": (
+    "only server.upstream.sdk, client.sdk and stdio.client know the MCP SDK": (
         "mcp_sessions/stores/__init__.py",
         "import mcp",
     ),

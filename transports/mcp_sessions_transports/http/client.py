@@ -19,6 +19,7 @@ import httpx2
 from anyio.abc import TaskGroup, TaskStatus
 
 from mcp_sessions.client.dialer import (
+    CONNECTION_CLOSED,
     Accepted,
     Event,
     Failed,
@@ -34,7 +35,6 @@ from mcp_sessions.client.dialer import (
     Unanswered,
 )
 from mcp_sessions.client.policy import ReconnectPolicy
-from mcp_sessions.client.situation import CONNECTION_CLOSED
 from mcp_sessions.client.wire import in_place_of_dropped, received
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import (
@@ -137,7 +137,7 @@ class HttpLink:
         draw: Callable[[], float],
     ) -> None:
         self.name = without_credentials(url)
-        self.settings = LinkSettings()
+        self._settings = LinkSettings()
         self.transport_session: str | None = None
         self._url = url
         self._given_client = client
@@ -192,6 +192,10 @@ class HttpLink:
         failure = await self._post_other(message, headers)
         if failure is not None:
             raise Failed(failure)
+
+    def configure(self, settings: LinkSettings) -> None:
+        """See `Link`."""
+        self._settings = settings
 
     def listen(self) -> None:
         """See `Link`: the GET stream, if there is a transport session."""
@@ -320,7 +324,7 @@ class HttpLink:
                 # The first is closed by whoever opened it as well, which does no harm.
                 with anyio.CancelScope(shield=True):
                     await response.aclose()
-            if self.settings.has_keys or last_id is None:
+            if self._settings.has_keys or last_id is None:
                 return failure
             opened = None
             while opened is None:
@@ -419,7 +423,7 @@ class HttpLink:
                     if response.status_code == 405:
                         logger.debug("the server has no notification stream")
                         return
-                    if response.status_code in (400, 404, 410) and self.settings.has_sessions:
+                    if response.status_code in (400, 404, 410) and self._settings.has_sessions:
                         # Should this link be gone on with after all, so is the stream.
                         self._listens = False
                         await self._tell(StreamRefused(await self._refused(response, None)))
@@ -453,7 +457,7 @@ class HttpLink:
                 # The server may count it as opened (HTL7), now or when it comes to serve it, and
                 # take what is attached here off: to go on from an event does not undo that.
                 is_in_doubt = True
-            if self.settings.has_sessions:
+            if self._settings.has_sessions:
                 # As long as the server says, and then some: others were cut with us.
                 asked = min((retry or 0) / 1000, self._policy.give_up_after)
                 delay = asked + backoff.failed(self._draw())
@@ -521,13 +525,13 @@ class HttpLink:
         }
         if self.transport_session is not None:
             fields[_SESSION_HEADER] = self.transport_session
-        version = self._version or self.settings.protocol_version
+        version = self._version or self._settings.protocol_version
         if version is not None and (message or {}).get("method") != "initialize":
             fields[_VERSION_HEADER] = version
         fields.update({name.lower(): value for name, value in headers.items()})
         options: dict[str, Any] = {}
         is_request = method == "POST" and "id" in (message or {}) and "method" in (message or {})
-        if (silent and self.settings.has_sessions) or (is_request and self.settings.has_keys):
+        if (silent and self._settings.has_sessions) or (is_request and self._settings.has_keys):
             # A server with keys shows a sign of life on each open response.
             options["timeout"] = httpx2.Timeout(_TIMEOUT, read=self._policy.stream_silence)
         content = encode(message) if message is not None else None

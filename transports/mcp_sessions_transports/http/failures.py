@@ -13,8 +13,7 @@ from typing import cast
 
 import httpx2
 
-from mcp_sessions.client.dialer import Failure, Json
-from mcp_sessions.client.situation import CONNECTION_CLOSED
+from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failure, Json
 from mcp_sessions.core.messages import Malformed, RequestId, decode, error_body, parse
 from mcp_sessions.core.resume import MAX_SECONDS, Cause
 from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND

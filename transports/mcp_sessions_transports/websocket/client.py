@@ -88,7 +88,6 @@ class WebSocketLink:
         policy: ReconnectPolicy,
     ) -> None:
         self.name = without_credentials(url)
-        self.settings = LinkSettings()
         self._url = url
         self._headers = dict(headers)
         self._auth = auth
@@ -204,6 +203,9 @@ class WebSocketLink:
             await self._socket.send(encode(message).decode())
         except ConnectionClosed:
             raise Failed(Failure(Cause.CUT, "the WebSocket is closed")) from None
+
+    def configure(self, settings: LinkSettings) -> None:
+        """See `Link`: nothing here depends on it."""
 
     def listen(self) -> None:
         """See `Link`: here everything comes on one stream."""

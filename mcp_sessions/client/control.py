@@ -1,0 +1,292 @@
+"""Takes the session up on a link: handshake, start, resume, end.
+
+Rules that must hold, and that ``tests/client/`` owns over real sockets:
+
+1. The application's own ``initialize`` is repeated on each new connection of the handshake
+   era, with the same params; a server that then speaks another version is not the same.
+2. A session that is gone is started over once (see `Lives`), and whoever asks is told.
+3. At a server that does not speak of sessions nothing of this happens.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from mcp_sessions.client import wire
+from mcp_sessions.client.dialer import Failed, Failure, Json, Link
+from mcp_sessions.client.exchange import Exchanges, Refused
+from mcp_sessions.client.outcome import ResumeOutcome
+from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.state import Runtime
+from mcp_sessions.core.messages import INSTANCE_META, SESSION_META
+from mcp_sessions.core.resume import AWAY, NEVER_RAN, Abilities, Cause, Step, after_status
+from mcp_sessions.errors import METHOD_NOT_FOUND, SESSION_NOT_FOUND
+from mcp_sessions.ids import digest
+
+logger = logging.getLogger(__name__)
+
+
+class Hopeless(Exception):
+    """The session is gone, and the one before it was of no use either."""
+
+
+@dataclass(slots=True, eq=False)
+class SessionControl:
+    """What a client asks of its server on its own account."""
+
+    _runtime: Runtime
+    _peer: Peer
+    _exchanges: Exchanges
+
+    async def _ask(
+        self, link: Link, method: str, params: Json | None, within: float | None = None
+    ) -> Json:
+        """See `Exchanges.ask`; with the envelope of the modern era."""
+        envelope = self._peer.modern_envelope
+        return await self._exchanges.ask(link, method, params, envelope, within=within)
+
+    async def shake_hands(self, link: Link) -> None:
+        """Repeat the application's handshake on a new link; nothing in the modern era.
+
+        Raises:
+            Failed: The server did not agree, or did not answer.
+        """
+        peer = self._peer
+        if peer.initialize is None:
+            return
+        try:
+            result = await self._ask(link, wire.INITIALIZE, peer.initialize)
+        except Refused as refused:
+            failure = Failure(Cause.STATUS, "initialize was refused", error=refused.error)
+            raise Failed(failure) from None
+        if result.get("protocolVersion") != peer.protocol_version:
+            text = "the server speaks another protocol version than before"
+            raise Failed(Failure(Cause.STATUS, text))
+        peer.learn(result)
+        link.configure(peer.settings())
+        headers = {"mcp-protocol-version": peer.protocol_version or ""}
+        await link.send(wire.notification(wire.INITIALIZED), headers)
+
+    async def discover(self, link: Link) -> None:
+        """Ask a modern server what it can do, if the application did not.
+
+        Raises:
+            Failed: The server did not answer.
+        """
+        try:
+            self._peer.learn(await self._ask(link, wire.DISCOVER, {}))
+        except Refused:
+            self._peer.has_none()
+
+    async def _look_for_server(self, link: Link) -> None:
+        """Modern era: see that somebody is there, where nothing else is asked of a new link.
+
+        Raises:
+            Failed: Nobody is.
+        """
+        if not self._peer.is_modern:
+            return
+        try:
+            await self._ask(link, wire.DISCOVER, {})
+        except Refused as refused:
+            logger.debug("%s: %s", wire.DISCOVER, refused)
+
+    async def take_up(self, link: Link) -> ResumeOutcome:
+        """Go on on a new link: with the session, or, at a server without, as well as can be.
+
+        Raises:
+            Failed: The link is of no use; another may be.
+            Hopeless: The session is gone once too often.
+        """
+        if self._peer.session is not None or self._peer.has_sessions:
+            return await self.attach(link)
+        # A transport session only, and it was lost.
+        await self._look_for_server(link)
+        self._begin_another_life()
+        return ResumeOutcome(
+            False, is_new_session=True, reason="session_lost", connected_to=link.name
+        )
+
+    def _begin_another_life(self) -> None:
+        now, rest = self._runtime.clock(), self._runtime.policy.backoff_cap
+        if not self._peer.lives.start_over(now=now, rest=rest):
+            raise Hopeless
+
+    async def attach(self, link: Link, *, is_new: bool = True) -> ResumeOutcome:
+        """Resume the session on a link, or start one if there is none or it is gone.
+
+        Args:
+            is_new: The link was opened for it. Else its transport session may be gone, which
+                is not the end of the session (CLI10).
+
+        Raises:
+            Failed: The link is of no use; another may be.
+            Hopeless: The session is gone once too often.
+        """
+        peer = self._peer
+        session = peer.session
+        if session is None:
+            await self.start(link)
+            return ResumeOutcome(False, is_new_session=True, connected_to=link.name)
+        if not session.resumable:
+            await self._look_for_server(link)
+            return ResumeOutcome(True, connected_to=link.name)
+        params: Json = {
+            "sessionId": session.session_id,
+            "_meta": {INSTANCE_META: peer.attempts.instance},
+        }
+        if peer.follower.position is not None:
+            params["lastSessionEventId"] = peer.follower.position
+        result = await self._resume(link, params, is_new=is_new)
+        if result is None:
+            return await self.start_over(link)
+        session.renewed(result.get("expiresAt"))
+        recovered = peer.resumed(result)
+        replayed, reason = result.get("replayed"), result.get("reason")
+        logger.info(
+            "session %s resumed at %s: %s",
+            digest(session.session_id),
+            link.name,
+            "nothing missed" if recovered else f"a gap ({reason})",
+        )
+        return ResumeOutcome(
+            recovered,
+            reason=reason if isinstance(reason, str) else None,
+            replayed=replayed if isinstance(replayed, int) else 0,
+            connected_to=link.name,
+        )
+
+    async def _resume(self, link: Link, params: Json, *, is_new: bool) -> Json | None:
+        """The result of ``session/resume``; None: the session is gone."""
+        failures = 0
+        while True:
+            try:
+                return await self._ask(link, "session/resume", params)
+            except Refused as refused:
+                if refused.code in (SESSION_NOT_FOUND, METHOD_NOT_FOUND):
+                    return None
+                failure = Failure(Cause.STATUS, str(refused), error=refused.error)
+                raise Failed(failure) from None
+            except Failed as failed:
+                failure = failed.failure
+                self.gave_up_on_attempt(failure)
+                if failure.status is None:
+                    raise
+                if failure.status in AWAY and self._peer.is_ours:
+                    # It keeps its sessions while it is away (HTP5, HTP6): perhaps elsewhere.
+                    raise
+                # The path to the server works, and it says no: 503, 400, 404, 410.
+                step = after_status(
+                    failure.status,
+                    failures=failures,
+                    says_session=failure.says_session or failure.status == 400,
+                    is_answer=failure.is_answer,
+                )
+                if step is Step.TELL or (step is Step.RECONNECT and not is_new):
+                    raise
+                if step is Step.RECONNECT:
+                    return None
+                failures += 1
+                asked = min(failure.retry_after or 0.0, self._runtime.policy.give_up_after)
+                await self._runtime.back_off(asked)
+
+    def gave_up_on_attempt(self, failure: Failure) -> None:
+        """A request that takes the session has no answer: it may be served all the same
+        (TKO13).
+        """
+        was_refused = failure.is_answer or failure.status in NEVER_RAN
+        if failure.cause is not Cause.UNREACHABLE and not was_refused:
+            self._peer.attempts.gave_up(now=self._runtime.clock())
+
+    async def start_over(self, link: Link) -> ResumeOutcome:
+        """The session is gone: another one, if the last was of use (CLI5).
+
+        Raises:
+            Failed: The link is of no use.
+            Hopeless: It was not.
+        """
+        session = self._peer.session
+        if session is not None:
+            logger.info("session %s is gone", digest(session.session_id))
+        self._begin_another_life()
+        self._peer.lost()
+        await self.start(link)
+        await self._subscribe_again(link)
+        return ResumeOutcome(
+            False, is_new_session=True, reason="session_lost", connected_to=link.name
+        )
+
+    async def start(self, link: Link) -> None:
+        """Start a session, if the server has any.
+
+        Raises:
+            Failed: The link is of no use.
+        """
+        peer, known = self._peer, self._peer.abilities
+        if known is None or not known.has_sessions:
+            return
+        started = None
+        try:
+            if known.may("start"):
+                result = await self._ask_quietly(link, "session/start", {})
+                started = wire.session_of_start(result) if result is not None else None
+            if started is None and known.may("create"):
+                result = await self._ask_quietly(link, "sessions/create", None)
+                if result is not None:
+                    started = wire.session_of_create(result, may_resume=known.may("resume"))
+        finally:
+            link.configure(peer.settings())
+        if started is None:
+            logger.info("%s advertises sessions and gives none", link.name)
+            return
+        session, head = started
+        peer.began(session, head)
+        link.configure(peer.settings())
+        logger.info("session %s started at %s", digest(session.session_id), link.name)
+
+    async def _ask_quietly(self, link: Link, method: str, params: Json | None) -> Json | None:
+        """The result; None: the server does not know the method, or refuses."""
+        try:
+            return await self._ask(link, method, params)
+        except Refused as refused:
+            if wire.says_not_begun(refused.error):
+                failure = Failure(Cause.STATUS, str(refused), error=refused.error)
+                raise Failed(failure) from None
+            logger.debug("%s: %s", method, refused)
+            return None
+        except Failed as failed:
+            if failed.failure.status in (400, 404, 405, 501):
+                return None
+            raise
+
+    async def _subscribe_again(self, link: Link) -> None:
+        """What the application had subscribed to in the session that is gone (CLI4)."""
+        session = self._peer.session
+        if session is None:
+            return
+        for uri in list(self._peer.subscribed):
+            params: Json = {"uri": uri, "_meta": {SESSION_META: session.metadata()}}
+            try:
+                await self._exchanges.ask(link, wire.SUBSCRIBE, params)
+            except Refused as refused:
+                logger.info("a subscription could not be taken up again: %s", refused)
+
+    async def end(self, link: Link, *, within: float) -> None:
+        """Take leave: the session is over for the server too (END1, DEL1). Never fails.
+
+        Args:
+            within: Seconds.
+        """
+        session = self._peer.session
+        if session is None:
+            return
+        try:
+            if session.resumable and (self._peer.abilities or Abilities()).may("end"):
+                params: Json = {"sessionId": session.session_id}
+                await self._ask(link, "session/end", params, within)
+            else:
+                params = {"_meta": {SESSION_META: session.metadata()}}
+                await self._ask(link, "sessions/delete", params, within)
+        except (Refused, Failed) as error:
+            logger.debug("the session could not be ended: %s", error)

@@ -1,0 +1,158 @@
+"""What is lost: a link, or the session's place on it.
+
+Rules that must hold, and that ``tests/client/`` owns over real sockets:
+
+1. Whoever took the session over keeps it: this client stops, and says so (TKO7).
+2. What is told while the session is being taken up is looked at afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from mcp_sessions.client.application import Application
+from mcp_sessions.client.dialer import Failure, Json, Link
+from mcp_sessions.client.exchange import Exchanges
+from mcp_sessions.client.outcome import ResumeOutcome
+from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.recovery import Recovery, Way
+from mcp_sessions.client.sending import Sender
+from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
+from mcp_sessions.core.backoff import spread
+from mcp_sessions.core.resume import seconds_of
+from mcp_sessions.errors import Detached
+
+logger = logging.getLogger(__name__)
+
+_MOVE_WITHIN = 1.0
+"""Seconds over which the clients of a server that drains go to another address."""
+
+
+@dataclass(slots=True, eq=False)
+class Losses:
+    """One client's."""
+
+    _runtime: Runtime
+    _state: ClientState
+    _peer: Peer
+    _app: Application
+    _exchanges: Exchanges
+    _recovery: Recovery
+    _sender: Sender
+    _heard_meanwhile: tuple[Link, Json] | None = None
+    """A detachment that was told while the session was taken up, after the newest answer."""
+
+    _reopened_meanwhile: Link | None = None
+    """Whose notification stream was opened anew while the session was taken up."""
+
+    async def down(self, link: Link, failure: Failure) -> None:
+        """A link is gone."""
+        state = self._state
+        self._exchanges.down(link, failure)
+        left = [pending for pending in self._app.requests if pending.link is link]
+        for pending in left:
+            pending.lose_link()
+        if link is not state.link:
+            for pending in left:
+                await self._sender.orphaned(pending)
+            return
+        state.cut()
+        self._app.listens.cut()
+        logger.info("%s: %s", link.name, failure.explanation)
+        if state.phase is Phase.BUSY:
+            return
+        if state.phase is Phase.OVER or self._peer.session is None or not failure.may_return:
+            # Without a session there is nothing to come back to: as a stock transport.
+            await self._stop()
+        else:
+            self._recovery.begin(Way.RECOVER)
+
+    async def _stop(self) -> None:
+        was_over = self._state.phase is Phase.OVER
+        self._state.apply(Change.END)
+        for pending in self._app.requests:
+            await self._app.give_up_on(pending)
+        if self._peer.session is not None and not was_over:
+            await self._app.tell_outcome(ResumeOutcome(False, reason="refused", is_over=True))
+        await self._app.hang_up()
+
+    async def detached(self, link: Link, params: Json) -> None:
+        """The server took the session from this connection."""
+        session = self._peer.session
+        if self._state.phase is Phase.BUSY:
+            self._heard_meanwhile = (link, params)
+            return
+        if session is None or not self._state.is_ready_on(link):
+            return
+        if params.get("sessionId") != session.session_id:
+            return
+        match params.get("reason"):
+            case Detached.TAKEN_OVER.value if self._peer.attempts.is_own(
+                params.get("instance"), now=self._runtime.clock()
+            ):
+                # TKO13: something that was given up was served after all.
+                logger.info("%s: taken over by a late request of this client", link.name)
+                self._runtime.tasks.start_soon(self._take_back, link)
+            case Detached.TAKEN_OVER.value:
+                logger.info("%s: the session was taken over", link.name)
+                self._state.apply(Change.TAKEN_OVER)
+                for pending in self._app.requests:
+                    # What runs is still answered here.
+                    if pending.link is None:
+                        await self._app.give_up_on(pending)
+                await self._app.tell_outcome(
+                    ResumeOutcome(False, reason="taken_over", connected_to=link.name, is_over=True)
+                )
+            case Detached.DRAINING.value:
+                self._come_back_later(link, params)
+            case _:
+                self._runtime.tasks.start_soon(self._take_back, link)
+
+    def _come_back_later(self, link: Link, params: Json) -> None:
+        """The server drains: another connection, when it is our turn (TKO11)."""
+        runtime = self._runtime
+        seconds = seconds_of(params.get("retryAfter"), most=runtime.policy.give_up_after)
+        now = runtime.clock()
+        if self._state.addresses.has_other(now=now):
+            # It need not be waited for, and its clients need not arrive there at once.
+            self._state.addresses.rest(seconds, now=now)
+            seconds = min(seconds, _MOVE_WITHIN)
+        delay = spread(seconds, runtime.draw())
+        self._recovery.postpone(now + delay)
+        runtime.tasks.start_soon(self._come_back, link, delay)
+
+    async def _come_back(self, link: Link, delay: float) -> None:
+        await self._runtime.sleep(delay)
+        if self._state.link is link:
+            self._recovery.begin(Way.RECOVER)
+
+    async def _take_back(self, link: Link) -> None:
+        """The session left this connection, and nobody else has it: resume it here.
+
+        With back-off, as a server may take it away each time.
+        """
+        await self._runtime.back_off()
+        if self._state.link is link:
+            self._recovery.begin(Way.REATTACH)
+
+    def stream_reopened(self, link: Link) -> None:
+        """A link's notification stream is open again, and the session may have left it (HTL7)."""
+        if self._state.phase is Phase.BUSY:
+            # It may have left after the resume that is under way was served.
+            self._reopened_meanwhile = link
+        elif self._state.is_ready_on(link):
+            self._recovery.begin(Way.REATTACH)
+
+    def was_answered(self) -> None:
+        """The server answered a request of our own: what was told before is older."""
+        self._heard_meanwhile = None
+
+    async def look_at_the_rest(self, link: Link) -> None:
+        """The session is taken up on ``link``: what was told meanwhile, of it?"""
+        heard, self._heard_meanwhile = self._heard_meanwhile, None
+        reopened, self._reopened_meanwhile = self._reopened_meanwhile, None
+        if heard is not None and heard[0] is link:
+            await self.detached(*heard)
+        elif reopened is link:
+            self.stream_reopened(link)

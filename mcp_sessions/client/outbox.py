@@ -1,0 +1,100 @@
+"""Sends what the application says and asks nothing by: notifications, answers, cancellations."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from mcp_sessions.client import stamping, wire
+from mcp_sessions.client.application import Application
+from mcp_sessions.client.dialer import Failed, Json
+from mcp_sessions.client.listener import Listener
+from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.state import ClientState, Phase
+from mcp_sessions.core.messages import REQUEST_KEY_META, SESSION_META, RequestId
+
+logger = logging.getLogger(__name__)
+
+_MOST_WAITING = 1_000
+"""Notifications of the application that wait for a connection; then the oldest is dropped."""
+
+
+@dataclass(slots=True, eq=False)
+class Outbox:
+    """One client's."""
+
+    _state: ClientState
+    _peer: Peer
+    _app: Application
+    _listener: Listener
+    _waiting: list[tuple[Json, Mapping[str, str]]] = field(
+        default_factory=list[tuple[Json, Mapping[str, str]]]
+    )
+
+    async def notification(self, message: Json, headers: Mapping[str, str]) -> None:
+        """Send a notification, or keep it until there is a link."""
+        link = self._state.link
+        if link is None or self._state.phase not in (Phase.OPEN, Phase.READY):
+            if message["method"] != wire.INITIALIZED:
+                self._waiting.append((message, headers))
+                del self._waiting[:-_MOST_WAITING]
+            return
+        try:
+            await link.send(message, headers)
+        except Failed as failed:
+            logger.info("%s was not taken: %s", message["method"], failed)
+
+    async def answer(self, question_id: RequestId, message: Json) -> None:
+        """Answer a question of the server; kept until it was taken (ASK5)."""
+        link = self._state.link
+        if link is None:
+            return
+        try:
+            await link.send(message, self._peer.headers())
+            self._app.questions.delivered(question_id)
+        except Failed as failed:
+            logger.debug("an answer waits for a connection: %s", failed)
+
+    async def cancel(self, message: Json, headers: Mapping[str, str]) -> None:
+        """The application does not want the answer to a request any more (REQ7)."""
+        peer, app = self._peer, self._app
+        params = cast("Json", message.get("params") or {})
+        pending = app.requests.asked(params.get("requestId"))
+        if pending is None:
+            if not peer.is_modern:
+                await self.notification(message, headers)
+            return
+        app.requests.done(pending)
+        if app.listens.remove(pending.app_id):
+            await self._listener.stop()
+            return
+        link = pending.link
+        if link is None or not pending.wire_ids:
+            return
+        wire_id = pending.wire_ids[-1]
+        message = {**message, "params": {**params, "requestId": wire_id}}
+        if peer.modern_envelope is not None:
+            message = stamping.with_meta(message, peer.modern_envelope.meta)
+        if pending.key is not None and pending.session_id is not None:
+            named = {"sessionId": pending.session_id}
+            added = {SESSION_META: named, REQUEST_KEY_META: pending.key}
+            message = stamping.with_meta(message, added)
+        # Over HTTP the modern era cancels by closing the stream, unless there is a key.
+        is_said = not (peer.is_modern and link.kind == "http" and pending.key is None)
+        try:
+            if is_said:
+                await link.send(message, {**headers, **peer.headers(wire.CANCELLED)})
+        except Failed as failed:
+            logger.info("a cancellation was not taken: %s", failed)
+        if peer.is_modern:
+            link.abandon(wire_id)
+
+    async def flush(self) -> None:
+        """There is a link again, with a session: send what waits for it."""
+        waiting, self._waiting = self._waiting, []
+        for message, headers in waiting:
+            await self.notification(message, headers)
+        for question_id, answer in self._app.questions.undelivered():
+            await self.answer(question_id, answer)

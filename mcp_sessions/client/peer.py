@@ -1,0 +1,238 @@
+"""The server as its client knows it: the era they speak, what it can do, and the session held
+with it.
+
+What is here is read by all parts and changed by its own methods only; what is asked of the
+server is `control`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import cast
+
+from mcp_sessions.client import stamping, wire
+from mcp_sessions.client.dialer import Json, LinkSettings
+from mcp_sessions.client.jar import SavedSession
+from mcp_sessions.client.outcome import KnownSession
+from mcp_sessions.core.resume import (
+    Abilities,
+    Attempts,
+    EventId,
+    Follower,
+    Lives,
+    SessionView,
+    abilities,
+    is_sendable,
+)
+from mcp_sessions.ids import digest
+
+logger = logging.getLogger(__name__)
+
+
+class Peer:
+    """One client's server.
+
+    Args:
+        instance: How this client calls itself (TKO12).
+    """
+
+    def __init__(self, instance: str) -> None:
+        self.attempts = Attempts(instance)
+        self.session: SessionView | None = None
+        self.follower = Follower()
+        self.lives = Lives()
+        self.abilities: Abilities | None = None
+        """None: the server has not said yet."""
+
+        self.initialize: Json | None = None
+        """The params of the application's ``initialize``; None: the modern era."""
+
+        self.protocol_version: str | None = None
+        self.envelope: stamping.Envelope | None = None
+        """What the application's requests of the modern era carry; None: none came."""
+
+        self.subscribed: dict[str, None] = {}
+        """Handshake era: what the application subscribed to in this session."""
+
+        self.must_resume_before_listening = False
+        """Modern era: the next listen stream starts where ``session/resume`` says (CLI11)."""
+
+    # --- the era -------------------------------------------------------------------------------
+
+    def asked(self, message: Json) -> Json:
+        """Learn the era from a request of the application; the request as it goes on."""
+        if message["method"] == wire.INITIALIZE:
+            message = stamping.declared(message)
+            self.initialize = cast("Json", message.get("params") or {})
+            self.abilities = None
+        elif self.initialize is None:
+            self.envelope = stamping.envelope_of(message) or self.envelope
+        return message
+
+    @property
+    def is_modern(self) -> bool:
+        """Which era the application speaks."""
+        return self.modern_envelope is not None
+
+    @property
+    def modern_envelope(self) -> stamping.Envelope | None:
+        """What goes with each request; None: the handshake era."""
+        return self.envelope if self.initialize is None else None
+
+    def headers(self, method: str | None = None) -> dict[str, str]:
+        """The HTTP headers of a message that the application gave none for."""
+        envelope = self.modern_envelope
+        if envelope is None:
+            version = self.protocol_version
+            return {"mcp-protocol-version": version} if version is not None else {}
+        headers = {"mcp-protocol-version": envelope.protocol_version}
+        if method is not None:
+            headers["mcp-method"] = method
+        return headers
+
+    # --- what the server can do ----------------------------------------------------------------
+
+    def learn(self, result: Json) -> None:
+        """Read an ``initialize`` or ``server/discover`` result."""
+        self.abilities = abilities(result.get("capabilities"))
+        version = result.get("protocolVersion")
+        if isinstance(version, str) and is_sendable(version):
+            self.protocol_version = version
+
+    def has_none(self) -> None:
+        """The server has no sessions, whatever it says."""
+        self.session, self.abilities = None, Abilities()
+
+    def settings(self) -> LinkSettings:
+        """What a link has to know of its server."""
+        return LinkSettings(
+            has_sessions=self.session is not None,
+            has_keys=self.has_keys,
+            protocol_version=self.protocol_version if self.initialize is not None else None,
+        )
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether the server said that it has any."""
+        return self.abilities is not None and self.abilities.has_sessions
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether requests are sent with a key."""
+        known = self.abilities
+        return (
+            self.session is not None
+            and known is not None
+            and known.key_lifetime > 0
+            and known.may("requestKey")
+        )
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the server is one of this project."""
+        return self.abilities is not None and self.abilities.is_ours
+
+    @property
+    def key_lifetime(self) -> float:
+        """Seconds for which the server knows a key."""
+        return self.abilities.key_lifetime if self.abilities is not None else 0.0
+
+    # --- the session ---------------------------------------------------------------------------
+
+    def began(self, session: SessionView, head: EventId | None) -> None:
+        """A session was started; its events begin after ``head``."""
+        self.session = session
+        self.follower.restart(head)
+        self.must_resume_before_listening = False
+
+    def resumed(self, result: Json) -> bool:
+        """Read a ``session/resume`` result; whether nothing was missed."""
+        self.must_resume_before_listening = False
+        recovered = result.get("catchup") is True
+        if not recovered:
+            # Position and memory together: the head is where this log goes on (CLI4, CUP14).
+            self.follower.restart(wire.head_of(result))
+        return recovered
+
+    def lost(self) -> None:
+        """The session is gone for good, and its position with it (CLI5)."""
+        self.session = None
+        self.follower.restart(None)
+
+    def leave_session(self) -> None:
+        """Go on without one: the server says that it has none."""
+        self.session = None
+
+    def listens(self) -> None:
+        """A listen is asked for: should it be cut, ``session/resume`` goes first (CLI11)."""
+        self.must_resume_before_listening = True
+
+    def note_subscription(self, message: Json) -> None:
+        """A request was answered: was it about a subscription?"""
+        uri = cast("Json", message.get("params") or {}).get("uri")
+        if not isinstance(uri, str):
+            return
+        if message["method"] == wire.SUBSCRIBE:
+            self.subscribed[uri] = None
+        elif message["method"] == wire.UNSUBSCRIBE:
+            self.subscribed.pop(uri, None)
+
+    def drop_state(self, session_id: str | None, state: str | None) -> bool:
+        """The server refused a ``state``; whether a request may be sent again without it.
+
+        It may have lost the keys that it was sealed with. Then no request of the session would
+        ever be served again, although the server has the session, and its state with it. Only
+        of a server of this project that is known: of another the token may be all there is.
+
+        Args:
+            session_id: Whose it is.
+            state: What was sent; a newer one is kept (STT3).
+        """
+        session = self.session
+        if session is None or session.session_id != session_id or state is None:
+            return False
+        if not (self.is_ours and session.resumable):
+            return False
+        if session.state == state:
+            logger.warning("session %s goes on without its state token", digest(session.session_id))
+            session.drop_state()
+        return True
+
+    def known_session(self) -> KnownSession | None:
+        """The session as the application may see it; None: there is none now."""
+        session = self.session
+        if session is None:
+            return None
+        return KnownSession(
+            session.session_id,
+            digest(session.session_id),
+            session.expires_at,
+            self.follower.position,
+            session.resumable,
+        )
+
+    # --- between runs --------------------------------------------------------------------------
+
+    def restore(self, saved: SavedSession) -> None:
+        """Go on with a session of an earlier run."""
+        self.session = SessionView(
+            saved.session_id, saved.state, saved.expires_at, resumable=saved.resumable
+        )
+        self.follower.restart(saved.position)
+        self.must_resume_before_listening = True
+        if saved.instance is not None:
+            self.attempts = Attempts(saved.instance)
+
+    def saved(self) -> SavedSession | None:
+        """What the next run needs (CLI8)."""
+        session = self.session
+        if session is None:
+            return None
+        return SavedSession(
+            session.session_id,
+            state=session.state,
+            expires_at=session.expires_at,
+            position=self.follower.position,
+            resumable=session.resumable,
+            instance=self.attempts.instance,
+        )

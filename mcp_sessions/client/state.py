@@ -1,0 +1,190 @@
+"""Where one client stands: its phase, its link, and since when there is trouble.
+
+Everything that changes a client's phase stands in ``TRANSITIONS``; what is not in the table
+cannot happen. `ClientState` is read by all parts and changed by its own methods only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from anyio.abc import TaskGroup
+
+from mcp_sessions.client.addresses import Addresses
+from mcp_sessions.client.dialer import Link
+from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.core.backoff import Backoff
+
+
+class Phase(Enum):
+    """Where the client is."""
+
+    FRESH = "fresh"
+    """Nothing was sent yet."""
+
+    OPEN = "open"
+    """A link is there, and no session yet: messages pass as they are."""
+
+    BUSY = "busy"
+    """A link is being opened, or a session started or taken up: requests wait."""
+
+    READY = "ready"
+    """With a session, or with a server that has none."""
+
+    CUT_OFF = "cut_off"
+    """Given up; the next request tries again."""
+
+    OVER = "over"
+    """Taken over, refused for good or closed: it does not come back by itself."""
+
+
+class Change(Enum):
+    """What can happen to a client."""
+
+    OPEN = "open"
+    """The first request of all has a link opened, or is taken to another address."""
+
+    OPENED = "opened"
+    NOT_OPENED = "not_opened"
+    """No address can be reached."""
+
+    BEGIN = "begin"
+    """A session is to be started, or taken up again."""
+
+    MOVE = "move"
+    """The application takes its session to another address."""
+
+    STAY = "stay"
+    """It could not be taken there."""
+
+    READY = "ready"
+    """The session is taken up, or the server has none."""
+
+    GIVE_UP = "give_up"
+    """Nothing was reached for long enough."""
+
+    TAKEN_OVER = "taken_over"
+    """Another client has the session (TKO7)."""
+
+    END = "end"
+    """The application is done, or the server refused for good."""
+
+
+_ALL = frozenset(Phase)
+
+TRANSITIONS = MappingProxyType(
+    {
+        Change.OPEN: ({Phase.FRESH, Phase.OPEN, Phase.BUSY}, Phase.BUSY),
+        Change.OPENED: ({Phase.BUSY}, Phase.OPEN),
+        Change.NOT_OPENED: ({Phase.BUSY}, Phase.FRESH),
+        Change.BEGIN: ({Phase.OPEN, Phase.READY, Phase.CUT_OFF}, Phase.BUSY),
+        Change.MOVE: (_ALL - {Phase.BUSY}, Phase.BUSY),
+        Change.STAY: ({Phase.BUSY}, None),
+        Change.READY: ({Phase.BUSY}, Phase.READY),
+        Change.GIVE_UP: ({Phase.BUSY}, Phase.CUT_OFF),
+        Change.TAKEN_OVER: ({Phase.READY}, Phase.OVER),
+        Change.END: (_ALL, Phase.OVER),
+    }
+)
+"""change → (the phases in which it can happen, the one that follows; None: as before the move)."""
+
+_CONCLUSIONS = {Change.OPENED, Change.NOT_OPENED, Change.STAY, Change.READY, Change.GIVE_UP}
+"""Of what was under way: where the application is done meanwhile they change nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What every part works with: limits, tasks, time and randomness."""
+
+    policy: ReconnectPolicy
+    tasks: TaskGroup
+    """Its tasks end with the client."""
+
+    draw: Callable[[], float]
+    """A random number from 0 to 1."""
+
+    clock: Callable[[], float]
+    """Seconds, never going back. For how long this side waits."""
+
+    elapsed: Callable[[], float]
+    """Seconds, never going back, also those in which the machine slept. For how long a server
+    keeps its promises; see `Elapsed`."""
+
+    sleep: Callable[[float], Awaitable[None]]
+    backoff: Backoff
+    """Of what is tried again on one link."""
+
+    async def back_off(self, at_least: float = 0.0) -> None:
+        """Wait after a failed attempt (CLI2).
+
+        Args:
+            at_least: Seconds.
+        """
+        await self.sleep(max(at_least, self.backoff.failed(self.draw())))
+
+
+class ClientState:
+    """One client's; see the module."""
+
+    def __init__(self, runtime: Runtime, addresses: Addresses) -> None:
+        self.addresses = addresses
+        self.phase = Phase.FRESH
+        self.link: Link | None = None
+        """The one that requests go out on."""
+
+        self._runtime = runtime
+        self._before_move = Phase.FRESH
+        self._trouble_since: float | None = None
+        """When the first failure after the last progress was."""
+
+    def may(self, change: Change) -> bool:
+        """Whether ``change`` can happen now."""
+        return self.phase in TRANSITIONS[change][0]
+
+    def apply(self, change: Change) -> None:
+        """Go on to the phase that follows ``change``."""
+        if self.phase is Phase.OVER and change in _CONCLUSIONS:
+            return
+        if not self.may(change):
+            raise AssertionError(f"{change.value} cannot happen to a client that is {self.phase}")
+        if change is Change.MOVE:
+            self._before_move = self.phase
+        self.phase = TRANSITIONS[change][1] or self._before_move
+
+    def opened(self, link: Link) -> None:
+        """The first link is there."""
+        self.link = link
+        self.apply(Change.OPENED)
+
+    def use(self, link: Link) -> Link | None:
+        """From now on requests go out on ``link``; the one before."""
+        previous, self.link = self.link, link
+        return previous
+
+    def cut(self) -> None:
+        """The link is gone."""
+        self.link = None
+
+    def is_ready_on(self, link: Link) -> bool:
+        """Whether it works, and on this link."""
+        return self.phase is Phase.READY and link is self.link
+
+    def progressed(self) -> None:
+        """An answer or an event came (CLI2)."""
+        self._runtime.backoff.progressed()
+        self.addresses.progressed()
+        self._trouble_since = None
+
+    def is_too_long_in_trouble(self) -> bool:
+        """Note that there is trouble; whether it has been for longer than anybody waits."""
+        now = self._runtime.clock()
+        if self._trouble_since is None:
+            self._trouble_since = now
+        return now - self._trouble_since >= self._runtime.policy.give_up_after
+
+    def has_other_address(self) -> bool:
+        """Whether another address than the current one may be asked now."""
+        return self.addresses.has_other(now=self._runtime.clock())

@@ -1,0 +1,61 @@
+"""The phases of a client, and what changes them: the table, over every pair."""
+
+from itertools import product
+from typing import Any, cast
+
+import pytest
+
+from mcp_sessions.client.addresses import Addresses
+from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.state import TRANSITIONS, Change, ClientState, Phase, Runtime
+from mcp_sessions.core.backoff import Backoff
+
+WAYS_TO = {
+    Phase.FRESH: (),
+    Phase.BUSY: (Change.OPEN,),
+    Phase.OPEN: (Change.OPEN, Change.OPENED),
+    Phase.READY: (Change.OPEN, Change.READY),
+    Phase.CUT_OFF: (Change.OPEN, Change.GIVE_UP),
+    Phase.OVER: (Change.END,),
+}
+CONCLUSIONS = {Change.OPENED, Change.NOT_OPENED, Change.STAY, Change.READY, Change.GIVE_UP}
+
+
+def client_in(phase: Phase) -> ClientState:
+    """A client that came to that phase."""
+    backoff = Backoff(base=1, cap=1)
+    addresses = Addresses([], base=1, cap=1, longest_rest=1)
+    no_tasks, no_sleep = cast(Any, None), cast(Any, None)
+    runtime = Runtime(
+        ReconnectPolicy(), no_tasks, lambda: 0.5, lambda: 0, lambda: 0, no_sleep, backoff
+    )
+    state = ClientState(runtime, addresses)
+    for change in WAYS_TO[phase]:
+        state.apply(change)
+    assert state.phase is phase
+    return state
+
+
+@pytest.mark.parametrize(("phase", "change"), list(product(Phase, Change)))
+def test_what_is_not_in_the_table_cannot_happen(phase: Phase, change: Change) -> None:
+    state = client_in(phase)
+    origins, then = TRANSITIONS[change]
+    if phase in origins and then is not None:
+        state.apply(change)
+        assert state.phase is then
+    elif phase in origins or (phase is Phase.OVER and change in CONCLUSIONS):
+        # Where the application is done meanwhile, what was under way comes to nothing.
+        state.apply(change)
+        assert state.phase is (Phase.FRESH if phase is Phase.BUSY else Phase.OVER)
+    else:
+        with pytest.raises(AssertionError, match="cannot happen"):
+            state.apply(change)
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.BUSY])
+def test_a_session_that_cannot_be_moved_stays_where_it_was(phase: Phase) -> None:
+    state = client_in(phase)
+    state.apply(Change.MOVE)
+    assert state.phase is Phase.BUSY
+    state.apply(Change.STAY)
+    assert state.phase is phase
