@@ -38,6 +38,7 @@ from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.dispatch.admin import Sessions
 from mcp_sessions.server.dispatch.capabilities import advertise
 from mcp_sessions.server.dispatch.gates import Gates
+from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.server.dispatch.reaper import Reaper
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
@@ -551,6 +552,7 @@ class SessionLayer:
             hub=self._hub,
             host=self._host,
             methods=self._methods,
+            listening=Listening(self.store, self._hub, self._router, self._methods, self._upstream),
             upstream=self._upstream,
             store=self.store,
             policy=self.policy,

@@ -7,13 +7,14 @@ cannot be pushed to. A *request channel* is the way back for one request.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import RequestId, encode
+from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
@@ -21,6 +22,9 @@ from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Pe
 if TYPE_CHECKING:
     from mcp_sessions.server.requests.running import RunningRequest
     from mcp_sessions.server.upstream.port import UpstreamPeer
+
+
+ReadEvents = Callable[[str], Awaitable[tuple[Sequence[LoggedEvent], Refusal | None]]]
 
 
 class RequestChannel(Protocol):
@@ -116,7 +120,9 @@ class TransportConnection(Protocol):
         """Change its current session."""
         ...
 
-    async def begin(self, session_id: SessionId, attached: Attached, after: Position) -> bool:
+    async def begin(
+        self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
+    ) -> bool:
         """A session is attached here: hand over ``attached.replay``, then what follows. What
         waits here of an older attachment is withdrawn first.
 
@@ -124,6 +130,8 @@ class TransportConnection(Protocol):
             session_id: The session.
             attached: What the store answered.
             after: Where the replay starts: the client's position, or the head.
+            read: The session's events after a position, or nothing and why; nothing either
+                once it is attached elsewhere.
 
         Returns:
             False if it was attached anew meanwhile, or the connection is gone.

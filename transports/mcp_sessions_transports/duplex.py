@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from mcp_sessions import metrics
+from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import (
     Answer,
@@ -24,7 +25,6 @@ from mcp_sessions.core.messages import (
     error_body,
     error_message,
     id_of,
-    instance_of,
     named_session,
     parse,
     wire_error,
@@ -36,7 +36,6 @@ from mcp_sessions.errors import (
     InvalidParams,
     InvalidReason,
     InvalidRequest,
-    Refusal,
     SessionNotFound,
     StoreUnavailable,
     WireError,
@@ -44,7 +43,7 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
-from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.connection import Inbound, ReadEvents
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
 from mcp_sessions.server.requests.runner import STORE_AWAY
 from mcp_sessions.server.requests.running import RunningRequest
@@ -53,7 +52,6 @@ from mcp_sessions.server.upstream.port import UpstreamError, UpstreamPeer
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer
 from mcp_sessions_transports.duplex_listens import DuplexListens
 from mcp_sessions_transports.handler_queue import HandlerQueue
-from mcp_sessions_transports.http.listen import LISTEN, Filter
 from mcp_sessions_transports.http.sse import LogFeed
 from mcp_sessions_transports.outbox import Outbox
 from mcp_sessions_transports.served import DEFAULT_VERSION, Served
@@ -183,7 +181,7 @@ class DuplexConnection:
         self._rules = rules
         self._current: CurrentSession | None = None
         self._lanes: dict[SessionId, LogFeed[_Lane]] = {}
-        self._listens = DuplexListens(self.outbox, served.methods)
+        self._listens = DuplexListens(self.outbox, served.listening)
         # A handler may wait for its client, and what that reports of its work comes as a
         # notification, too.
         self._handled = self._handler_queue()
@@ -201,14 +199,16 @@ class DuplexConnection:
         """See :class:`TransportConnection`."""
         self._current = current
 
-    async def begin(self, session_id: SessionId, attached: Attached, after: Position) -> bool:
+    async def begin(
+        self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
+    ) -> bool:
         """See :class:`TransportConnection`."""
         await self.withdraw(session_id)
         self.attached[session_id] = attached.fencing_epoch
         is_shared = self._served.bus.is_shared
         feed = LogFeed(
             _Lane(self),
-            lambda position: self._read(session_id, position),
+            read,
             after.event_id(),
             lambda logged: self._listens.frame(session_id, logged),
             is_behind=False,
@@ -462,24 +462,11 @@ class DuplexConnection:
 
     async def _listen(self, request: Request, inbound: Inbound) -> None:
         """Events are pushed here anyway: a listen sets the filter and adds its id."""
-        served = self._served
+        listening = self._served.listening
         try:
-            served.upstream.validate(LISTEN, inbound.peer.protocol_version, request.params)
-            record = await served.router.admitted(request, inbound)
-            if record is None or not inbound.principal.scopes >= record.principal.scopes:
-                raise SessionNotFound(record.session_id if record is not None else "")
-            session_id, wanted = record.session_id, Filter(request.params or {})
-            if not await served.store.set_filter(session_id, wanted.uris, wanted.lists):
-                raise SessionNotFound(session_id)
-            if session_id not in self.attached:
-                attached = await served.hub.attach(
-                    session_id,
-                    self,
-                    instance=instance_of(request.params),
-                    had=record.attachment,
-                )
-                if attached is None:
-                    raise SessionNotFound(session_id)
+            record, wanted = await listening.admit(request, inbound)
+            if record.session_id not in self.attached:
+                await listening.attach(request, record, self)
         except WireError as refused:
             await inbound.channel.answer(inbound.error(request.id, wire_error(refused)))
             return
@@ -495,17 +482,6 @@ class DuplexConnection:
 
     def _refuse(self, request_id: RequestId | None, error: dict[str, Any]) -> None:
         self.outbox.push(error_message(request_id, error))
-
-    async def _read(
-        self, session_id: SessionId, after: str
-    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        served = self._served
-        events, refusal = await served.store.read(session_id, after, now=served.clock())
-        if served.bus.is_shared and events:
-            # Asked after they were read: what was read then is from before any takeover.
-            if not await served.hub.check_attached(session_id, self, waits=False):
-                return (), None
-        return events, refusal
 
     async def _refill(self) -> bool:
         more = False

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from mcp_sessions.core.listening import Filter, acknowledgement, completion, stamped
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import Notification, RequestId, encode, error_body
 from mcp_sessions.ids import SessionId
-from mcp_sessions.server.dispatch.session_methods import SessionMethods
+from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.server.requests.runner import REQUEST_CANCELLED
 from mcp_sessions.stores.records import SessionRecord
-from mcp_sessions_transports.http.listen import Filter, acknowledgement, completion, stamped
 from mcp_sessions_transports.outbox import Outbox
 
 
 class DuplexListens:
     """Those that are open."""
 
-    def __init__(self, outbox: Outbox, methods: SessionMethods) -> None:
+    def __init__(self, outbox: Outbox, listening: Listening) -> None:
         self._outbox = outbox
-        self._methods = methods
+        self._listening = listening
         self._open: dict[SessionId, tuple[RequestId, Filter, SessionRecord]] = {}
 
     def begin(self, request_id: RequestId, wanted: Filter, record: SessionRecord) -> None:
@@ -57,11 +57,10 @@ class DuplexListens:
         if listening is None:
             return
         request_id, _, record = listening
-
-        def result(members: dict[str, Any]) -> dict[str, Any]:
-            return {**self._methods.stamp(members, record), "resultType": "complete"}
-
-        self._outbox.push(encode(completion(request_id, error, result)))
+        last = completion(
+            request_id, error, lambda members: self._listening.result(members, record)
+        )
+        self._outbox.push(encode(last))
 
     def end_all(self) -> None:
         """End every one in order: the connection is closed."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.requests.runner import Host
@@ -27,6 +28,7 @@ class Served:
     hub: Hub
     host: Host
     methods: SessionMethods
+    listening: Listening
     upstream: Upstream
     store: SessionStore
     policy: SessionPolicy

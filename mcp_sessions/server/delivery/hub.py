@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
 from mcp_sessions import metrics
 from mcp_sessions.background import report
+from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.states import Mode
-from mcp_sessions.errors import Detached, StoreUnavailable
+from mcp_sessions.errors import Detached, Refusal, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
     ConnectionId,
@@ -331,11 +332,23 @@ class Hub:
         after = parse_position(start if start is not None else attached.head)
         if after is None:
             raise AssertionError("the store replayed from this position")
-        if not await connection.begin(session_id, attached, after):
+        read = partial(self._read, session_id, connection)
+        if not await connection.begin(session_id, attached, after, read):
             # Over by now, or attached there anew by another process: then this changes
             # nothing.
             await self._store.detach(session_id, attached.fencing_epoch)
             await self._unwatch(session_id, connection)
+
+    async def _read(
+        self, session_id: SessionId, connection: TransportConnection, after: str
+    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+        """A session's events after a position, for the connection that it is attached to."""
+        events, refusal = await self._store.read(session_id, after, now=self._clock())
+        if self._bus.is_shared and events:
+            # Asked after they were read: what was read then is from before any takeover.
+            if not await self.check_attached(session_id, connection, waits=False):
+                return (), None
+        return events, refusal
 
     async def _displace_surely(
         self,

@@ -27,6 +27,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.connection import ReadEvents
 from mcp_sessions.server.delivery.relaying import Relay
 from mcp_sessions.server.delivery.streams import Streams
 from mcp_sessions.server.requests.running import RunningRequest
@@ -132,7 +133,9 @@ class HttpConnection:
         """See :class:`TransportConnection`."""
         await self._store.set_current(self.session_id, current)
 
-    async def begin(self, session_id: SessionId, attached: Attached, after: Position) -> bool:
+    async def begin(
+        self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
+    ) -> bool:
         """See :class:`TransportConnection`."""
         epoch = attached.fencing_epoch
         if self._get is not None:

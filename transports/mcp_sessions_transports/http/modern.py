@@ -7,27 +7,26 @@ rules that decide it are asked of the SDK itself.
 from __future__ import annotations
 
 import asyncio
-import logging
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
+from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import (
     Notification,
     NotNamed,
     Request,
-    instance_of,
     named_session,
     wire_error,
 )
-from mcp_sessions.errors import InvalidParams, SessionNotFound, WireError
+from mcp_sessions.errors import InvalidParams, WireError
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.upstream.modern_rules import ModernRules, Refused
 from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions.stores.records import Peer, SessionRecord
+from mcp_sessions.stores.records import Peer
 from mcp_sessions_transports.credentials import Watch
 from mcp_sessions_transports.http.io import (
     BodyTooLarge,
@@ -40,12 +39,10 @@ from mcp_sessions_transports.http.io import (
     send_json,
     send_text,
 )
-from mcp_sessions_transports.http.listen import LISTEN, Filter, ListenStream
+from mcp_sessions_transports.http.listen import ListenStream
 from mcp_sessions_transports.http.modern_channel import ModernChannel
 from mcp_sessions_transports.origin import OriginGuard
 from mcp_sessions_transports.served import Served
-
-logger = logging.getLogger(__name__)
 
 
 class ModernHttp:
@@ -130,10 +127,8 @@ class ModernHttp:
         send: Send,
         watch: Watch,
     ) -> None:
-        served = self._served
         try:
-            served.upstream.validate(LISTEN, inbound.peer.protocol_version, request.params)
-            stream, record = await self._open(request, inbound)
+            stream = await self._open(request, inbound)
         except WireError as refused:
             error = wire_error(refused)
         except UpstreamError as failed:
@@ -144,56 +139,34 @@ class ModernHttp:
                     await stream.serve(receive, send)
             finally:
                 stream.cut()
-                await served.hub.remove(stream)
-            logger.debug("a listen stream of %s ended", record.mode.value)
+                await self._served.hub.remove(stream)
             return
         channel = cast(ModernChannel, inbound.channel)
         await channel.answer(inbound.error(request.id, error), code=error["code"])
         await channel.respond(receive, send, watch)
 
-    async def _open(self, request: Request, inbound: Inbound) -> tuple[ListenStream, SessionRecord]:
+    async def _open(self, request: Request, inbound: Inbound) -> ListenStream:
         """Make the session's one listen stream; the one before it ends with its result."""
         served = self._served
-        record = await served.router.admitted(request, inbound)
-        if record is None:
-            raise AssertionError("the request names a session")
-        session_id = record.session_id
-        if not inbound.principal.scopes >= record.principal.scopes:
-            raise SessionNotFound(session_id)
-        wanted = Filter(request.params or {})
-        if not await served.store.set_filter(session_id, wanted.uris, wanted.lists):
-            raise SessionNotFound(session_id)
-
-        def result(members: dict[str, Any]) -> dict[str, Any]:
-            return {**served.methods.stamp(members, record), "resultType": "complete"}
-
+        record, wanted = await served.listening.admit(request, inbound)
         stream = ListenStream(
-            session_id,
             request.id,
             inbound.principal,
             inbound.peer,
             wanted,
-            store=served.store,
             policy=served.policy,
-            clock=served.clock,
-            hub=served.hub,
             bus=served.bus,
-            result=result,
+            result=lambda members: served.listening.result(members, record),
             encode_answer=inbound.encode,
         )
         served.hub.add(stream)
         try:
-            instance = instance_of(request.params)
-            attached = await served.hub.attach(
-                session_id, stream, instance=instance, had=record.attachment
-            )
-            if attached is None:
-                raise SessionNotFound(session_id)
+            await served.listening.attach(request, record, stream)
         except BaseException:
             # Nobody serves it: it must not stay behind as a connection.
             await served.hub.remove(stream)
             raise
-        return stream, record
+        return stream
 
     def _inbound(self, principal: Principal, peer: Peer, http_request: HttpRequest) -> Inbound:
         if self._loop is None:

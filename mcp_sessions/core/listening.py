@@ -1,0 +1,90 @@
+"""``subscriptions/listen``: what a session's client asked to hear, and the messages of that.
+
+Each event of a listen carries the id of its request, and the request's answer is the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.core.messages import SESSION_META, RequestId, decode, encode
+
+LISTEN = "subscriptions/listen"
+SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
+"""``_meta`` key of every message on a listen stream: the listen request's id."""
+
+_FLAGS = {
+    "tools": "toolsListChanged",
+    "prompts": "promptsListChanged",
+    "resources": "resourcesListChanged",
+}
+_SESSION_KEY = b'"' + SESSION_META.encode() + b'":'
+
+
+class Filter:
+    """What a listen request asked to hear."""
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        """Take the params of a request that the SDK's rules let through."""
+        wanted: Mapping[str, Any] = params.get("notifications") or {}
+        self._uri_list: list[str] = list(wanted.get("resourceSubscriptions") or ())
+        self.uris = frozenset(self._uri_list)
+        self.lists = frozenset(name for name, flag in _FLAGS.items() if wanted.get(flag) is True)
+
+    def honored(self) -> dict[str, Any]:
+        """What is heard of it, for the acknowledgement: all of it."""
+        honored: dict[str, Any] = {
+            flag: True for name, flag in _FLAGS.items() if name in self.lists
+        }
+        if self._uri_list:
+            honored["resourceSubscriptions"] = self._uri_list
+        return honored
+
+    def admits(self, event: LoggedEvent) -> bool:
+        """Whether an event goes on the stream: a change that was not asked for does not."""
+        method: str = decode(event.payload)["method"]
+        if method.endswith("/list_changed"):
+            return method.split("/")[1] in self.lists
+        # An update of a resource was stored because the session subscribed, or because a
+        # handler sent it to this very session: it is heard, and so is all else.
+        return True
+
+
+def acknowledgement(wanted: Filter, request_id: RequestId) -> dict[str, Any]:
+    """The first message of a listen: what is heard from now on."""
+    return {
+        "jsonrpc": "2.0",
+        "method": "notifications/subscriptions/acknowledged",
+        "params": {"notifications": wanted.honored(), "_meta": {SUBSCRIPTION_ID: request_id}},
+    }
+
+
+def completion(
+    request_id: RequestId,
+    error: dict[str, Any] | None,
+    result: Callable[[dict[str, Any]], dict[str, Any]],
+) -> dict[str, Any]:
+    """The last message of a listen.
+
+    Args:
+        error: Why it ended; None: in order.
+        result: Adds what its result carries beside the subscription's id.
+    """
+    if error is not None:
+        return {"jsonrpc": "2.0", "id": request_id, "error": error}
+    members = {"_meta": {SUBSCRIPTION_ID: request_id}}
+    return {"jsonrpc": "2.0", "id": request_id, "result": result(members)}
+
+
+def stamped(payload: bytes, request_id: RequestId) -> bytes:
+    """An event with the subscription's id in its ``_meta``."""
+    stamp = b'"' + SUBSCRIPTION_ID.encode() + b'":' + encode(request_id) + b","
+    before, key, after = payload.rpartition(_SESSION_KEY)
+    if key:
+        return before + stamp + key + after
+    message = decode(payload)
+    params: dict[str, Any] = message.setdefault("params", {})
+    params["_meta"] = {**(params.get("_meta") or {}), SUBSCRIPTION_ID: request_id}
+    return encode(message)

@@ -1,0 +1,75 @@
+"""``subscriptions/listen`` in a session: who may, and what its session is told from then on.
+
+The stream that it is heard on is the binding's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mcp_sessions.core.listening import LISTEN, Filter
+from mcp_sessions.core.messages import Request, instance_of
+from mcp_sessions.errors import SessionNotFound
+from mcp_sessions.server.connection import Inbound, TransportConnection
+from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.dispatch.router import Router
+from mcp_sessions.server.dispatch.session_methods import SessionMethods
+from mcp_sessions.server.upstream.port import Upstream
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import SessionRecord
+
+
+class Listening:
+    """Lets listens into their sessions."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        hub: Hub,
+        router: Router,
+        methods: SessionMethods,
+        upstream: Upstream,
+    ) -> None:
+        self._store = store
+        self._hub = hub
+        self._router = router
+        self._methods = methods
+        self._upstream = upstream
+
+    async def admit(self, request: Request, inbound: Inbound) -> tuple[SessionRecord, Filter]:
+        """The session that a listen names, with the listen's filter set.
+
+        Raises:
+            WireError: As for any request; ``SessionNotFound`` also for a credential with fewer
+                scopes than the session was made with (SEC3).
+            UpstreamError: The wrapped server's rules refuse the params.
+        """
+        self._upstream.validate(LISTEN, inbound.peer.protocol_version, request.params)
+        record = await self._router.admitted(request, inbound)
+        if record is None or not inbound.principal.scopes >= record.principal.scopes:
+            raise SessionNotFound(record.session_id if record is not None else "")
+        wanted = Filter(request.params or {})
+        if not await self._store.set_filter(record.session_id, wanted.uris, wanted.lists):
+            raise SessionNotFound(record.session_id)
+        return record, wanted
+
+    async def attach(
+        self, request: Request, record: SessionRecord, connection: TransportConnection
+    ) -> None:
+        """Attach the session of a listen to where it is heard.
+
+        Raises:
+            SessionNotFound: It is over.
+        """
+        attached = await self._hub.attach(
+            record.session_id,
+            connection,
+            instance=instance_of(request.params),
+            had=record.attachment,
+        )
+        if attached is None:
+            raise SessionNotFound(record.session_id)
+
+    def result(self, members: dict[str, Any], record: SessionRecord) -> dict[str, Any]:
+        """What a listen that ended in order is answered."""
+        return {**self._methods.stamp(members, record), "resultType": "complete"}
