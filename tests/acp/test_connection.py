@@ -32,7 +32,7 @@ from tests.support.conversations import (
 pytestmark = pytest.mark.anyio
 
 
-async def still_serves(client: RawClient) -> None:
+async def expect_still_serves(client: RawClient) -> None:
     """After whatever it was."""
     assert await client.prompt(await client.new(), "well?") == {"stopReason": "end_turn"}
 
@@ -73,7 +73,7 @@ async def test_what_is_no_request_is_answered_and_harms_nobody(
         await client.until(lambda: client.strays)
         [stray] = client.strays
         assert (stray["error"]["code"], stray["id"]) == (code, answer_id)
-        await still_serves(client)
+        await expect_still_serves(client)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ async def test_what_needs_no_answer_gets_none(line: bytes) -> None:
         await client.send_line(line)
         await client.ask("session/list", {})
         assert len(client.received) == before + 1
-        await still_serves(client)
+        await expect_still_serves(client)
 
 
 @given(st.binary(max_size=200).filter(lambda line: b"\n" not in line))
@@ -104,7 +104,7 @@ def test_no_bytes_end_a_connection(line: bytes) -> None:
     async def run() -> None:
         async with conversation(store=MemoryStore()) as client:
             await client.send_line(line)
-            await still_serves(client)
+            await expect_still_serves(client)
 
     asyncio.run(run())
 
@@ -164,7 +164,7 @@ def test_odd_params_are_refused_with_a_documented_error_or_accepted(
             answer = await client.answer_to(method, params)
             if "error" in answer:
                 assert answer["error"]["code"] in (-32600, -32601, -32602, -32002), answer
-            await still_serves(client)
+            await expect_still_serves(client)
 
     asyncio.run(run())
 
@@ -178,7 +178,7 @@ async def test_a_message_that_is_too_long_is_refused_and_the_next_one_is_read() 
         await client.until(lambda: client.strays)
         assert client.strays[0]["error"]["code"] == -32600
         assert "too long" in client.strays[0]["error"]["message"]
-        await still_serves(client)
+        await expect_still_serves(client)
 
 
 async def test_two_requests_with_one_id_do_not_cross() -> None:
@@ -313,7 +313,7 @@ async def test_a_store_that_the_process_before_still_holds_is_waited_for(
         assert not answer.done()
         await before.close()
         assert (await answer)["result"]["protocolVersion"] == 1
-        await still_serves(client)
+        await expect_still_serves(client)
     assert caplog.text.count("waiting for its end") == 1
 
 

@@ -196,6 +196,7 @@ async def test_a_session_with_a_server_is_kept_soon_and_not_only_at_the_end(
 
         with anyio.fail_after(5):
             await store.board.until(lambda: mcp_session in store.saved, what="the session")
+        assert mcp_session in store.saved, "while the conversation is open"
 
 
 async def test_a_session_with_one_server_is_not_offered_to_another(

@@ -333,7 +333,7 @@ def written(reply: Reply, target: str) -> tuple[Any, ...]:
     return reply.status, headers, body.replace(target, "<target>"), repr(reply.error)
 
 
-async def compare(
+async def expect_alike(
     server: Guarded, hers: Estate, attempt: Attempt, kind: str, nobodys: str, bob: Bob
 ) -> None:
     """Run an attempt with nobody's id and with alice's; both must answer the same."""
@@ -352,7 +352,7 @@ async def compare(
         assert everything_of(server.store, hers.sessions[name]) == known, (attempt, kind, name)
 
 
-async def nothing_happened(server: Guarded, hers: Estate) -> None:
+async def expect_untouched(server: Guarded, hers: Estate) -> None:
     """Her streams are open and hear what comes; her calls run and are answered."""
     client = server.modern("alice")
     for kind, stream in hers.streams.items():
@@ -387,8 +387,8 @@ async def test_every_route_answers_a_foreign_id_like_an_unknown_one(kind: str) -
         hers = await estate(server)
         bob = await bob_at(server)
         for attempt in ATTEMPTS:
-            await compare(server, hers, attempt, kind, NOBODYS, bob)
-        await nothing_happened(server, hers)
+            await expect_alike(server, hers, attempt, kind, NOBODYS, bob)
+        await expect_untouched(server, hers)
 
 
 _ATTEMPTS = st.lists(
@@ -416,8 +416,8 @@ def test_no_sequence_of_attempts_finds_or_touches_anything(
             hers = await estate(server)
             bob = await bob_at(server)
             for attempt, kind in attempts:
-                await compare(server, hers, attempt, kind, nobodys, bob)
-            await nothing_happened(server, hers)
+                await expect_alike(server, hers, attempt, kind, nobodys, bob)
+            await expect_untouched(server, hers)
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(run())

@@ -156,8 +156,8 @@ def test_a_host_that_is_not_this_machine_is_refused(capsys: pytest.CaptureFixtur
 
 def test_the_socket_listens_at_once_so_that_an_early_client_waits() -> None:
     with listening_socket("127.0.0.1", 0) as sock:
-        with socket.create_connection(sock.getsockname(), timeout=5):
-            pass
+        with socket.create_connection(sock.getsockname(), timeout=5) as early:
+            assert early.getpeername() == sock.getsockname()
 
 
 @pytest.mark.parametrize(

@@ -497,6 +497,7 @@ async def test_a_stream_that_dies_before_its_first_byte_may_have_cost_the_sessio
     async with ScriptedServer({"GET": get}) as server, client_of(server):
         await server.has(lambda: len(server.asked("GET")) == 2, "the next stream")
         await server.has(lambda: server.asked("session/resume"), "the resume")
+        assert len(server.asked("session/resume")) == 1
 
 
 async def test_a_stream_that_died_unseen_may_be_served_late_and_take_the_session_off() -> None:

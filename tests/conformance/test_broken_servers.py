@@ -33,7 +33,7 @@ def test_a_fault_says_what_is_wrong() -> None:
         assert fault.says, name
 
 
-async def play_table(lines: list[str], upstream: str, vectors: list[Vector]) -> None:
+async def expect_caught(lines: list[str], upstream: str, vectors: list[Vector]) -> None:
     """Each of these vectors fails on a server with its fault."""
     known = {vector.id: vector for vector in vectors}
     async with sabotaged(upstream) as (app, url):
@@ -66,13 +66,13 @@ async def test_without_a_fault_the_proxy_changes_nothing(
 
 
 async def test_a_sample_of_the_table_is_caught(server_url: str, vectors: list[Vector]) -> None:
-    await play_table(list(TABLE)[::SAMPLE], server_url, vectors)
+    await expect_caught(list(TABLE)[::SAMPLE], server_url, vectors)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
 async def test_the_whole_table_is_caught(server_url: str, vectors: list[Vector]) -> None:
-    await play_table(list(TABLE), server_url, vectors)
+    await expect_caught(list(TABLE), server_url, vectors)
 
 
 @pytest.mark.full

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 DUTIES = load_duties()
 
 
-async def check(duties: list[Duty]) -> None:
+async def expect_done(duties: list[Duty]) -> None:
     """The example client does them."""
     done = await run_client(CLIENT_COMMAND, duties, wait=15)
     assert done.count("passed") == len(duties), client_as_text(done)
@@ -23,20 +23,20 @@ async def check(duties: list[Duty]) -> None:
 
 
 async def test_one_duty_is_done() -> None:
-    await check([duty for duty in DUTIES if duty.id == "resume-names-the-last-event"])
+    await expect_done([duty for duty in DUTIES if duty.id == "resume-names-the-last-event"])
 
 
 async def test_one_duty_is_caught() -> None:
-    await caught(next(duty for duty in DUTIES if duty.id == "state-is-echoed-exactly"))
+    await expect_caught(next(duty for duty in DUTIES if duty.id == "state-is-echoed-exactly"))
 
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
 async def test_every_duty_is_done() -> None:
-    await check(DUTIES)
+    await expect_done(DUTIES)
 
 
-async def caught(duty: Duty) -> None:
+async def expect_caught(duty: Duty) -> None:
     """A client with the fault does not do it."""
     fault = CLIENT_FAULTS[CLIENT_CAUGHT_BY[duty.id]]
     done = await run_client(CLIENT_COMMAND, [duty], wait=6, fault=fault)
@@ -48,7 +48,7 @@ async def caught(duty: Duty) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("duty", DUTIES, ids=lambda duty: duty.id)
 async def test_every_duty_is_caught(duty: Duty) -> None:
-    await caught(duty)
+    await expect_caught(duty)
 
 
 @pytest.mark.parametrize(

@@ -250,8 +250,10 @@ JSON = st.recursive(
 
 @given(JSON, JSON)
 def test_malformed_capabilities_are_not_there(extension: object, sessions: object) -> None:
-    abilities({"sessions": sessions, "extensions": {EXTENSION: extension}})
-    abilities({"extensions": extension})
+    read = abilities({"sessions": sessions, "extensions": {EXTENSION: extension}})
+    assert read.has_sessions is isinstance(sessions, dict)
+    assert read.is_ours is isinstance(extension, dict)
+    assert not abilities({"extensions": extension}).has_sessions
 
 
 def test_the_state_is_kept_as_it_came_and_a_missing_one_stays() -> None:

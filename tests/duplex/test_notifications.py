@@ -159,6 +159,7 @@ async def test_a_handler_that_waits_for_a_client_that_left_is_ended(kind: str) -
         peer = await w.connected(kind, capabilities={"roots": {}})
         await peer.notify(CHANGED)
         await peer.question()
+        assert not ended.is_set()
         await peer.leave()
         await at_most(10, ended.wait())
 

@@ -77,6 +77,7 @@ async def test_calls_are_unheard_at_once_whatever_the_store_does(kind: str) -> N
         async def given_up() -> bool:
             return host.running == 0
 
+        assert not await given_up()
         await until(given_up)
 
 
@@ -110,6 +111,7 @@ async def test_a_session_whose_resume_was_cut_off_is_not_left_attached(after: bo
             return await attachment(w, session) is None
 
         await until(detached)
+        assert w.layer._hub.connections() == []  # pyright: ignore[reportPrivateUsage]
 
 
 class FailsToClose:

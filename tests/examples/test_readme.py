@@ -90,7 +90,9 @@ def test_the_walk_through_with_curl_ends_with_one_update_not_three(notes_url: st
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_the_python_of_every_page_is_python(path: Path) -> None:
-    """Every block compiles; ``await`` at the top stands for a coroutine around it."""
+    """Every block compiles; ``await`` at the top stands for a coroutine around it. Passes if
+    none raises a SyntaxError.
+    """
     for block in blocks(path.read_text(), "python"):
         compile(
             "async def shown():\n" + "\n".join("    " + line for line in block.splitlines()),

@@ -211,7 +211,7 @@ def two_on_redis() -> list[SessionStore]:
     return list(two_redis_stores())
 
 
-async def check(
+async def expect_borne(
     conversation: Conversation, make: MakeStores, how: How, *, failing: Failing = faulty
 ) -> None:
     """Play it for each call that may fail, and tell what went wrong in which.
@@ -230,13 +230,13 @@ async def check(
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", ALONE)
 async def test_one_process_bears_it(name: str, how: How) -> None:
-    await check(ALONE[name], one_process, how)
+    await expect_borne(ALONE[name], one_process, how)
 
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", TOGETHER)
 async def test_replicas_bear_it(name: str, how: How) -> None:
-    await check(TOGETHER[name], two_processes, how)
+    await expect_borne(TOGETHER[name], two_processes, how)
 
 
 @pytest.mark.full
@@ -244,7 +244,7 @@ async def test_replicas_bear_it(name: str, how: How) -> None:
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", ALONE)
 async def test_one_process_bears_it_on_sqlite(name: str, how: How) -> None:
-    await check(ALONE[name], in_a_file, how)
+    await expect_borne(ALONE[name], in_a_file, how)
 
 
 @pytest.mark.full
@@ -254,7 +254,7 @@ async def test_one_process_bears_it_on_sqlite(name: str, how: How) -> None:
 @pytest.mark.parametrize("name", ALONE)
 async def test_one_process_bears_it_on_redis(name: str, how: How) -> None:
     with redis_wire():
-        await check(ALONE[name], on_redis, how)
+        await expect_borne(ALONE[name], on_redis, how)
 
 
 @pytest.mark.full
@@ -264,7 +264,7 @@ async def test_one_process_bears_it_on_redis(name: str, how: How) -> None:
 @pytest.mark.parametrize("name", TOGETHER)
 async def test_replicas_bear_it_on_redis(name: str, how: How) -> None:
     with redis_wire():
-        await check(TOGETHER[name], two_on_redis, how)
+        await expect_borne(TOGETHER[name], two_on_redis, how)
 
 
 @pytest.mark.full
@@ -277,6 +277,6 @@ async def test_they_bear_it_at_every_command_to_redis(name: str, how: How) -> No
     alone = ALONE.get(name)
     with redis_wire() as wire:
         if alone is not None:
-            await check(alone, on_redis, how, failing=wire.failing)
+            await expect_borne(alone, on_redis, how, failing=wire.failing)
         else:
-            await check(TOGETHER[name], two_on_redis, how, failing=wire.failing)
+            await expect_borne(TOGETHER[name], two_on_redis, how, failing=wire.failing)

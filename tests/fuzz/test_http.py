@@ -407,7 +407,7 @@ async def settled(reply: Reply) -> None:
     await reply.done()
 
 
-def check(reply: Reply, message: Any) -> None:
+def expect_answered(reply: Reply, message: Any) -> None:
     """A documented status, and a documented answer in it."""
     assert reply.error is None, reply
     assert reply.status in STATUSES, reply
@@ -429,7 +429,7 @@ def _json_of(reply: Reply) -> list[Json]:
     return [reply.json]
 
 
-async def still_well(target: Target) -> None:
+async def expect_well(target: Target) -> None:
     """Another client is served, and nothing is left at work."""
     client = ModernClient(target.carrier)
     result = await client.call("echo", {"text": "after"}).result()
@@ -461,8 +461,8 @@ def test_whatever_is_sent_is_answered(requests: list[Sent]) -> None:
             for sent in requests:
                 reply, message = deliver(server, sent)
                 await settled(reply)
-                check(reply, message)
-            await still_well(server)
+                expect_answered(reply, message)
+            await expect_well(server)
 
     in_virtual_time(run)
 
@@ -477,8 +477,8 @@ def test_whatever_is_sent_at_once_is_answered(requests: list[Sent]) -> None:
             delivered = [deliver(server, sent) for sent in requests]
             for reply, message in delivered:
                 await settled(reply)
-                check(reply, message)
-            await still_well(server)
+                expect_answered(reply, message)
+            await expect_well(server)
 
     in_virtual_time(run)
 
@@ -494,7 +494,7 @@ def test_whatever_is_sent_without_a_store_is_answered(requests: list[Sent]) -> N
                 reply, message = deliver(server, sent)
                 await settled(reply)
                 check_stateless(reply, message)
-            await still_well(server)
+            await expect_well(server)
 
     in_virtual_time(run)
 
@@ -505,7 +505,7 @@ def check_stateless(reply: Reply, message: Any) -> None:
     if method in ("resources/subscribe", "resources/unsubscribe"):
         assert reply.error is None and reply.status in STATUSES, reply
         return
-    check(reply, message)
+    expect_answered(reply, message)
 
 
 # --- tokens and ids --------------------------------------------------------------------------
@@ -584,7 +584,7 @@ def test_a_spoiled_position_yields_nothing_of_others(
             older.session_id = server.named["<transport>"]
             reply = older.get(header)
             await settled(reply)
-            check(reply, None)
+            expect_answered(reply, None)
 
     in_virtual_time(run)
 
@@ -651,7 +651,7 @@ def test_the_corpus_is_answered() -> None:
                 assert reply.status in STATUSES, (sent, reply)
                 for answer in _json_of(reply):
                     assert "result" in answer or answer["error"]["code"] in CODES, (sent, reply)
-            await still_well(server)
+            await expect_well(server)
 
     in_virtual_time(run)
 

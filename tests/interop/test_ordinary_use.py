@@ -269,8 +269,9 @@ async def test_a_changed_list_is_told(under_test: UnderTest, connected: Connect)
                 await under_test.server.call(notify)
                 method = f"notifications/{what}/list_changed"
                 await client.until(
-                    lambda method=method: len(client.notifications(method)) == 1, what=method
+                    lambda method=method: bool(client.notifications(method)), what=method
                 )
+                assert len(client.notifications(method)) == 1
 
 
 @clients(*ALL)

@@ -61,7 +61,9 @@ def replicas() -> Generator[Replicas]:
         yield Replicas(made, servers, robin, entrance)
 
 
-async def ordinary_day(client: StockClient, replicas: Replicas, note: str, calls: int) -> None:
+async def expect_ordinary_day(
+    client: StockClient, replicas: Replicas, note: str, calls: int
+) -> None:
     """Initialize is done: list, call, subscribe, watch."""
     assert sorted(await client.list("tools")) == sorted(apps.TOOLS)
     await client.subscribe(note)
@@ -91,7 +93,7 @@ async def test_no_call_of_a_stock_client_fails(
     before = dict(replicas.robin.served)
     with anyio.fail_after(120):
         async with connected(replicas.entrance.url()) as client:
-            await ordinary_day(client, replicas, note, calls)
+            await expect_ordinary_day(client, replicas, note, calls)
             session = client.session_id
 
     served = [replicas.robin.served[name] - before[name] for name in before]
@@ -110,7 +112,7 @@ async def test_no_call_of_a_thousand_fails(
     """For the clients whose test above is a short one."""
     with anyio.fail_after(200):
         async with connected(replicas.entrance.url()) as client:
-            await ordinary_day(client, replicas, note, CALLS)
+            await expect_ordinary_day(client, replicas, note, CALLS)
 
 
 @clients("python-2")

@@ -21,7 +21,7 @@ from tests.support.modern import (
 )
 from tests.support.raw import EXTENSION, Json, call_params
 from tests.support.rich import ODD, RICH_KINDS, RichKind, make_rich
-from tests.support.side_by_side import Side, compare, wrapped
+from tests.support.side_by_side import Side, expect_same, wrapped
 
 pytestmark = [
     pytest.mark.anyio,
@@ -43,9 +43,11 @@ def kind(request: pytest.FixtureRequest) -> RichKind:
     return request.param
 
 
-async def same(kind: RichKind, script: Callable[[Side], Awaitable[None]]) -> list[str]:
+async def expect_same_as_sdk(
+    kind: RichKind, script: Callable[[Side], Awaitable[None]]
+) -> list[str]:
     """What both sides answered."""
-    return await compare(lambda: make_rich(kind), script)
+    return await expect_same(lambda: make_rich(kind), script)
 
 
 # --- every method ------------------------------------------------------------------------
@@ -108,14 +110,14 @@ async def test_every_method_is_answered_as_the_sdk_does(kind: RichKind) -> None:
         for method, params in METHODS:
             await client.send(method, params).done()
 
-    answers = await same(kind, script)
+    answers = await expect_same_as_sdk(kind, script)
 
     assert len(answers) == len(METHODS)
 
 
 async def test_discover_says_one_thing_more(kind: RichKind) -> None:
     """Rule: "``capabilities.sessions = {}`` at top level in … ``server/discover`` results, plus
-    our settings under ``capabilities.extensions``". `compare` takes just that away.
+    our settings under ``capabilities.extensions``". `expect_same` takes just that away.
     """
     async with wrapped(lambda: make_rich(kind)) as side:
         result = await side.client().send("server/discover").result()
@@ -176,7 +178,7 @@ async def test_every_result_of_a_tool_is_written_as_the_sdk_does(kind: RichKind)
         for tool, arguments in CALLS:
             await client.call(tool, arguments, headers={"X-Mine": "sent"}).done()
 
-    await same(kind, script)
+    await expect_same_as_sdk(kind, script)
 
 
 async def test_progress_and_log_messages_are_written_as_the_sdk_does(kind: RichKind) -> None:
@@ -194,7 +196,7 @@ async def test_progress_and_log_messages_are_written_as_the_sdk_does(kind: RichK
                 await client.call("log", arguments, meta={LOG_LEVEL: wanted_level}).done()
         await client.call("log", {"level": "info", "text": ODD}).done()
 
-    await same(kind, script)
+    await expect_same_as_sdk(kind, script)
 
 
 @pytest.mark.parametrize("request_id", ["", "a", ODD, 0, -1, 2**70, "\ud800"])
@@ -211,7 +213,7 @@ async def test_any_id_is_answered_as_it_was_sent(request_id: str | int) -> None:
         sent = {"request_id": request_id, "meta": {"progressToken": "t"}}
         await client.call("steps", arguments, **sent).done()
 
-    await same("mcpserver", script)
+    await expect_same_as_sdk("mcpserver", script)
 
 
 # --- multi-round-trip requests -----------------------------------------------------------
@@ -241,7 +243,7 @@ async def test_a_question_in_two_rounds(kind: RichKind) -> None:
         spoiled |= {"requestState": "v1.spoiled", "inputResponses": {}}
         await client.send("tools/call", spoiled).done()
 
-    await same(kind, script)
+    await expect_same_as_sdk(kind, script)
 
 
 async def test_a_client_that_cannot_be_asked(kind: RichKind) -> None:
@@ -253,7 +255,7 @@ async def test_a_client_that_cannot_be_asked(kind: RichKind) -> None:
             client = side.client(capabilities=capabilities)
             await client.call("order", {"item": "tea"}).done()
 
-    await same(kind, script)
+    await expect_same_as_sdk(kind, script)
 
 
 # --- the envelope and its headers ----------------------------------------------------------
@@ -304,7 +306,7 @@ async def test_every_envelope_is_judged_as_the_sdk_does(kind: RichKind) -> None:
         client.post({"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
         await _all_done(side)
 
-    await same(kind, script)
+    await expect_same_as_sdk(kind, script)
 
 
 HEADERS: list[dict[str, str | None]] = [
@@ -355,7 +357,7 @@ async def test_every_header_is_judged_as_the_sdk_does(kind: RichKind) -> None:
             await client.send("tools/list", headers=headers).done()
             await client.notify("notifications/cancelled", {"requestId": 1}, headers=headers)
 
-    await same(kind, script)
+    await expect_same_as_sdk(kind, script)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +373,7 @@ async def test_a_header_that_is_there_twice(name: str) -> None:
             side.send("POST", "/mcp", lines, json.dumps(message).encode())
         await _all_done(side)
 
-    await same("mcpserver", script)
+    await expect_same_as_sdk("mcpserver", script)
 
 
 MCP_PARAMS: list[tuple[Json, list[tuple[str, str]]]] = [
@@ -399,7 +401,7 @@ async def test_arguments_that_are_repeated_in_headers(kind: RichKind) -> None:
             side.send("POST", "/mcp", [*_lines(message), *more], json.dumps(message).encode())
             await _all_done(side)
 
-    await same(kind, script)
+    await expect_same_as_sdk(kind, script)
 
 
 # --- bodies --------------------------------------------------------------------------------
@@ -451,7 +453,7 @@ async def test_every_body_is_judged_as_the_sdk_does(kind: RichKind) -> None:
             message = json.dumps(_message("tools/call", call_params("number", {"value": 77})))
             await client.post(message.encode().replace(b"77", value), _named("number")).done()
 
-    await same(kind, script)
+    await expect_same_as_sdk(kind, script)
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT", "HEAD", "OPTIONS", "PATCH"])
@@ -462,7 +464,7 @@ async def test_only_post_is_of_this_era(kind: RichKind, method: str) -> None:
         side.send(method, "/mcp", [*lines, ("Mcp-Session-Id", "x"), ("Last-Event-ID", "y")], b"")
         await _all_done(side)
 
-    await same(kind, script)
+    await expect_same_as_sdk(kind, script)
 
 
 async def test_a_body_that_is_too_large(kind: RichKind) -> None:
@@ -476,7 +478,7 @@ async def test_a_body_that_is_too_large(kind: RichKind) -> None:
             except UnicodeEncodeError:
                 continue
 
-    await same(kind, script)
+    await expect_same_as_sdk(kind, script)
 
 
 async def test_another_path_is_not_the_endpoint(kind: RichKind) -> None:
@@ -485,7 +487,7 @@ async def test_another_path_is_not_the_endpoint(kind: RichKind) -> None:
             client = side.client(path=path)
             await client.send("tools/list").done()
 
-    await same(kind, script)
+    await expect_same_as_sdk(kind, script)
 
 
 # --- subscriptions/listen -------------------------------------------------------------------
@@ -507,7 +509,7 @@ async def test_a_listen_stream_without_a_session_is_the_sdks_own(kind: RichKind)
         heard.leave()
         await heard.done()
 
-    answers = await same(kind, script)
+    answers = await expect_same_as_sdk(kind, script)
 
     assert answers[0].count("notifications/resources/updated") == 2
 
@@ -534,7 +536,7 @@ async def test_every_filter_is_judged_as_the_sdk_does(kind: RichKind) -> None:
             heard.leave()
             await heard.done()
 
-    await same(kind, script)
+    await expect_same_as_sdk(kind, script)
 
 
 # --- helpers ---------------------------------------------------------------------------------

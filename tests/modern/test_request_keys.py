@@ -116,6 +116,7 @@ async def test_a_stream_that_broke_before_it_began_cancels_too() -> None:
         call.leave()
         await w.box.gate("g").cancelled.wait()
         await call.done()
+        assert call.messages == []
 
 
 async def test_in_the_handshake_era_nothing_is_cancelled() -> None:

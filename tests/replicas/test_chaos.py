@@ -207,7 +207,7 @@ async def chaos(made: list[Replica], workers: list[Worker]) -> None:
         over = True
 
 
-def check(workers: list[Worker], directory: Path, *, answered_each: int) -> None:
+def expect_each_run_once(workers: list[Worker], directory: Path, *, answered_each: int) -> None:
     """What must hold.
 
     Args:
@@ -259,7 +259,7 @@ async def test_replicas_on_redis_are_killed_in_turn(tmp_path: Path) -> None:
 
         await chaos(made, workers)
 
-        check(workers, tmp_path, answered_each=10)
+        expect_each_run_once(workers, tmp_path, answered_each=10)
 
 
 async def test_a_server_on_sqlite_is_killed_again_and_again(tmp_path: Path) -> None:
@@ -277,4 +277,4 @@ async def test_a_server_on_sqlite_is_killed_again_and_again(tmp_path: Path) -> N
         await chaos(made, workers)
 
         # It is down most of the time: killed as soon as it listens.
-        check(workers, tmp_path, answered_each=2)
+        expect_each_run_once(workers, tmp_path, answered_each=2)

@@ -214,7 +214,7 @@ async def test_a_cancel_of_nothing_does_nothing(params: Json | None) -> None:
         await client.notify("notifications/cancelled", params)
         await cycles()
         w.box.gate("g").go.set()
-        await sent.result()
+        assert text_of(await sent.result()) == "through g"
 
 
 async def test_a_handler_that_ignores_its_cancellation_delays_nothing() -> None:

@@ -34,7 +34,7 @@ DECLARED: Json = {"extensions": {EXTENSION: {}}}
 INFO = {"name": "raw", "version": "1"}
 
 
-def is_a(schema: str, message: Any) -> None:
+def expect_shape(schema: str, message: Any) -> None:
     """Fail if a message has not that shape."""
     assert faults(schema, message) == [], message
 
@@ -43,9 +43,9 @@ async def test_the_handshake_eras_messages() -> None:
     """Start, events, resume in each outcome, a takeover, the end, and the errors between."""
     async with world(max_subscriptions=1) as w:
         client = w.client(capabilities=DECLARED)
-        is_a("server-capabilities", (await client.initialize())["capabilities"])
+        expect_shape("server-capabilities", (await client.initialize())["capabilities"])
         stream = client.get()
-        is_a("session-start.result", answer := await client.answer("session/start"))
+        expect_shape("session-start.result", answer := await client.answer("session/start"))
         started = answer["result"]
         session = started["sessionId"]
         for position, caught_up in ((started["sessionEventId"], True), ("x", False), (None, False)):
@@ -53,33 +53,35 @@ async def test_the_handshake_eras_messages() -> None:
             if position is None:
                 del params["lastSessionEventId"]
             answer = await client.answer("session/resume", params)
-            is_a("session-resume.result", answer)
+            expect_shape("session-resume.result", answer)
             assert answer["result"]["catchup"] is caught_up
         await client.result("resources/subscribe", {"uri": "a:1"})
         limited = await client.answer("resources/subscribe", {"uri": "a:2"})
-        is_a("limit-reached.error", limited)
+        expect_shape("limit-reached.error", limited)
         await w.layer.notify_resource_updated("a:1")
         await w.layer.notify_tools_changed()
         for message in await stream.has(2):
-            is_a("session-event.notification", message)
+            expect_shape("session-event.notification", message)
 
         lone = await w.client().answer("session/resume", {"sessionId": session})
-        is_a("session-resume.result", lone)
+        expect_shape("session-resume.result", lone)
         assert lone["result"]["reason"] == "no_stream"
-        is_a("sessions-detached.notification", (await stream.has(3))[2])
-        is_a("session-detached.error", await client.answer("tools/list"))
+        expect_shape("sessions-detached.notification", (await stream.has(3))[2])
+        expect_shape("session-detached.error", await client.answer("tools/list"))
 
         same_id = client.call("wait", gate="g", meta=in_session(session))
         await w.box.gate("g").started.wait()
         duplicate = client.send("ping", request_id=same_id.id)
-        is_a("invalid-request.error", await duplicate.answer())
-        is_a("session-end.result", await client.answer("session/end", {"sessionId": session}))
-        is_a("session-not-found.error", answer := await same_id.answer())
+        expect_shape("invalid-request.error", await duplicate.answer())
+        expect_shape(
+            "session-end.result", await client.answer("session/end", {"sessionId": session})
+        )
+        expect_shape("session-not-found.error", answer := await same_id.answer())
         assert answer["error"]["data"]["started"] is True
         gone = {"_meta": in_session(session)}
-        is_a("session-not-found.error", answer := await client.answer("tools/list", gone))
+        expect_shape("session-not-found.error", answer := await client.answer("tools/list", gone))
         assert "started" not in answer["error"]["data"]
-        is_a("invalid-params.error", await client.answer("session/end", {}))
+        expect_shape("invalid-params.error", await client.answer("session/end", {}))
 
 
 async def test_the_data_layers_messages() -> None:
@@ -87,7 +89,7 @@ async def test_the_data_layers_messages() -> None:
     async with world() as w:
         w.layer.require_session(tools=["session_id"])
         client = await w.connected()
-        is_a("sessions-create.result", answer := await client.answer("sessions/create"))
+        expect_shape("sessions-create.result", answer := await client.answer("sessions/create"))
         session = answer["result"]["session"]["sessionId"]
         for key, schema in (
             ({"text": "x"}, "in-session.result"),
@@ -95,16 +97,18 @@ async def test_the_data_layers_messages() -> None:
             ({"text": "y"}, "invalid-request.error"),
         ):
             params = call_params("echo", key, keyed("k", session))
-            is_a("in-session.request", {**REQUEST, "params": params})
-            is_a(schema, await client.answer("tools/call", params))
+            expect_shape("in-session.request", {**REQUEST, "params": params})
+            expect_shape(schema, await client.answer("tools/call", params))
         meta = {SESSION: {"sessionId": session, "state": "forged"}}
         bad = await client.answer("tools/call", call_params("echo", {"text": "x"}, meta))
-        is_a("invalid-state.error", bad)
-        is_a("session-required.error", await client.answer("tools/call", call_params("session_id")))
+        expect_shape("invalid-state.error", bad)
+        expect_shape(
+            "session-required.error", await client.answer("tools/call", call_params("session_id"))
+        )
         crossed = await client.answer("session/end", {"sessionId": client.session_id})
-        is_a("invalid-request.error", crossed)
+        expect_shape("invalid-request.error", crossed)
         deleted = await client.answer("sessions/delete", {"_meta": in_session(session)})
-        is_a("session-end.result", deleted)
+        expect_shape("session-end.result", deleted)
 
 
 REQUEST: Json = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
@@ -115,26 +119,26 @@ async def test_the_modern_eras_messages() -> None:
     async with world() as w:
         client = ModernClient(w.carrier, capabilities=DECLARED)
         discovered = await client.send("server/discover").result()
-        is_a("server-capabilities", discovered["capabilities"])
-        is_a("session-start.result", answer := await client.send("session/start").answer())
+        expect_shape("server-capabilities", discovered["capabilities"])
+        expect_shape("session-start.result", answer := await client.send("session/start").answer())
         session = answer["result"]["sessionId"]
         heard = await client.listening(session, "a:1", lists=("tools",))
         await w.layer.notify_resource_updated("a:1")
         first, event = await heard.has(2)
-        is_a("acknowledged.notification", first)
-        is_a("session-event.notification", event)
+        expect_shape("acknowledged.notification", first)
+        expect_shape("session-event.notification", event)
         newer = await client.listening(session, "a:1")
-        is_a("listen.result", await heard.answer())
+        expect_shape("listen.result", await heard.answer())
         resumed = await client.send("session/resume", {"sessionId": session}).answer()
-        is_a("session-resume.result", resumed)
+        expect_shape("session-resume.result", resumed)
         # The newer one is displaced by the resume, and its client told.
-        is_a("sessions-detached.notification", (await newer.has(3))[1])
+        expect_shape("sessions-detached.notification", (await newer.has(3))[1])
         last = await client.listening(session)
         other = client.call("echo", {"text": "x"}, session=session, headers={"Mcp-Session-Id": "x"})
-        is_a("header-mismatch.error", await other.answer())
+        expect_shape("header-mismatch.error", await other.answer())
         ended = await client.send("session/end", {"sessionId": session}).answer()
-        is_a("session-end.result", ended)
-        is_a("session-not-found.error", await last.answer())
+        expect_shape("session-end.result", ended)
+        expect_shape("session-not-found.error", await last.answer())
 
 
 async def test_the_messages_of_a_server_without_a_store() -> None:
@@ -144,21 +148,21 @@ async def test_the_messages_of_a_server_without_a_store() -> None:
         client = RawClient(carrier)
         params = {"protocolVersion": NEWEST, "capabilities": {}, "clientInfo": INFO}
         shaken = client.send("initialize", params)
-        is_a("server-capabilities", (await shaken.result())["capabilities"])
+        expect_shape("server-capabilities", (await shaken.result())["capabilities"])
         assert shaken.reply.header("mcp-session-id") is None
-        is_a("sessions-create.result", answer := await client.answer("sessions/create"))
+        expect_shape("sessions-create.result", answer := await client.answer("sessions/create"))
         assert "_meta" not in answer["result"]
         named = answer["result"]["session"]
         meta = {SESSION: {"sessionId": named["sessionId"], "state": named["state"]}}
         used = await client.answer("tools/call", call_params("echo", {"text": "x"}, meta))
-        is_a("in-session.result", used)
+        expect_shape("in-session.result", used)
         meta[SESSION]["state"] = "forged"
         bad = await client.answer("tools/call", call_params("echo", {"text": "x"}, meta))
-        is_a("invalid-state.error", bad)
+        expect_shape("invalid-state.error", bad)
         gone = await client.answer("sessions/delete", {"_meta": in_session("unknown")})
-        is_a("session-not-found.error", gone)
+        expect_shape("session-not-found.error", gone)
         del meta[SESSION]["state"]
-        is_a("session-end.result", await client.answer("sessions/delete", {"_meta": meta}))
+        expect_shape("session-end.result", await client.answer("sessions/delete", {"_meta": meta}))
         for method in ("session/start", "session/resume", "session/end"):
             assert (await client.error(method))["code"] == -32601
 
@@ -171,7 +175,7 @@ async def test_an_unknown_outcome() -> None:
         sent = client.call("wait", gate="g", meta=keyed("k", session))
         await w.box.gate("g").started.wait()
         await w.layer.drain(grace=0)
-        is_a("outcome-unknown.error", await sent.answer())
+        expect_shape("outcome-unknown.error", await sent.answer())
 
 
 def session_named_by(message: Json) -> Json | None:
@@ -200,7 +204,7 @@ async def test_our_clients_messages(mode: str) -> None:
         named = session_named_by(message)
         schema = shapes.get(message["method"], "in-session.request" if named else None)
         if schema is not None and "id" in message:
-            is_a(schema, message)
+            expect_shape(schema, message)
             seen.add(schema)
     assert seen == {*shapes.values(), "in-session.request"}, json.dumps([m for m, _ in sent])
 

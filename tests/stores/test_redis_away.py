@@ -360,7 +360,7 @@ async def test_a_connection_that_the_server_closed_is_made_again() -> None:
             link = link_of(store)
             server.ask("CLIENT KILL TYPE normal SKIPME yes")
             await until(lambda: link._connection is None)  # pyright: ignore[reportPrivateUsage]
-            await append(store, session_id)
+            assert await append(store, session_id)
 
 
 # --- lost writes -----------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def seen(event: LoggedEvent) -> object:
     return event.number, payload, event.at, event.key, event.origin
 
 
-async def both(steps: Sequence[Sequence[Any]]) -> None:
+async def expect_same(steps: Sequence[Sequence[Any]]) -> None:
     sides: list[Side] = []
     for store in (MemoryStore(), redis_store()):
         await store.open(POLICY)
@@ -181,11 +181,11 @@ async def both(steps: Sequence[Sequence[Any]]) -> None:
 @settings(max_examples=60)
 def test_logs_are_the_same(steps: list[tuple[Any, ...]]) -> None:
     """CUP10, CUP6, COA6, ATT7."""
-    asyncio.run(both(steps))
+    asyncio.run(expect_same(steps))
 
 
 @given(KEY_STEPS)
 @settings(max_examples=60)
 def test_request_keys_are_the_same(steps: list[tuple[Any, ...]]) -> None:
     """KEY3, SEC3."""
-    asyncio.run(both(steps))
+    asyncio.run(expect_same(steps))

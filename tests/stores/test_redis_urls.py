@@ -6,6 +6,7 @@ import pytest
 
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.stores.redis.store import RedisStore
 from mcp_sessions.stores.urls import open_store
 
 SECRET = "s3cret"
@@ -38,7 +39,7 @@ def test_what_is_wrong_with_a_url_is_named(url: str, said: str) -> None:
     "url", ["redis://", "redis:///0", "redis://[::1]:6379/2", "unix:///r.sock"]
 )
 def test_what_redis_py_has_a_default_for_may_be_left_out(url: str) -> None:
-    open_store(url)
+    assert isinstance(open_store(url), RedisStore)
 
 
 @pytest.mark.anyio

@@ -1,7 +1,7 @@
 """One server bare and one wrapped, the same requests to both, and what each answered.
 
 A *script* is an async function that talks to one `Side`. Every exchange it has is kept:
-status, headers and body, byte for byte. `compare` runs it on both sides and compares them.
+status, headers and body, byte for byte. `expect_same` runs it on both sides and compares them.
 """
 
 import json
@@ -104,7 +104,7 @@ async def wrapped(make: Callable[[], Rich]) -> AsyncGenerator[Side]:
         yield Side("wrapped", rich, carrier)
 
 
-async def compare(make: Callable[[], Rich], script: Script) -> list[str]:
+async def expect_same(make: Callable[[], Rich], script: Script) -> list[str]:
     """Run ``script`` on both; the transcript, which is the same.
 
     Raises:

@@ -173,4 +173,5 @@ async def test_new_connections_go_to_the_new_target() -> None:
         one.retarget(two.host, two.port)
         _, writer = await asyncio.open_connection(one.host, one.port)
         await two.accepted_total(2)
+        assert (one.accepted, two.accepted) == (2, 2)
         writer.transport.abort()

@@ -168,7 +168,9 @@ def test_a_websocket_comes_through_the_proxy(proxied: str) -> None:
         session = connect(client, proxied)
         for text in ("one", "two", "three"):
             call(client, proxied, session, "write_note", name="socket", text=text)
-        updates = 0
-        while updates < 3:
+        updates: list[str] = []
+        while len(updates) < 3:
             heard: dict[str, Any] = json.loads(socket.recv(timeout=20))
-            updates += heard.get("method") == "notifications/resources/updated"
+            if heard.get("method") == "notifications/resources/updated":
+                updates.append(heard["params"]["uri"])
+        assert updates == ["note://socket"] * 3
