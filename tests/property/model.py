@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from mcp_sessions.core.log import Window
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal
 
 
@@ -72,19 +73,105 @@ class LogModel:
 
 
 @dataclass
+class KeyModel:
+    """One request key."""
+
+    name: str
+    digest: bytes
+    scopes: frozenset[str]
+    run: str
+    state: str = "running"
+    answer: bytes | None = None
+    finished_at: float = 0.0
+
+
+@dataclass
+class KeysModel:
+    """A session's request keys: what runs, and then what finished, oldest first."""
+
+    max_bytes: int
+    lifetime: float
+    cost: int
+    """Bytes of a key, whatever its name."""
+
+    known: list[KeyModel] = field(default_factory=list[KeyModel])
+
+    def begin(
+        self,
+        name: str,
+        digest: bytes,
+        now: float,
+        *,
+        scopes: frozenset[str],
+        run: str,
+        instead_of: str,
+    ) -> tuple[str, bytes | None]:
+        """What a keyed request finds, and the answer that it gets."""
+        self.expire(now)
+        for entry in self.known:
+            if entry.name == name:
+                if entry.digest != digest:
+                    return "other_content", None
+                if entry.scopes - scopes:
+                    return "fewer_scopes", None
+                if entry.state == "running" and entry.run == instead_of:
+                    entry.scopes, entry.run = scopes, run
+                    return "first", None
+                return entry.state, entry.answer
+        if not self.make_room(self.cost):
+            return "full", None
+        self.known.append(KeyModel(name, digest, scopes, run))
+        return "first", None
+
+    def finish(self, name: str, answer: bytes | None, now: float) -> bool:
+        """Whether the answer is kept."""
+        self.expire(now)
+        for entry in self.known:
+            if entry.name == name and entry.state == "running":
+                if answer is not None and not self.make_room(len(answer)):
+                    answer = None
+                entry.state = "dropped" if answer is None else "answered"
+                entry.answer, entry.finished_at = answer, now
+                self.known.remove(entry)
+                self.known.append(entry)
+                return answer is not None
+        return False
+
+    def make_room(self, wanted: int) -> bool:
+        """Drop answers, oldest first, but none if that is not enough."""
+        if len(self.known) * self.cost + wanted > self.max_bytes:
+            return False
+        for entry in self.known:
+            answers = sum(len(each.answer or b"") for each in self.known)
+            if len(self.known) * self.cost + answers + wanted <= self.max_bytes:
+                break
+            if entry.answer is not None:
+                entry.state, entry.answer = "dropped", None
+        return True
+
+    def expire(self, now: float) -> None:
+        """Forget what finished long ago."""
+        self.known = [
+            entry
+            for entry in self.known
+            if entry.state == "running" or entry.finished_at >= now - self.lifetime
+        ]
+
+
+@dataclass
 class SessionModel:
     """A session, alive."""
 
     principal: str
+    mode: Mode
     expires_at: float
     ends_at: float
     log: LogModel
+    keys: KeysModel
     attachment: tuple[str, int] | None = None
     fencing_epoch: int = 0
+    waits_from: str | None = None
     subscriptions: set[str] = field(default_factory=set[str])
-    keys: dict[str, tuple[bytes, str]] = field(default_factory=dict[str, tuple[bytes, str]])
-    """Key → digest and ``running``, ``answered`` or ``dropped``."""
-
     data: int | None = None
     data_version: int = 0
 
@@ -94,12 +181,30 @@ class SessionModel:
 
     def move_deadline(self, now: float, idle: float) -> None:
         """A request came, or ended."""
-        self.expires_at = min(now + idle, self.ends_at)
+        if self.mode is not Mode.CONVERSATION:
+            self.expires_at = min(now + idle, self.ends_at)
 
-    def attach(self, connection: str | None) -> None:
-        """Raise the fencing epoch; the newest attachment is the only one."""
+    def admits(
+        self, principal: str, mode: Mode, now: float, *, held: bool, epoch: int | None
+    ) -> str | None:
+        """What a request is told: ``admitted``, ``displaced``, ``other mode`` or nothing."""
+        if principal != self.principal or now >= (self.ends_at if held else self.expires_at):
+            return None
+        if mode is not self.mode:
+            return None if Mode.CONVERSATION in (mode, self.mode) else "other mode"
+        return "displaced" if epoch not in (None, self.fencing_epoch) else "admitted"
+
+    def attach(self, connection: str | None) -> str | None:
+        """Raise the fencing epoch; the newest attachment is the only one. Where its listen
+        stream starts.
+        """
         self.fencing_epoch += 1
-        self.attachment = (connection, self.fencing_epoch) if connection is not None else None
+        if connection is None:
+            self.attachment = None
+            return None
+        self.attachment = (connection, self.fencing_epoch)
+        waits_from, self.waits_from = self.waits_from, None
+        return waits_from
 
     def detach(self, fencing_epoch: int) -> bool:
         """Let go, if it is that attachment that holds."""

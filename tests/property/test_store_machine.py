@@ -6,6 +6,7 @@ contract says of that time: it is not found, and admits nothing).
 """
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from typing import Any, TypeVar, cast
 
@@ -20,8 +21,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,  # pyright: ignore[reportUnknownVariableType]
 )
 
-from mcp_sessions.core.log import Draft, Window
-from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.core.log import UNBOUNDED, Draft, Window
+from mcp_sessions.core.request_keys import Begun, key_cost
 from mcp_sessions.core.states import BEGINS, LIVE, Change, Mode, State, after
 from mcp_sessions.errors import LimitReached, Refusal
 from mcp_sessions.ids import (
@@ -30,6 +31,7 @@ from mcp_sessions.ids import (
     LogEpoch,
     Position,
     RequestKey,
+    SessionEventId,
     SessionId,
 )
 from mcp_sessions.policy import SessionPolicy
@@ -37,12 +39,14 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.records import Attachment, KeyUse
 from mcp_sessions.testing import MakeStore
-from tests.property.model import LogModel, SessionModel
+from tests.property.model import KeysModel, LogModel, SessionModel
 from tests.stores.every_store import every_store
 
 T = TypeVar("T")
 
 MOST_OF_ONE = 2
+KEYS = ["k1", "k2", "k3"]
+KEY_BYTES = key_cost(RequestKey(KEYS[0]))
 POLICY = SessionPolicy(
     idle_timeout=90,
     max_lifetime=400,
@@ -52,7 +56,8 @@ POLICY = SessionPolicy(
     max_events=4,
     max_bytes=60,
     max_age=50,
-    request_key_lifetime=100_000,
+    request_key_bytes=2 * KEY_BYTES + 20,
+    request_key_lifetime=120,
 )
 WINDOW = Window(POLICY.max_events, POLICY.max_bytes, POLICY.max_age)
 
@@ -62,7 +67,16 @@ SESSIONS = st.integers(0, 11)
 OWNERS = st.sampled_from(["alice", "bob"])
 CONNECTIONS = st.sampled_from(["here", "there", None])
 URIS = st.sampled_from(["note://1", "note://2", "note://3"])
-KEYS = st.sampled_from(["k1", "k2"])
+SENDINGS = st.builds(
+    KeyUse,
+    st.sampled_from(KEYS).map(RequestKey),
+    st.sampled_from([b"this", b"this", b"this", b"that"]),
+    st.just("process-1"),
+    st.sampled_from([frozenset[str](), frozenset({"write"})]),
+    st.sampled_from(["run-1", "run-2"]),
+    st.sampled_from(["", "", "run-1"]),
+)
+MODES = st.sampled_from([Mode.PROTOCOL, Mode.PROTOCOL, Mode.TRANSPORT, Mode.CONVERSATION])
 EVENTS = st.lists(
     st.tuples(st.sampled_from([None, "a", "b"]), st.sampled_from([1, 1, 20, 70])),
     min_size=1,
@@ -122,11 +136,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- life ----------------------------------------------------------------------------
 
-    @rule(owner=OWNERS)
-    def create(self, owner: str) -> None:
+    @rule(owner=OWNERS, mode=MODES)
+    def create(self, owner: str, mode: Mode = Mode.PROTOCOL) -> None:
         owned = sum(model.principal == owner for model in self.live.values())
         try:
-            call = self.store.create(Mode.PROTOCOL, principal(owner), peer=None, now=self.now)
+            call = self.store.create(mode, principal(owner), peer=None, now=self.now)
             record = self.run(call)
         except LimitReached as reached:
             full = len(self.live) == POLICY.max_sessions
@@ -135,8 +149,14 @@ class StoreMachine(RuleBasedStateMachine):
             return
         assert record.session_id not in self.states
         assert len(self.live) < POLICY.max_sessions and owned < MOST_OF_ONE
+        is_conversation = mode is Mode.CONVERSATION
         self.live[record.session_id] = SessionModel(
-            owner, self.now + POLICY.idle_timeout, self.now + POLICY.max_lifetime, LogModel(WINDOW)
+            owner,
+            mode,
+            math.inf if is_conversation else self.now + POLICY.idle_timeout,
+            math.inf if is_conversation else self.now + POLICY.max_lifetime,
+            LogModel(UNBOUNDED if is_conversation else WINDOW),
+            KeysModel(POLICY.request_key_bytes, POLICY.request_key_lifetime, KEY_BYTES),
         )
         self.states[record.session_id] = BEGINS
 
@@ -187,39 +207,39 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- requests --------------------------------------------------------------------------
 
-    @rule(at=SESSIONS, key=KEYS, content=st.sampled_from([b"this", b"this", b"that"]))
-    def send_with_key(self, at: int, key: str, content: bytes) -> None:
+    @rule(at=SESSIONS, use=SENDINGS)
+    def send_with_key(self, at: int, use: KeyUse) -> None:
         session_id = self.pick(at)
         model = self.live.get(session_id)
-        self.admit(session_id, model.principal if model is not None else "alice", key, content)
+        owner, mode = (model.principal, model.mode) if model else ("alice", Mode.PROTOCOL)
+        self.admit(session_id, owner, mode, use)
 
     @rule(
         at=SESSIONS,
         owner=OWNERS,
-        key=st.none() | KEYS,
-        mode=st.sampled_from([Mode.PROTOCOL] * 4 + [Mode.TRANSPORT]),
+        mode=MODES,
+        use=st.none() | SENDINGS,
         held=st.booleans(),
         behind=st.sampled_from([None, None, 0, 1]),
     )
-    def send(
+    def admit_any(
         self,
         at: int,
         owner: str,
-        key: str | None,
         mode: Mode,
+        use: KeyUse | None,
         held: bool,
         behind: int | None,
     ) -> None:
-        self.admit(self.pick(at), owner, key, b"this", mode=mode, held=held, behind=behind)
+        self.admit(self.pick(at), owner, mode, use, held=held, behind=behind)
 
     def admit(
         self,
         session_id: SessionId,
         owner: str,
-        key: str | None,
-        content: bytes,
+        mode: Mode,
+        use: KeyUse | None,
         *,
-        mode: Mode = Mode.PROTOCOL,
         held: bool = False,
         behind: int | None = None,
     ) -> None:
@@ -227,7 +247,6 @@ class StoreMachine(RuleBasedStateMachine):
         epoch = None
         if behind is not None:
             epoch = FencingEpoch(model.fencing_epoch - behind if model is not None else 0)
-        use = KeyUse(RequestKey(key), content, "process-1") if key is not None else None
         admitted = self.run(
             self.store.admit(
                 session_id,
@@ -239,32 +258,33 @@ class StoreMachine(RuleBasedStateMachine):
                 key=use,
             )
         )
-        refused = model is None or model.principal != owner
-        if model is None or refused or self.now >= (model.ends_at if held else model.expires_at):
-            assert admitted is None
+        told = model.admits(owner, mode, self.now, held=held, epoch=epoch) if model else None
+        assert (admitted is None) == (told is None)
+        if model is None or admitted is None:
             return
-        assert admitted is not None and admitted.record.session_id == session_id
-        if mode is not Mode.PROTOCOL:
-            assert (admitted.key, admitted.outcome) == (None, None)
-            return
-        assert admitted.displaced == (behind == 1)
-        if admitted.displaced:
-            assert admitted.key is None
-            return
-        model.move_deadline(self.now, POLICY.idle_timeout)
-        if key is None:
-            assert admitted.key is None
-            return
-        digest, state = model.keys.setdefault(key, (content, "first"))
-        if digest != content:
-            assert admitted.key is Begun.OTHER_CONTENT
-            return
-        assert admitted.key is Begun(state)
-        assert (admitted.outcome is not None) == (state == "answered")
-        if state == "first":
-            model.keys[key] = (content, "running")
+        assert admitted.record.session_id == session_id
+        assert (admitted.record.mode is mode) == (told != "other mode")
+        assert admitted.displaced == (told == "displaced")
+        expected = None, None
+        if told == "admitted":
+            model.move_deadline(self.now, POLICY.idle_timeout)
+            if use is not None:
+                begun, answer = model.keys.begin(
+                    use.key,
+                    use.digest,
+                    self.now,
+                    scopes=use.scopes,
+                    run=use.run,
+                    instead_of=use.instead_of,
+                )
+                expected = Begun(begun), answer
+        assert (admitted.key, admitted.outcome) == expected
 
-    @rule(at=SESSIONS, key=KEYS, outcome=st.sampled_from([b'"result":{}', None]))
+    @rule(
+        at=SESSIONS,
+        key=st.sampled_from(KEYS),
+        outcome=st.sampled_from([b'"result":{}', b'"result":{"more":1}', None]),
+    )
     def finish(self, at: int, key: str, outcome: bytes | None) -> None:
         session_id = self.pick(at)
         if self.is_overdue(session_id):
@@ -272,10 +292,7 @@ class StoreMachine(RuleBasedStateMachine):
         call = self.store.finish_request(session_id, RequestKey(key), outcome, now=self.now)
         was_kept = self.run(call)
         model = self.live.get(session_id)
-        digest, state = model.keys.get(key, (b"", "")) if model is not None else (b"", "")
-        assert was_kept == (state == "running" and outcome is not None)
-        if model is not None and state == "running":
-            model.keys[key] = (digest, "answered" if outcome is not None else "dropped")
+        assert was_kept == (model is not None and model.keys.finish(key, outcome, self.now))
 
     # --- events ----------------------------------------------------------------------------
 
@@ -351,13 +368,23 @@ class StoreMachine(RuleBasedStateMachine):
             assert attached is None
             return
         assert attached is not None and attached.previous == attachment_of(model)
-        model.attach(connection)
+        assert attached.waits_from == model.attach(connection)
         self.change(session_id, Change.ATTACH if connection is not None else Change.DISPLACE)
         assert attached.fencing_epoch == model.fencing_epoch
         assert attached.head == self.position(session_id, 0)[0]
         numbers = [event.number for event in attached.replay]
         known = Refusal.NO_POSITION if behind is None else model.log.replay(number, self.now)
         assert_replay(known, numbers, attached.refusal)
+
+    @rule(at=SESSIONS)
+    def wait_from_here(self, at: int) -> None:
+        session_id = self.pick(at)
+        if self.is_overdue(session_id):
+            return
+        position, _ = self.position(session_id, 0)
+        self.run(self.store.set_waits_from(session_id, SessionEventId(position)))
+        if session_id in self.live:
+            self.live[session_id].waits_from = position
 
     @rule(at=SESSIONS, behind=st.sampled_from([0, 0, 1, 2]))
     def detach(self, at: int, behind: int) -> None:
@@ -423,6 +450,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert record.principal.subject == model.principal
             assert record.attachment == attachment_of(model)
             assert record.fencing_epoch == model.fencing_epoch
+            assert record.waits_from == model.waits_from
             assert record.subscriptions == model.subscriptions
             # The policy allows a store to write a hundredth of the idle time less.
             earliest = min(model.expires_at - POLICY.idle_timeout / 100, model.ends_at)
