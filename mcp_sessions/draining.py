@@ -18,7 +18,7 @@ from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.delivery.detached import declares_extension, tell_detached
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.owed import Owed
-from mcp_sessions.server.requests.runner import Host
+from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.http.connection import HttpConnection
@@ -37,7 +37,7 @@ class Draining:
         endpoints: Sequence[Endpoint],
         store: SessionStore,
         hub: Hub,
-        host: Host,
+        runner: RequestRunner,
         owed: Owed,
         policy: SessionPolicy,
         bus: ClusterBus,
@@ -51,7 +51,7 @@ class Draining:
         self._endpoints = endpoints
         self._store = store
         self._hub = hub
-        self._host = host
+        self._runner = runner
         self._owed = owed
         self._policy = policy
         self._bus = bus
@@ -69,7 +69,7 @@ class Draining:
         if self._bus.is_shared or not self._store.remembers:
             return False
         inbounds = (
-            carrier.inbound for at_work in self._host.at_work for carrier in at_work.carriers
+            waiter.inbound for at_work in self._runner.at_work for waiter in at_work.waiters
         )
         return any(isinstance(inbound.connection, HttpConnection) for inbound in inbounds)
 
@@ -86,7 +86,7 @@ class Draining:
                     connection.close_when_quiet()
                 else:
                     await self._tell_draining(connection)
-        left = await self._host.drain(grace)
+        left = await self._runner.drain(grace)
         # Not before: until then it answers what others wait for.
         await self._bus.leave()
         if left:

@@ -31,7 +31,7 @@ from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.server.cluster.bus import ClusterBus, LocalBus, SharedBus
 from mcp_sessions.server.cluster.handlers import Telling
 from mcp_sessions.server.delivery.announced import noting
-from mcp_sessions.server.delivery.changes import Changes
+from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.publisher import Publisher
@@ -42,7 +42,7 @@ from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.server.dispatch.reaper import Reaper
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
-from mcp_sessions.server.requests.runner import Host
+from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream, primes_streams
 from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
 from mcp_sessions.serving import (
@@ -124,10 +124,10 @@ class SessionLayer:
         self._owed = Owed()
         self._hub = Hub(self.store, clock, self._owed, self._bus)
         self._publisher = Publisher(self.store, self._hub, self.policy, clock, self._bus)
-        self._changes = Changes(
+        self._broadcaster = ChangeBroadcaster(
             self.store, self._hub, self._publisher, self.policy, clock, self._bus
         )
-        self._host = Host(
+        self._runner = RequestRunner(
             self.store,
             self._hub,
             self._publisher,
@@ -138,21 +138,21 @@ class SessionLayer:
             stamp=lambda result, record: self._methods.stamp(result, record),
         )
         self._methods = SessionMethods(
-            self.store, self._hub, self._host, clock, self.security, self._owed, self._bus
+            self.store, self._hub, self._runner, clock, self.security, self._owed, self._bus
         )
         self._gates = Gates()
         self.sessions = Sessions(self.store, clock, self._methods.finish)
         """Lists and ends sessions."""
 
         self._reaper = Reaper(
-            self.store, self._host, self._hub, self.policy, clock, self._methods.forget
+            self.store, self._runner, self._hub, self.policy, clock, self._methods.forget
         )
         self._methods.make_room = self._reaper.make_room
         self._router = Router(
             store=self.store,
             hub=self._hub,
             publisher=self._publisher,
-            host=self._host,
+            runner=self._runner,
             upstream=self._upstream,
             methods=self._methods,
             gates=self._gates,
@@ -165,8 +165,8 @@ class SessionLayer:
             self._bus,
             self.store,
             self._hub,
-            self._changes,
-            self._host,
+            self._broadcaster,
+            self._runner,
             self._router.joining,
             forget=self._methods.forget_here,
             publish=self._upstream.echo,
@@ -176,7 +176,7 @@ class SessionLayer:
             self._endpoints,
             self.store,
             self._hub,
-            self._host,
+            self._runner,
             self._owed,
             self.policy,
             self._bus,
@@ -467,7 +467,7 @@ class SessionLayer:
         # it comes back to the hub from there.
         with noting() as announced:
             if not await self._upstream.publish(method, params):
-                self._changes.announce(method, params)
+                self._broadcaster.announce(method, params)
         failed = await announced.settled()
         if failed is not None:
             raise StoreUnavailable(
@@ -508,7 +508,7 @@ class SessionLayer:
             )
         try:
             async with self._upstream.lifespan():
-                stop = self._upstream.on_change(self._changes.announce)
+                stop = self._upstream.on_change(self._broadcaster.announce)
                 await self._bus.join()
                 background = Background()
                 background.loop("the rounds over expired sessions", self._reaper.run)
@@ -518,7 +518,7 @@ class SessionLayer:
                 finally:
                     stop()
                     await background.close()
-                    await self._changes.close()
+                    await self._broadcaster.close()
                     await self._draining.stop()
         finally:
             self._state = "over"
@@ -550,7 +550,7 @@ class SessionLayer:
         return Served(
             router=self._router,
             hub=self._hub,
-            host=self._host,
+            runner=self._runner,
             methods=self._methods,
             listening=Listening(self.store, self._hub, self._router, self._methods, self._upstream),
             upstream=self._upstream,

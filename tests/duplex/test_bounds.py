@@ -39,7 +39,7 @@ async def test_running_calls_of_one_connection_are_bounded(kind: str) -> None:
             assert text_of((await peer.answer(call))["result"]) == "through g"
         # It was not recorded: now it runs.
         assert await peer.text("echo", text="y", meta=keyed("k", session)) == "y"
-        assert not len(w.layer._host.load)  # pyright: ignore[reportPrivateUsage]
+        assert not len(w.layer._runner.load)  # pyright: ignore[reportPrivateUsage]
 
 
 def answers_large(w: DuplexWorld, size: int) -> None:
@@ -101,8 +101,8 @@ async def test_a_connection_that_ends_does_not_look_through_everybodys_subscript
         for each in (peer, other):
             await each.result("resources/subscribe", {"uri": "note://shared"})
             await each.result("resources/subscribe", {"uri": f"note://{id(each)}"})
-        hub._bare = NotLookedThrough(hub._bare)
+        hub._sessionless = NotLookedThrough(hub._sessionless)
         connections = hub.connections()
         await peer.leave()
         await at_most(10, connections[0].over.wait())
-        assert len(hub._bare) == 2 and len(hub.bare_subscribers("note://shared")) == 1
+        assert len(hub._sessionless) == 2 and len(hub.sessionless_subscribers("note://shared")) == 1

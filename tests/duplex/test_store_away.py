@@ -72,10 +72,10 @@ async def test_calls_are_unheard_at_once_whatever_the_store_does(kind: str) -> N
         await w.inner.box.gate("g").started.wait()
         fails(w.layer.store, "detach", after=False, times=1_000_000)
         await gone(w, peer)
-        host = w.layer._host  # pyright: ignore[reportPrivateUsage]
+        runner = w.layer._runner  # pyright: ignore[reportPrivateUsage]
 
         async def given_up() -> bool:
-            return host.running == 0
+            return runner.running == 0
 
         assert not await given_up()
         await until(given_up)

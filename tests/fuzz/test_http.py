@@ -20,7 +20,7 @@ from mcp.server import Server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 
 from mcp_sessions import SessionLayer, SessionPolicy, SessionSecurity, current_session
-from mcp_sessions.server.requests.runner import Host
+from mcp_sessions.server.requests.runner import RequestRunner
 from tests.support.modern import (
     HOST,
     LOG_LEVEL,
@@ -434,10 +434,10 @@ async def expect_well(target: Target) -> None:
     client = ModernClient(target.carrier)
     result = await client.call("echo", {"text": "after"}).result()
     assert result["structuredContent"] == {"text": "after"}
-    host: Host = target.layer._host  # pyright: ignore[reportPrivateUsage]
+    runner: RequestRunner = target.layer._runner  # pyright: ignore[reportPrivateUsage]
     # What is unheard is given up after five seconds.
     await asyncio.sleep(10)
-    assert host.running == 0
+    assert runner.running == 0
 
 
 def examples(share: float) -> settings:

@@ -32,7 +32,7 @@ KNOWN_ASSIGNED = {
     "idle_timeout",
     "is_over",
     "is_served",
-    "is_told_bare",
+    "is_told_sessionless",
     "is_told_elsewhere",
     "largest",
     "make_room",
@@ -88,7 +88,7 @@ FEW_LINES = 400
 
 KNOWN_LONG = {
     "mcp_sessions/layer.py",
-    "mcp_sessions/server/delivery/changes.py",
+    "mcp_sessions/server/delivery/broadcaster.py",
     "mcp_sessions/server/delivery/hub.py",
     "mcp_sessions/stores/memory.py",
     "mcp_sessions/stores/redis/store.py",

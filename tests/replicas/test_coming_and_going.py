@@ -49,7 +49,7 @@ async def test_a_drained_replica_hands_its_clients_over() -> None:
         }
         refused = await client.post(PING).done()
         assert (refused.status, refused.header("retry-after")) == (503, "5")
-        process = c[0].layer._host.process  # pyright: ignore[reportPrivateUsage]
+        process = c[0].layer._runner.process  # pyright: ignore[reportPrivateUsage]
         assert await c.stores[1].exchange.is_alive(process)
         c[0].box.gate("g").go.set()
         assert text_of(await waits.result()) == "through g"

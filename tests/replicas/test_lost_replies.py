@@ -103,7 +103,7 @@ async def test_a_connection_that_this_process_had_and_has_no_more_is_not_there()
     """Its process lives, and knows better than the store: the session is free."""
     async with cluster(2) as c:
         hubs = [w.layer._hub for w in c.worlds]  # pyright: ignore[reportPrivateUsage]
-        process = c[0].layer._host.process  # pyright: ignore[reportPrivateUsage]
+        process = c[0].layer._runner.process  # pyright: ignore[reportPrivateUsage]
         gone = mint_connection_id("websocket", process)
 
         assert not await hubs[0].is_there(gone)

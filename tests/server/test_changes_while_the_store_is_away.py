@@ -13,7 +13,7 @@ from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import EXTENSION
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import EVENTS, GET_STREAM, Position, SessionId
-from mcp_sessions.server.delivery import changes
+from mcp_sessions.server.delivery import broadcaster
 from mcp_sessions.stores.contract import TOLD_AT_ONCE, SessionStore
 from tests.support.raw import Json, in_session
 from tests.support.replicas import Backplane, SharedStore, cluster
@@ -213,7 +213,7 @@ async def test_a_session_in_the_middle_of_something_keeps_nobody_waiting() -> No
     async with shared() as s:
         started = await s.subscribers(3)
         hub = s.world.layer._hub  # pyright: ignore[reportPrivateUsage]
-        async with hub.turn(SessionId(started[0]["sessionId"])):
+        async with hub.session_lock(SessionId(started[0]["sessionId"])):
             telling = asyncio.create_task(s.world.layer.notify_resource_updated(URI))
             for each in started[1:]:
                 await told(s, each)
@@ -238,7 +238,7 @@ async def test_other_replicas_bare_connections_hear_of_it_once() -> None:
         assert messages[0]["params"]["uri"] == URI
         await cycles(50)
         assert c.told("change") == 1
-        heard = c[1].layer._changes  # pyright: ignore[reportPrivateUsage]
+        heard = c[1].layer._broadcaster  # pyright: ignore[reportPrivateUsage]
         assert heard.is_new("x.1")
         assert not heard.is_new("x.1")
 
@@ -247,8 +247,8 @@ async def test_what_is_kept_is_bounded_and_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In number: changes of one key are one, and who announces one too many hears it."""
-    monkeypatch.setattr(changes, "EACH", 2)
-    monkeypatch.setattr(changes, "KEPT", 4)
+    monkeypatch.setattr(broadcaster, "EACH", 2)
+    monkeypatch.setattr(broadcaster, "KEPT", 4)
     async with shared() as s:
         [started] = await s.subscribers(1)
         client = await s.world.connected(capabilities={"extensions": {EXTENSION: {}}})

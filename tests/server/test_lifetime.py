@@ -508,7 +508,7 @@ async def test_the_end_removes_every_trace(end: str) -> None:
 
         store: Any = w.layer.store
         hub: Any = w.layer._hub  # pyright: ignore[reportPrivateUsage]
-        host: Any = w.layer._host  # pyright: ignore[reportPrivateUsage]
+        host: Any = w.layer._runner  # pyright: ignore[reportPrivateUsage]
         assert session not in store._sessions
         assert store._by_uri == {}
         assert session not in hub._used_on

@@ -20,7 +20,7 @@ def sizes(w: World) -> dict[str, int]:
     """How many of each thing the layer holds."""
     store: Any = w.layer.store
     hub: Any = w.layer._hub  # pyright: ignore[reportPrivateUsage]
-    host: Any = w.layer._host  # pyright: ignore[reportPrivateUsage]
+    host: Any = w.layer._runner  # pyright: ignore[reportPrivateUsage]
     methods: Any = w.layer._methods  # pyright: ignore[reportPrivateUsage]
     return {
         "sessions": len(store._sessions),
@@ -28,12 +28,12 @@ def sizes(w: World) -> dict[str, int]:
         "subscriptions": len(store._by_uri),
         "connections": len(hub._connections),
         "used on": len(hub._used_on),
-        "turns": len(hub._turns),
+        "turns": len(hub._session_locks),
         "running": len(host._running),
         "by session": len(host._by_session),
         "by key": len(host._by_key),
         "unheard": len(host._unheard),
-        "asked": len(host.calls._open),
+        "asked": len(host.questions._open),
         "tokens": len(methods._tokens),
     }
 

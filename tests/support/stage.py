@@ -229,12 +229,12 @@ async def _check_nothing_is_held(stage: Stage) -> None:
     await asyncio.sleep(DETACHED_TIMEOUT + 20)
     for w in stage.worlds:
         layer = cast(Any, w.layer)
-        at_work = layer._host.log_state()
+        at_work = layer._runner.log_state()
         if any(at_work.values()):
             raise Violation(f"still at work: {at_work}")
-        if layer._host.calls._open:
-            raise Violation(f"questions that nobody waits for: {layer._host.calls._open}")
-        locked = [turn for turn in layer._hub._turns.values() if turn.locked()]
+        if layer._runner.questions._open:
+            raise Violation(f"questions that nobody waits for: {layer._runner.questions._open}")
+        locked = [turn for turn in layer._hub._session_locks.values() if turn.locked()]
         if locked:
             raise Violation("a session's lock is held for ever")
         alive = {connection.id for connection in layer._hub.connections()}

@@ -151,7 +151,7 @@ class DuplexConnection:
             kind: ``websocket`` or ``stdio``.
         """
         self.kind = kind
-        self.id: ConnectionId = mint_connection_id(kind, served.host.process)
+        self.id: ConnectionId = mint_connection_id(kind, served.runner.process)
         self.principal = principal
         self.peer = Peer(DEFAULT_VERSION)
         self.transport_session: SessionId | None = None
@@ -347,7 +347,7 @@ class DuplexConnection:
 
     async def quiet(self, timeout: float) -> None:
         """Wait until nothing that came is at work, ``timeout`` seconds at the most."""
-        await asyncio.gather(self._served.host.quiet(self, timeout), self._handled.quiet(timeout))
+        await asyncio.gather(self._served.runner.quiet(self, timeout), self._handled.quiet(timeout))
 
     def refuse_too_big(self) -> None:
         """Answer a message that was too big to be read."""
@@ -408,9 +408,9 @@ class DuplexConnection:
             await self._handled.put(handled, size)
 
     def _handler_queue(self) -> HandlerQueue:
-        policy, host = self._served.policy, self._served.host
+        policy, runner = self._served.policy, self._served.runner
         return HandlerQueue(
-            limit=policy.receive_buffer, patience=policy.slow_timeout, spawn=host.spawn
+            limit=policy.receive_buffer, patience=policy.slow_timeout, spawn=runner.spawn
         )
 
     def _lacks_envelope(self, request: Request) -> bool:

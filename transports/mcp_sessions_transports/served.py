@@ -11,7 +11,7 @@ from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
-from mcp_sessions.server.requests.runner import Host
+from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions_transports.credentials import CredentialWatch
@@ -26,7 +26,7 @@ class Served:
 
     router: Router
     hub: Hub
-    host: Host
+    runner: RequestRunner
     methods: SessionMethods
     listening: Listening
     upstream: Upstream

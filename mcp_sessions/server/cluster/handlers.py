@@ -16,11 +16,11 @@ from mcp_sessions.errors import INVALID_REQUEST, Detached
 from mcp_sessions.ids import ConnectionId, FencingEpoch, RequestKey, SessionId
 from mcp_sessions.server.cluster.bus import ClusterBus, Members
 from mcp_sessions.server.cluster.forwarding import read_principal
-from mcp_sessions.server.delivery.changes import Changes
+from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.requests.joining import Joining
 from mcp_sessions.server.requests.questions import may_ask
-from mcp_sessions.server.requests.runner import REQUEST_CANCELLED, Host
+from mcp_sessions.server.requests.runner import REQUEST_CANCELLED, RequestRunner
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attachment
 
@@ -42,8 +42,8 @@ class Telling:
         bus: ClusterBus,
         store: SessionStore,
         hub: Hub,
-        changes: Changes,
-        host: Host,
+        broadcaster: ChangeBroadcaster,
+        runner: RequestRunner,
         joining: Joining,
         *,
         forget: Callable[[SessionId, ConnectionId | None], Awaitable[None]],
@@ -54,8 +54,8 @@ class Telling:
         Args:
             store: What they share.
             hub: The connections of this one.
-            changes: Told to them.
-            host: The requests of this one.
+            broadcaster: Tells the connections of this one what changed.
+            runner: The requests of this one.
             joining: Those that wait here for another process.
             forget: Ends what is at work here for a session that is over in the store.
             publish: Puts a change on the server's own bus, and tells nobody else.
@@ -63,8 +63,8 @@ class Telling:
         self._bus = bus
         self._store = store
         self._hub = hub
-        self._changes = changes
-        self._host = host
+        self._broadcaster = broadcaster
+        self._runner = runner
         self._joining = joining
         self._forget = forget
         self._publish = publish
@@ -84,13 +84,15 @@ class Telling:
 
     async def _answered(self, message: Members) -> None:
         answer = Answer(message["id"], message["result"], message["error"])
-        self._host.calls.resolve(answer, read_principal(message["principal"]))
+        self._runner.questions.resolve(answer, read_principal(message["principal"]))
 
     async def _progressed(self, message: Members) -> None:
-        await self._host.calls.progress(message["params"], read_principal(message["principal"]))
+        await self._runner.questions.progress(
+            message["params"], read_principal(message["principal"])
+        )
 
     async def _attached(self, message: Members) -> None:
-        await self._host.ask_elsewhere(SessionId(message["session"]))
+        await self._runner.ask_elsewhere(SessionId(message["session"]))
 
     async def _cancel(self, message: Members) -> None:
         connection_id = ConnectionId(message["connection"])
@@ -100,18 +102,18 @@ class Telling:
         connection = self._hub.local(connection_id)
         running = connection.requests.get(message["id"]) if connection is not None else None
         if running is not None:
-            await self._host.abort(running, _CANCELLED)
+            await self._runner.abort(running, _CANCELLED)
 
     async def _cancel_keyed(self, message: Members) -> None:
-        running = self._host.by_key(SessionId(message["session"]), RequestKey(message["key"]))
+        running = self._runner.by_key(SessionId(message["session"]), RequestKey(message["key"]))
         if running is not None:
-            await self._host.abort(running, _CANCELLED)
+            await self._runner.abort(running, _CANCELLED)
 
     async def _changed(self, message: Members) -> None:
         method, params = message["method"], message["params"]
-        if not self._changes.is_new(message.get("id")):
+        if not self._broadcaster.is_new(message.get("id")):
             return
-        await self._changes.tell_bare(method, params)
+        await self._broadcaster.tell_sessionless(method, params)
         await self._publish(method, params)
 
     async def _displaced(self, message: Members) -> None:
@@ -133,7 +135,7 @@ class Telling:
         session_id = SessionId(message["session"])
         given = message["connection"]
         connection_id = ConnectionId(given) if given is not None else None
-        knows = session_id in self._host.held or self._hub.knows(session_id)
+        knows = session_id in self._runner.held or self._hub.knows(session_id)
         known = connection_id is not None and self._hub.local(connection_id) is not None
         if (knows or known) and await self._store.load(session_id, now=0) is None:
             await self._forget(session_id, connection_id)
@@ -154,10 +156,10 @@ class Telling:
         await connection.send(draft)
 
     async def _unasked(self, message: Members) -> None:
-        call = self._host.calls.get(message["call"])
-        if call is not None:
-            text = f"the client cannot be asked {call.method!r}"
-            self._host.calls.fail(call, INVALID_REQUEST, text)
+        question = self._runner.questions.get(message["call"])
+        if question is not None:
+            text = f"the client cannot be asked {question.method!r}"
+            self._runner.questions.fail(question, INVALID_REQUEST, text)
 
     async def _round(self) -> None:
         """Sessions at work here may have ended elsewhere, or left a connection of this
@@ -168,7 +170,7 @@ class Telling:
             for connection in self._hub.connections():
                 for session_id in list(connection.attached):
                     await self._hub.check_attached(session_id, connection)
-        for session_id in list(self._host.held):
+        for session_id in list(self._runner.held):
             if await self._store.head(session_id) is None:
                 if await self._store.load(session_id, now=0) is None:
                     await self._forget(session_id, None)

@@ -57,10 +57,10 @@ class Hub:
         self._owed = owed
         self._bus = bus
         self._connections: dict[ConnectionId, TransportConnection] = {}
-        self._bare: dict[str, dict[TransportConnection, None]] = {}
-        self._bare_of: dict[TransportConnection, dict[str, None]] = {}
+        self._sessionless: dict[str, dict[TransportConnection, None]] = {}
+        self._sessionless_of: dict[TransportConnection, dict[str, None]] = {}
         self._used_on: dict[SessionId, dict[TransportConnection, None]] = {}
-        self._turns: weakref.WeakValueDictionary[SessionId, asyncio.Lock] = (
+        self._session_locks: weakref.WeakValueDictionary[SessionId, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
         self.revive: Revive = _nobody
@@ -131,8 +131,8 @@ class Hub:
         """
         if self._connections.get(connection.id) is connection:
             del self._connections[connection.id]
-        for uri in list(self._bare_of.get(connection, ())):
-            self.subscribe_bare(connection, uri, on=False)
+        for uri in list(self._sessionless_of.get(connection, ())):
+            self.subscribe_sessionless(connection, uri, on=False)
         upstream_peers = dict(connection.upstream_peers)
         connection.upstream_peers.clear()
         for session_id in upstream_peers:
@@ -141,10 +141,10 @@ class Hub:
         for upstream_peer in upstream_peers.values():
             await _closed(upstream_peer)
 
-    def subscribe_bare(self, connection: TransportConnection, uri: str, *, on: bool) -> None:
+    def subscribe_sessionless(self, connection: TransportConnection, uri: str, *, on: bool) -> None:
         """A pipe or WebSocket subscribes for itself, outside of any session."""
-        connections = self._bare.setdefault(uri, {})
-        uris = self._bare_of.setdefault(connection, {})
+        connections = self._sessionless.setdefault(uri, {})
+        uris = self._sessionless_of.setdefault(connection, {})
         if on:
             connections[connection] = None
             uris[uri] = None
@@ -152,29 +152,29 @@ class Hub:
             connections.pop(connection, None)
             uris.pop(uri, None)
         if not connections:
-            del self._bare[uri]
+            del self._sessionless[uri]
         if not uris:
-            del self._bare_of[connection]
+            del self._sessionless_of[connection]
 
-    def bare_subscriptions(self, connection: TransportConnection) -> Collection[str]:
+    def sessionless_subscriptions(self, connection: TransportConnection) -> Collection[str]:
         """What a connection subscribed to so."""
-        return self._bare_of.get(connection, {}).keys()
+        return self._sessionless_of.get(connection, {}).keys()
 
-    def bare_subscribers(self, uri: str) -> list[TransportConnection]:
+    def sessionless_subscribers(self, uri: str) -> list[TransportConnection]:
         """Who subscribed so to ``uri``."""
-        return list(self._bare.get(uri, ()))
+        return list(self._sessionless.get(uri, ()))
 
     # --- attachments -----------------------------------------------------------------------
 
-    def turn(self, session_id: SessionId) -> asyncio.Lock:
+    def session_lock(self, session_id: SessionId) -> asyncio.Lock:
         """Held for one step of a session's story: an event that was stored must be handed
         over before the next one is, and before or after a takeover, never in its middle,
         however the store suspends in between (ATT6).
         """
-        turn = self._turns.get(session_id)
-        if turn is None:
-            turn = self._turns[session_id] = asyncio.Lock()
-        return turn
+        lock = self._session_locks.get(session_id)
+        if lock is None:
+            lock = self._session_locks[session_id] = asyncio.Lock()
+        return lock
 
     async def attach(
         self,
@@ -202,7 +202,7 @@ class Hub:
         Raises:
             StoreUnavailable: Unknown whether it is attached. Whoever lost it is told.
         """
-        async with self.turn(session_id):
+        async with self.session_lock(session_id):
             is_whole = False
             try:
                 attached = await self._attach(
@@ -221,7 +221,7 @@ class Hub:
         """
 
         async def part() -> None:
-            async with self.turn(session_id):
+            async with self.session_lock(session_id):
                 record = await self._store.load(session_id, now=0)
                 attachment = record.attachment if record is not None else None
                 if attachment is None or attachment.connection_id != connection.id:
@@ -257,7 +257,7 @@ class Hub:
             return
 
         async def tell() -> None:
-            async with self.turn(session_id):
+            async with self.session_lock(session_id):
                 record = await self._store.load(session_id, now=0)
                 has = record.attachment if record is not None else None
                 # That it stays where it was, by another epoch, displaces nobody.
@@ -371,7 +371,7 @@ class Hub:
         """Let go of a session that is attached with that epoch; its events wait in its
         window.
         """
-        async with self.turn(session_id):
+        async with self.session_lock(session_id):
             connection.attached.pop(session_id, None)
             await self._owed.settle(
                 {
@@ -387,11 +387,11 @@ class Hub:
         """Take a session from its connection without giving it to another: its client has
         to resume it.
         """
-        async with self.turn(session_id):
-            await self.displace_in_turn(session_id, reason)
+        async with self.session_lock(session_id):
+            await self.displace_locked(session_id, reason)
 
-    async def displace_in_turn(self, session_id: SessionId, reason: Detached) -> None:
-        """As :meth:`displace`, for a caller that has the session's turn."""
+    async def displace_locked(self, session_id: SessionId, reason: Detached) -> None:
+        """As :meth:`displace`, for a caller that has the session's lock."""
         record = await self._store.load(session_id, now=0)
         had = record.attachment if record is not None else None
         try:
@@ -427,7 +427,7 @@ class Hub:
         if gone is not None:
             await self.remove(gone)
             gone.close()
-        async with self.turn(session_id):
+        async with self.session_lock(session_id):
             # An event that was stored before the end is not handed over after it.
             for connection in self._hearing(session_id, connection_id):
                 connection.attached.pop(session_id, None)
@@ -533,7 +533,7 @@ class Hub:
         Args:
             session_id: The session.
             connection: The connection.
-            waits: Until it is made good; False: the caller has the session's turn, or reads
+            waits: Until it is made good; False: the caller has the session's lock, or reads
                 its log.
             reason: Why it was displaced, if it was.
             newer: The kind of the connection that has it now; None: that is not known.
@@ -549,7 +549,7 @@ class Hub:
             return False
         if record.attachment == previous:
             return True
-        displacing = self._displaced_in_turn(
+        displacing = self._displaced_locked(
             session_id, previous, connection, reason, newer, instance
         )
         if waits:
@@ -558,7 +558,7 @@ class Hub:
             self._bus.spawn(displacing)
         return False
 
-    async def _displaced_in_turn(
+    async def _displaced_locked(
         self,
         session_id: SessionId,
         previous: Attachment,
@@ -567,7 +567,7 @@ class Hub:
         newer: str | None,
         instance: str | None,
     ) -> None:
-        async with self.turn(session_id):
+        async with self.session_lock(session_id):
             if connection.attached.get(session_id) == previous.fencing_epoch:
                 await self.displaced_here(session_id, previous, reason, connection, newer, instance)
 
@@ -592,7 +592,7 @@ class Hub:
 
 
 async def _closed(upstream_peer: UpstreamPeer) -> None:
-    """Close a peer. What the wrapped server makes of that takes nobody else's turn."""
+    """Close a peer. What the wrapped server makes of that takes nobody else's lock."""
     try:
         await upstream_peer.close()
     except Exception as failed:

@@ -22,7 +22,7 @@ from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.relaying import Relay
-from mcp_sessions.server.requests.questions import PendingCall, may_ask
+from mcp_sessions.server.requests.questions import PendingQuestion, may_ask
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attachment, Told
 
@@ -73,7 +73,7 @@ class Publisher:
     ) -> bool:
         """As :meth:`publish`, of an event that many sessions may get."""
         connection = None
-        async with self._hub.turn(session_id):
+        async with self._hub.session_lock(session_id):
             appended = await self._store.append(
                 session_id, template.draft(session_id), now=self._clock()
             )
@@ -92,7 +92,7 @@ class Publisher:
         return True
 
     async def hand_over(self, told: Sequence[Told]) -> list[Told]:
-        """Hand a change over wherever its sessions are attached; the caller has their turns.
+        """Hand a change over wherever its sessions are attached; the caller has their locks.
 
         Returns:
             Those for which the store did not answer: it is unknown whether their connections
@@ -143,7 +143,7 @@ class Publisher:
             # Where it lives, the session's log is watched.
             whole = True
         if not whole:
-            await self._hub.displace_in_turn(session_id, Detached.EVICTED)
+            await self._hub.displace_locked(session_id, Detached.EVICTED)
 
     def _relay(
         self, connection_id: ConnectionId, session_id: SessionId, attachment: Attachment
@@ -152,7 +152,7 @@ class Publisher:
         connection = SessionId(connection_id)
         return Relay(self._store, self._clock, connection, session_id, attachment.fencing_epoch)
 
-    async def send_bare(
+    async def send_sessionless(
         self,
         connection: TransportConnection,
         method: str,
@@ -166,14 +166,14 @@ class Publisher:
         if wait:
             await connection.drain()
 
-    async def push(self, session_id: SessionId, message: bytes, call: PendingCall) -> None:
+    async def push(self, session_id: SessionId, message: bytes, question: PendingQuestion) -> None:
         """Send a request of ours, or that it is withdrawn, to a session's client, wherever that
         is attached; nowhere, and it waits until it is asked again.
 
         Args:
             session_id: The session.
             message: Encoded.
-            call: The request of ours that it is of.
+            question: The request of ours that it is of.
         """
         # Its handler is at work, so it lives, whatever its idle deadline says.
         record = await self._store.load(session_id, now=0)
@@ -182,8 +182,8 @@ class Publisher:
             return
         connection = await self._hub.find(attachment.connection_id)
         if connection is not None:
-            if may_ask(connection.peer, call.method):
-                await connection.send(Draft(message, None, call.log_key, session_id))
+            if may_ask(connection.peer, question.method):
+                await connection.send(Draft(message, None, question.log_key, session_id))
             return
         home = process_of(attachment.connection_id)
         if home is not None:
@@ -194,7 +194,7 @@ class Publisher:
                 connection=attachment.connection_id,
                 epoch=attachment.fencing_epoch,
                 text=message.decode(),
-                call=call.id,
-                method=call.method,
-                key=call.log_key,
+                call=question.id,
+                method=question.method,
+                key=question.log_key,
             )

@@ -25,7 +25,7 @@ from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
-from mcp_sessions.server.requests.runner import Host
+from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Admitted, CurrentSession, KeyUse, SessionRecord
 
@@ -50,13 +50,13 @@ class Associations:
         self,
         store: SessionStore,
         hub: Hub,
-        host: Host,
+        runner: RequestRunner,
         methods: SessionMethods,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._hub = hub
-        self._host = host
+        self._runner = runner
         self._methods = methods
         self._clock = clock
 
@@ -146,19 +146,19 @@ class Associations:
         use = None
         if key is not None and request is not None:
             digest = content_digest(request.method, request.params)
-            scopes, run = inbound.principal.scopes, self._host.runs.mint()
-            use = KeyUse(key, digest, self._host.process, scopes, run, instead_of)
+            scopes, run = inbound.principal.scopes, self._runner.runs.mint()
+            use = KeyUse(key, digest, self._runner.process, scopes, run, instead_of)
         admitted = await self._store.admit(
             session_id,
             inbound.principal,
             mode=Mode.PROTOCOL,
             now=self._clock(),
-            held=session_id in self._host.held,
+            held=session_id in self._runner.held,
             fencing_epoch=fencing_epoch,
             key=use,
         )
         if use is not None and (admitted is None or admitted.key is not Begun.FIRST):
-            self._host.runs.settle(use.run)
+            self._runner.runs.settle(use.run)
         if admitted is None:
             raise SessionNotFound(session_id)
         return admitted

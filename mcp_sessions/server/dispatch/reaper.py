@@ -16,7 +16,7 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.delivery.hub import Hub
-from mcp_sessions.server.requests.runner import Host
+from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
 
@@ -36,7 +36,7 @@ class Reaper:
     def __init__(
         self,
         store: SessionStore,
-        host: Host,
+        runner: RequestRunner,
         hub: Hub,
         policy: SessionPolicy,
         clock: Callable[[], float],
@@ -48,7 +48,7 @@ class Reaper:
             forget: Ends what is at work here for a session that is over in the store.
         """
         self._store = store
-        self._host = host
+        self._runner = runner
         self._hub = hub
         self._unused_for = policy.min_evictable_idle_time
         self._clock = clock
@@ -75,7 +75,7 @@ class Reaper:
     async def round(self) -> int:
         """One round: touch what is at work, end what has expired; how many ended."""
         now = self._clock()
-        held = frozenset(self._host.held)
+        held = frozenset(self._runner.held)
         if held:
             await self._store.touch(held, now=now)
         await self._forget_all()
@@ -120,7 +120,7 @@ class Reaper:
         evicted = await self._store.evict(
             now=now,
             unused_for=self._unused_for,
-            held=streaming | self._host.held.keys(),
+            held=streaming | self._runner.held.keys(),
             limit=_BATCH,
             # Another process may have a stream open that this one does not know of.
             opened=self._store.exchange is None,

@@ -45,10 +45,10 @@ from mcp_sessions.server.dispatch.association import Associations
 from mcp_sessions.server.dispatch.gates import Gates
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS, SessionMethods
 from mcp_sessions.server.requests.handle import Locks, SessionHandle
-from mcp_sessions.server.requests.idempotency import KeyedRequests
+from mcp_sessions.server.requests.idempotency import Idempotency
 from mcp_sessions.server.requests.outbound import LateOutbound
-from mcp_sessions.server.requests.runner import REQUEST_CANCELLED, Host, load_of
-from mcp_sessions.server.requests.running import Carrier, RunningRequest
+from mcp_sessions.server.requests.runner import REQUEST_CANCELLED, RequestRunner, load_of
+from mcp_sessions.server.requests.running import RunningRequest, Waiter
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream, UpstreamError
 from mcp_sessions.stores.contract import SessionStore
@@ -69,7 +69,7 @@ class Router:
         store: SessionStore,
         hub: Hub,
         publisher: Publisher,
-        host: Host,
+        runner: RequestRunner,
         upstream: Upstream,
         methods: SessionMethods,
         gates: Gates,
@@ -87,23 +87,23 @@ class Router:
         self._store = store
         self._hub = hub
         self._publisher = publisher
-        self._host = host
+        self._runner = runner
         self._upstream = upstream
         self._methods = methods
         self._gates = gates
         self._policy = policy
         self._advertise = advertise
         self._clock = clock
-        self._associations = Associations(store, hub, host, methods, clock)
+        self._associations = Associations(store, hub, runner, methods, clock)
         self._bus = bus
-        self._keyed = KeyedRequests(
-            host, self._associations, methods, bus, begin_anew=self._begin_anew
+        self._idempotency = Idempotency(
+            runner, self._associations, methods, bus, begin_anew=self._begin_anew
         )
-        self.joining = self._keyed.joining
+        self.joining = self._idempotency.joining
         """Keyed requests that run in other processes."""
 
-        self._peers = UpstreamPeers(upstream, store, hub, publisher, host, policy, advertise)
-        host.standalone = self._peers.standalone
+        self._peers = UpstreamPeers(upstream, store, hub, publisher, runner, policy, advertise)
+        runner.standalone = self._peers.standalone
         self._locks = Locks()
         self._state_locks = Locks()
         self._arriving: set[tuple[ConnectionId, RequestId]] = set()
@@ -122,8 +122,8 @@ class Router:
             is_there: It needs no store to be one: a pipe or a WebSocket.
         """
         outbound = LateOutbound()
-        carrier = Carrier(request, inbound, named=False)
-        call = RunningRequest(carrier, None, None, self._host)
+        waiter = Waiter(request, inbound, named=False)
+        call = RunningRequest(waiter, None, None, self._runner)
         try:
             result, peer, upstream_peer = await self._upstream.initialize(
                 call, request.params, outbound
@@ -153,7 +153,7 @@ class Router:
     async def request(self, request: Request, inbound: Inbound) -> None:
         """Serve a request; its answer goes to ``inbound.channel``, now or later."""
         is_leaving = inbound.connection is not None and inbound.connection.is_leaving
-        if self._host.draining and not is_leaving:
+        if self._runner.draining and not is_leaving:
             # Over HTTP nothing comes this far; what is open both ways hears it here.
             # ERR15: its client may send it elsewhere.
             data = {"reason": "draining", "started": False}
@@ -197,7 +197,7 @@ class Router:
 
         async def report() -> None:
             params, principal = notification.params, inbound.principal
-            await self._host.calls.progress(params, principal)
+            await self._runner.questions.progress(params, principal)
             await forward_progress(self._bus, params, principal)
 
         return report()
@@ -221,8 +221,8 @@ class Router:
             return None
         record = association.admitted.record if association.admitted is not None else None
         peer = self._peers.of(inbound, record)
-        carrier = Carrier(Request("", method, params), inbound, named=False)
-        call = RunningRequest(carrier, record, None, self._host)
+        waiter = Waiter(Request("", method, params), inbound, named=False)
+        call = RunningRequest(waiter, record, None, self._runner)
         call.request_id = None
 
         async def notify() -> None:
@@ -234,7 +234,7 @@ class Router:
 
     async def answer(self, answer: Answer, inbound: Inbound) -> bool:
         """Take the answer to a request of ours; False if it is to none that is open."""
-        if self._host.calls.resolve(answer, inbound.principal):
+        if self._runner.questions.resolve(answer, inbound.principal):
             return True
         return await forward_answer(self._bus, answer, inbound.principal)
 
@@ -263,7 +263,7 @@ class Router:
         named = named_session(request.params)
         # Before anything is recorded: refused here, it never ran.
         whose = load_of(inbound, named if not isinstance(named, NotNamed) else None)
-        load = self._host.load
+        load = self._runner.load
         if load.is_full(whose):
             raise LimitReached("max_running_requests")
         load.add(whose)
@@ -279,23 +279,23 @@ class Router:
         if key is None or session_id is None:
             await self._serve_now(request, inbound)
             return
-        async with self._keyed.begin_of(session_id, key):
+        async with self._idempotency.begin_of(session_id, key):
             await self._serve_now(request, inbound)
 
-    async def _begin_anew(self, carrier: Carrier, known_in: SessionId, instead_of: str) -> None:
+    async def _begin_anew(self, waiter: Waiter, known_in: SessionId, instead_of: str) -> None:
         """Serve a keyed request whose run in another process never began, and never will.
 
         Raises:
             StoreUnavailable: It is not begun.
         """
-        request, inbound = carrier.request, carrier.inbound
+        request, inbound = waiter.request, waiter.inbound
         try:
             key = request_key(request.params)
             session_id = await self._associations.session_of(request.params, inbound)
-            if key is None or session_id != known_in or self._host.draining:
+            if key is None or session_id != known_in or self._runner.draining:
                 # Its connection went on to another session, or this process stops.
                 raise OutcomeUnknown
-            async with self._keyed.begin_of(known_in, key):
+            async with self._idempotency.begin_of(known_in, key):
                 await self._serve_now(request, inbound, instead_of)
         except WireError as refused:
             await _refuse(request, inbound, wire_error(refused))
@@ -308,14 +308,14 @@ class Router:
             request.params, inbound, request, instead_of=instead_of
         )
         admitted = association.admitted
-        if admitted is not None and self._keyed.never_began(admitted):
+        if admitted is not None and self._idempotency.never_began(admitted):
             association = await self._associations.of(
                 request.params, inbound, request, instead_of=admitted.run or ""
             )
             admitted = association.admitted
-        carrier = Carrier(request, inbound, association.named)
+        waiter = Waiter(request, inbound, association.named)
         if admitted is not None and admitted.key is not None and admitted.key is not Begun.FIRST:
-            await self._keyed.again(carrier, association.key, admitted)
+            await self._idempotency.again(waiter, association.key, admitted)
             return
         record = admitted.record if admitted is not None else None
         if record is not None and association.named:
@@ -333,8 +333,8 @@ class Router:
                 self._methods.check_state,
             )
         key = association.key if record is not None else None
-        self._host.start(
-            carrier,
+        self._runner.start(
+            waiter,
             peer,
             record=record,
             key=key,
@@ -351,9 +351,9 @@ class Router:
         running = connection.requests.get(request.id) if connection is not None else None
         if running is None or running.done:
             return
-        for carrier in running.carriers:
-            here = carrier.inbound.connection is connection and carrier.request.id == request.id
-            if here and carrier.inbound.channel.is_open:
+        for waiter in running.waiters:
+            here = waiter.inbound.connection is connection and waiter.request.id == request.id
+            if here and waiter.inbound.channel.is_open:
                 raise _duplicate_id()
 
     async def _cancel(self, params: Mapping[str, Any] | None, inbound: Inbound) -> None:
@@ -364,7 +364,7 @@ class Router:
             logger.info("dropped a cancellation: %s", malformed)
             return
         if key is not None and not isinstance(named, NotNamed):
-            running = self._host.by_key(named, key)
+            running = self._runner.by_key(named, key)
             if running is None:
                 await self._cancel_elsewhere(named, key, inbound)
             elif running.record is None or running.record.principal != inbound.principal:
@@ -383,7 +383,7 @@ class Router:
                 # Over HTTP the request may have come to any replica.
                 await self._bus.tell("cancel", connection=connection.id, id=request_id)
         if running is not None:
-            await self._host.abort(running, error_body(REQUEST_CANCELLED, "Request cancelled"))
+            await self._runner.abort(running, error_body(REQUEST_CANCELLED, "Request cancelled"))
 
     async def _cancel_elsewhere(
         self, session_id: SessionId, key: RequestKey, inbound: Inbound

@@ -48,8 +48,8 @@ from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.owed import Owed
-from mcp_sessions.server.requests.runner import Host
-from mcp_sessions.server.requests.running import Carrier
+from mcp_sessions.server.requests.runner import RequestRunner
+from mcp_sessions.server.requests.running import Waiter
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attached, CurrentSession, Peer, SessionRecord
@@ -71,7 +71,7 @@ class SessionMethods:
         self,
         store: SessionStore,
         hub: Hub,
-        host: Host,
+        runner: RequestRunner,
         clock: Callable[[], float],
         security: SessionSecurity,
         owed: Owed,
@@ -79,7 +79,7 @@ class SessionMethods:
     ) -> None:
         self._store = store
         self._hub = hub
-        self._host = host
+        self._runner = runner
         self._clock = clock
         self._security = security
         self._owed = owed
@@ -151,7 +151,7 @@ class SessionMethods:
         """A session is over in the store: end what is at work for it, everywhere."""
         self._tokens.pop(record.session_id, None)
         # Answered first (END6): a connection that is over ends the streams that answers go on.
-        await self._host.abort_session(record.session_id)
+        await self._runner.abort_session(record.session_id)
         await self._hub.forget(record)
         attachment = record.attachment
         connection_id = attachment.connection_id if attachment is not None else None
@@ -160,7 +160,7 @@ class SessionMethods:
     async def forget_here(self, session_id: SessionId, connection_id: ConnectionId | None) -> None:
         """Another process ended a session: end what is at work for it here."""
         self._tokens.pop(session_id, None)
-        await self._host.abort_session(session_id)
+        await self._runner.abort_session(session_id)
         await self._hub.forget_here(session_id, connection_id)
 
     def stamp(self, result: dict[str, Any], record: SessionRecord) -> dict[str, Any]:
@@ -259,16 +259,16 @@ class SessionMethods:
         )
 
     def kept_answer(
-        self, outcome: bytes, request_id: RequestId, carrier: Carrier, record: SessionRecord
+        self, outcome: bytes, request_id: RequestId, waiter: Waiter, record: SessionRecord
     ) -> tuple[bytes, int | None]:
         """A kept outcome as the answer to a request that was sent again; its error code."""
         kept = decode_kept(outcome)
         if "error" in kept:
-            return carrier.inbound.error(request_id, kept["error"]), kept["error"]["code"]
+            return waiter.inbound.error(request_id, kept["error"]), kept["error"]["code"]
         result = kept["result"]
-        if carrier.named:
+        if waiter.named:
             result = self.stamp(result, record)
-        return carrier.inbound.result(request_id, carrier.inbound.of_its_era(result)), None
+        return waiter.inbound.result(request_id, waiter.inbound.of_its_era(result)), None
 
     async def _start(self, inbound: Inbound) -> dict[str, Any]:
         record = await self.create(Mode.PROTOCOL, inbound.principal, inbound.peer)
@@ -391,7 +391,7 @@ class SessionMethods:
             inbound.principal,
             mode=Mode.PROTOCOL,
             now=self._clock(),
-            held=session_id in self._host.held,
+            held=session_id in self._runner.held,
         )
         if admitted is None:
             raise SessionNotFound(session_id)

@@ -17,17 +17,17 @@ from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.dispatch.association import Associations
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.requests.joining import BeginAnew, Joining
-from mcp_sessions.server.requests.runner import Host
-from mcp_sessions.server.requests.running import Carrier
+from mcp_sessions.server.requests.runner import RequestRunner
+from mcp_sessions.server.requests.running import Waiter
 from mcp_sessions.stores.records import Admitted
 
 
-class KeyedRequests:
+class Idempotency:
     """Serves those that were begun before."""
 
     def __init__(
         self,
-        host: Host,
+        runner: RequestRunner,
         associations: Associations,
         methods: SessionMethods,
         bus: ClusterBus,
@@ -40,7 +40,7 @@ class KeyedRequests:
             begin_anew: Serves a request in place of a run that never began.
         """
         self._bus = bus
-        self._host = host
+        self._runner = runner
         self._associations = associations
         self._methods = methods
         self._begins: weakref.WeakValueDictionary[tuple[SessionId, RequestKey], asyncio.Lock] = (
@@ -48,7 +48,7 @@ class KeyedRequests:
         )
         self.joining = Joining(
             bus,
-            host,
+            runner,
             admit=self._admit_again,
             answer=self._answer_kept,
             begins=self.begin_of,
@@ -72,10 +72,10 @@ class KeyedRequests:
         its admission was lost, or something failed before its handler started. Asked by who
         holds :meth:`begin_of`.
         """
-        is_ours = admitted.key is Begun.RUNNING and admitted.runner == self._host.process
-        return is_ours and self._host.runs.never_began(admitted.run)
+        is_ours = admitted.key is Begun.RUNNING and admitted.runner == self._runner.process
+        return is_ours and self._runner.runs.never_began(admitted.run)
 
-    async def again(self, carrier: Carrier, key: RequestKey | None, admitted: Admitted) -> None:
+    async def again(self, waiter: Waiter, key: RequestKey | None, admitted: Admitted) -> None:
         """Serve a request whose key is known.
 
         Raises:
@@ -92,23 +92,23 @@ class KeyedRequests:
             case Begun.FULL:
                 raise LimitReached("request_key_bytes")
             case Begun.ANSWERED:
-                await self._answer_kept(carrier, admitted)
+                await self._answer_kept(waiter, admitted)
                 return
             case Begun.RUNNING if key is not None:
-                if carrier.named:
+                if waiter.named:
                     # First: it asks the store, and meanwhile the request may end.
-                    await self._associations.attach_if_free(record, carrier.inbound)
-                running, runner = self._host.by_key(record.session_id, key), admitted.runner
+                    await self._associations.attach_if_free(record, waiter.inbound)
+                running, runner = self._runner.by_key(record.session_id, key), admitted.runner
                 if running is not None:
-                    await self._host.join(running, carrier)
+                    await self._runner.join(running, waiter)
                     return
                 if self._bus.is_elsewhere(runner):
-                    self.joining.begin(carrier, record.session_id, key, runner, admitted.run)
+                    self.joining.begin(waiter, record.session_id, key, runner, admitted.run)
                     return
                 # It does not run here; but it did when the store was asked, perhaps.
-                admitted = await self._admit_again(carrier, record.session_id, key)
+                admitted = await self._admit_again(waiter, record.session_id, key)
                 if admitted.key is Begun.ANSWERED:
-                    await self._answer_kept(carrier, admitted)
+                    await self._answer_kept(waiter, admitted)
                     return
             case _:
                 # Dropped, or begun with scopes that this credential lacks: for its sender
@@ -116,17 +116,17 @@ class KeyedRequests:
                 pass
         raise OutcomeUnknown
 
-    async def _answer_kept(self, carrier: Carrier, admitted: Admitted) -> None:
+    async def _answer_kept(self, waiter: Waiter, admitted: Admitted) -> None:
         message, code = self._methods.kept_answer(
-            admitted.outcome or b"", carrier.request.id, carrier, admitted.record
+            admitted.outcome or b"", waiter.request.id, waiter, admitted.record
         )
-        await carrier.inbound.channel.answer(message, code=code)
+        await waiter.inbound.channel.answer(message, code=code)
 
     async def _admit_again(
-        self, carrier: Carrier, session_id: SessionId, key: RequestKey
+        self, waiter: Waiter, session_id: SessionId, key: RequestKey
     ) -> Admitted:
-        admitted = await self._associations.admit(session_id, carrier.inbound, carrier.request, key)
+        admitted = await self._associations.admit(session_id, waiter.inbound, waiter.request, key)
         if admitted.key is Begun.FIRST and admitted.run is not None:
             # Known before and forgotten since: what that run did, nobody knows.
-            self._host.runs.settle(admitted.run)
+            self._runner.runs.settle(admitted.run)
         return admitted

@@ -20,8 +20,8 @@ from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.cluster.bus import ClusterBus, Members
 from mcp_sessions.server.connection import Inbound
-from mcp_sessions.server.requests.runner import Host, load_of
-from mcp_sessions.server.requests.running import Carrier
+from mcp_sessions.server.requests.runner import RequestRunner, load_of
+from mcp_sessions.server.requests.running import Waiter
 from mcp_sessions.stores.records import Admitted, Peer
 
 logger = logging.getLogger(__name__)
@@ -32,12 +32,12 @@ _ASK_EVERY = 2.0
 _MOST = 1_000
 """Messages of a handler that wait for one client; then notifications are left out."""
 
-Admit = Callable[[Carrier, SessionId, RequestKey], Awaitable[Admitted]]
-Answer = Callable[[Carrier, Admitted], Awaitable[None]]
-BeginAnew = Callable[[Carrier, SessionId, str], Awaitable[None]]
+Admit = Callable[[Waiter, SessionId, RequestKey], Awaitable[Admitted]]
+Answer = Callable[[Waiter, Admitted], Awaitable[None]]
+BeginAnew = Callable[[Waiter, SessionId, str], Awaitable[None]]
 
 
-class FarChannel:
+class RemoteChannel:
     """A :class:`~mcp_sessions.server.connection.RequestChannel` to a client of another
     process.
     """
@@ -84,13 +84,13 @@ class _Join:
 
     def __init__(
         self,
-        carrier: Carrier,
+        waiter: Waiter,
         session_id: SessionId,
         key: RequestKey,
         runner: str,
         run: str | None,
     ) -> None:
-        self.carrier = carrier
+        self.waiter = waiter
         self.session_id = session_id
         self.key = key
         self.runner = runner
@@ -110,7 +110,7 @@ class Joining:
     def __init__(
         self,
         bus: ClusterBus,
-        host: Host,
+        runner: RequestRunner,
         *,
         admit: Admit,
         answer: Answer,
@@ -120,21 +120,21 @@ class Joining:
         """Take what it works with.
 
         Args:
-            host: What runs here.
-            admit: Asks the store for the key of a carrier's request once more.
-            answer: Answers a carrier with what was kept.
+            runner: What runs here.
+            admit: Asks the store for the key of a waiter's request once more.
+            answer: Answers a waiter with what was kept.
             begins: Held while a request with that key is being begun here.
             begin_anew: Serves a request here in place of a run that never began.
         """
         self._bus = bus
-        self._host = host
+        self._runner = runner
         self._admit = admit
         self._answer = answer
         self._begins = begins
         self._begin_anew = begin_anew
         self._joins: dict[str, _Join] = {}
         self._by_request: dict[tuple[ConnectionId, RequestId], _Join] = {}
-        self._channels: dict[str, FarChannel] = {}
+        self._channels: dict[str, RemoteChannel] = {}
         bus.on("join", self._asked_to)
         bus.on("join_emit", self._emitted)
         bus.on("join_done", self._is_done)
@@ -145,15 +145,15 @@ class Joining:
 
     def begin(
         self,
-        carrier: Carrier,
+        waiter: Waiter,
         session_id: SessionId,
         key: RequestKey,
         runner: str,
         run: str | None,
     ) -> None:
-        """Answer a carrier when ``runner`` did, with what comes until then."""
-        join = _Join(carrier, session_id, key, runner, run)
-        self._host.spawn(self._wait(join))
+        """Answer a waiter when ``runner`` did, with what comes until then."""
+        join = _Join(waiter, session_id, key, runner, run)
+        self._runner.spawn(self._wait(join))
 
     def of_request(self, connection_id: ConnectionId, request_id: RequestId) -> _Join | None:
         """The request with that id that waits here for another process."""
@@ -164,28 +164,28 @@ class Joining:
         await self._bus.ask("cancel_keyed", to=join.runner, session=join.session_id, key=join.key)
 
     async def _wait(self, join: _Join) -> None:
-        carrier = join.carrier
-        whose = load_of(carrier.inbound, join.session_id)
-        self._host.load.add(whose)
+        waiter = join.waiter
+        whose = load_of(waiter.inbound, join.session_id)
+        self._runner.load.add(whose)
         try:
             await self._until_over(join)
             if join.never_began:
                 await self._begin_here(join)
         except asyncio.CancelledError:
-            await self._fail(carrier, OutcomeUnknown())
+            await self._fail(waiter, OutcomeUnknown())
             raise
         except SessionNotFound as over:
             # It was begun, so it is not one to send again in another session.
-            await self._fail(carrier, over, started=True)
+            await self._fail(waiter, over, started=True)
         except WireError as refused:
-            await self._fail(carrier, refused)
+            await self._fail(waiter, refused)
         finally:
-            self._host.load.remove(whose)
+            self._runner.load.remove(whose)
 
     async def _begin_here(self, join: _Join) -> None:
         while True:
             try:
-                await self._begin_anew(join.carrier, join.session_id, join.run or "")
+                await self._begin_anew(join.waiter, join.session_id, join.run or "")
             except StoreUnavailable:
                 logger.warning("the store is away; a request that never began waits for it")
                 await asyncio.sleep(_ASK_EVERY)
@@ -193,8 +193,8 @@ class Joining:
                 return
 
     async def _until_over(self, join: _Join) -> None:
-        carrier = join.carrier
-        inbound, request = carrier.inbound, carrier.request
+        waiter = join.waiter
+        inbound, request = waiter.inbound, waiter.request
         name = mint_request_id()
         self._joins[name] = join
         here = (inbound.connection.id, request.id) if inbound.connection is not None else None
@@ -238,29 +238,29 @@ class Joining:
             await self._ask_to_join(join, name)
         join.news.clear()
         while join.messages:
-            await join.carrier.inbound.channel.emit(join.messages.popleft())
+            await join.waiter.inbound.channel.emit(join.messages.popleft())
         if join.never_began:
             return True
         is_over = join.is_over
         try:
             # Asked before the store is: it may have answered just before it died.
             is_over = is_over or not await self._bus.is_alive(join.runner)
-            admitted = await self._admit(join.carrier, join.session_id, join.key)
+            admitted = await self._admit(join.waiter, join.session_id, join.key)
             if admitted.key is Begun.RUNNING and not is_over:
                 return False
             if admitted.key is not Begun.ANSWERED:
                 raise OutcomeUnknown
-            await self._answer(join.carrier, admitted)
+            await self._answer(join.waiter, admitted)
         except StoreUnavailable:
             logger.warning("the store is away; a request that runs elsewhere waits for it")
             return False
         return True
 
-    async def _fail(self, carrier: Carrier, refused: WireError, *, started: bool = False) -> None:
-        error, inbound = wire_error(refused), carrier.inbound
+    async def _fail(self, waiter: Waiter, refused: WireError, *, started: bool = False) -> None:
+        error, inbound = wire_error(refused), waiter.inbound
         if started:
             error["data"] = {**error["data"], "started": True}
-        message = inbound.error(carrier.request.id, error)
+        message = inbound.error(waiter.request.id, error)
         await inbound.channel.answer(message, code=refused.code)
 
     def _tell_heard(self, join: _Join, name: str, *, is_open: bool) -> None:
@@ -293,19 +293,19 @@ class Joining:
             if name in self._channels:
                 # Asked again: whoever waits there cannot know that the first word came.
                 return
-            running = self._host.by_key(session_id, key)
+            running = self._runner.by_key(session_id, key)
             if running is None or running.done:
                 # An older version does not say which run it means.
-                never_began = self._host.runs.never_began(message.get("run"))
+                never_began = self._runner.runs.never_began(message.get("run"))
                 await self._bus.tell("join_done", to=process, join=name, never_began=never_began)
                 return
-            channel = FarChannel(self._bus, process, name)
+            channel = RemoteChannel(self._bus, process, name)
             self._channels[name] = channel
             meta = {"progressToken": message["token"]} if message["token"] is not None else {}
             peer = Peer(message["version"], message["params"], modern=message["modern"])
             # Who sent it is who owns the session: there the store let it in.
             inbound = Inbound(
-                running.carriers[0].inbound.principal,
+                running.waiters[0].inbound.principal,
                 peer,
                 None,
                 channel,
@@ -314,7 +314,7 @@ class Joining:
                 is_answerable=message["is_answerable"],
             )
             request = Request(name, running.request.method, {"_meta": meta})
-            await self._host.join(running, Carrier(request, inbound, named=False))
+            await self._runner.join(running, Waiter(request, inbound, named=False))
 
     def _heard(self, message: Members) -> None:
         channel = self._channels.get(message["join"])
@@ -324,9 +324,9 @@ class Joining:
     async def _round(self) -> None:
         """Whoever asked from a process that died does not listen any more."""
         running = {
-            id(carrier.inbound.channel)
-            for request in self._host.at_work
-            for carrier in request.carriers
+            id(waiter.inbound.channel)
+            for request in self._runner.at_work
+            for waiter in request.waiters
         }
         for name, channel in list(self._channels.items()):
             if id(channel) not in running:
@@ -336,7 +336,7 @@ class Joining:
 
 
 def _joined(join: _Join, name: str) -> dict[str, Any]:
-    inbound, request = join.carrier.inbound, join.carrier.request
+    inbound, request = join.waiter.inbound, join.waiter.request
     asked = inbound.asked
     params = inbound.peer.initialize_params or {}
     return {

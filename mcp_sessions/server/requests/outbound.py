@@ -13,7 +13,7 @@ from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.requests.questions import check_may_ask
-from mcp_sessions.server.requests.runner import Host
+from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.upstream.port import OnProgress, Outbound, PeerError
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
@@ -28,13 +28,13 @@ class SessionOutbound:
         self,
         hub: Hub,
         publisher: Publisher,
-        host: Host,
+        runner: RequestRunner,
         store: SessionStore,
         record: SessionRecord,
     ) -> None:
         self._hub = hub
         self._publisher = publisher
-        self._host = host
+        self._runner = runner
         self._store = store
         self._record = record
 
@@ -65,30 +65,34 @@ class SessionOutbound:
         elif attachment is None or not await self._hub.is_there(attachment.connection_id):
             check_may_ask(record.peer, method)
         # Else whoever has the connection says whether its client can be asked.
-        call = self._host.calls.new(record.principal, session_id, method, params, on_progress)
+        question = self._runner.questions.new(
+            record.principal, session_id, method, params, on_progress
+        )
 
         async def send(message: bytes) -> None:
-            await self._publisher.push(session_id, message, call)
+            await self._publisher.push(session_id, message, question)
 
-        return await self._host.calls.ask(
-            call,
+        return await self._runner.questions.ask(
+            question,
             send,
             timeout=timeout,
-            tell=lambda message: self._host.spawn(send(message)),
+            tell=lambda message: self._runner.spawn(send(message)),
         )
 
 
 class ConnectionOutbound:
     """To a connection's own client, outside of any session."""
 
-    def __init__(self, publisher: Publisher, host: Host, connection: TransportConnection) -> None:
+    def __init__(
+        self, publisher: Publisher, runner: RequestRunner, connection: TransportConnection
+    ) -> None:
         self._publisher = publisher
-        self._host = host
+        self._runner = runner
         self._connection = connection
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """See :class:`Outbound`."""
-        await self._publisher.send_bare(self._connection, method, params, wait=True)
+        await self._publisher.send_sessionless(self._connection, method, params, wait=True)
 
     async def send_request(
         self,
@@ -101,16 +105,18 @@ class ConnectionOutbound:
         """See :class:`Outbound`."""
         connection = self._connection
         check_may_ask(connection.peer, method)
-        call = self._host.calls.new(connection.principal, None, method, params, on_progress)
+        question = self._runner.questions.new(
+            connection.principal, None, method, params, on_progress
+        )
 
         async def send(message: bytes) -> None:
-            await connection.send(Draft(message, None, call.log_key))
+            await connection.send(Draft(message, None, question.log_key))
 
-        return await self._host.calls.ask(
-            call,
+        return await self._runner.questions.ask(
+            question,
             send,
             timeout=timeout,
-            tell=lambda message: self._host.spawn(send(message)),
+            tell=lambda message: self._runner.spawn(send(message)),
         )
 
 

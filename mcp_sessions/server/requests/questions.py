@@ -30,7 +30,7 @@ _NEEDS_CAPABILITY = {
 }
 
 
-class PendingCall:
+class PendingQuestion:
     """A request of ours to a client, open until the first answer."""
 
     __slots__ = (
@@ -76,7 +76,7 @@ class PendingCall:
         )
 
 
-class PendingCalls:
+class PendingQuestions:
     """The open requests to clients of this process.
 
     Ids are random and unique over all sessions, and kept when a request is sent again; the
@@ -89,7 +89,7 @@ class PendingCalls:
         Args:
             process: Named in every id, where answers may come to other processes.
         """
-        self._open: dict[str, PendingCall] = {}
+        self._open: dict[str, PendingQuestion] = {}
         self._process = process
 
     def new(
@@ -99,21 +99,21 @@ class PendingCalls:
         method: str,
         params: Mapping[str, Any] | None,
         on_progress: OnProgress | None,
-    ) -> PendingCall:
+    ) -> PendingQuestion:
         """A request that is not sent yet.
 
         Args:
             session_id: The session whose standalone channel it goes on, if it does.
         """
-        return PendingCall(principal, session_id, method, params, on_progress, self._process)
+        return PendingQuestion(principal, session_id, method, params, on_progress, self._process)
 
-    def get(self, call_id: str) -> PendingCall | None:
+    def get(self, question_id: str) -> PendingQuestion | None:
         """An open request."""
-        return self._open.get(call_id)
+        return self._open.get(question_id)
 
     async def ask(
         self,
-        call: PendingCall,
+        question: PendingQuestion,
         send: Callable[[bytes], Awaitable[None]],
         *,
         timeout: float | None,
@@ -122,7 +122,7 @@ class PendingCalls:
         """Send a request and wait for its answer.
 
         Args:
-            call: The request.
+            question: The request.
             send: Sends it.
             timeout: Seconds that its client has; None: any time.
             tell: Begins to send what its client is told if it is given up. It may not wait:
@@ -131,19 +131,19 @@ class PendingCalls:
         Raises:
             PeerError: See :meth:`Outbound.send_request`.
         """
-        self._open[call.id] = call
+        self._open[question.id] = question
         try:
-            await send(call.message)
+            await send(question.message)
             async with asyncio.timeout(timeout):
-                answer = await call.future
+                answer = await question.future
         except TimeoutError:
-            _withdraw(call, tell, "timed out")
+            _withdraw(question, tell, "timed out")
             raise PeerError(REQUEST_TIMEOUT, "Request timed out") from None
         except asyncio.CancelledError:
-            _withdraw(call, tell, "cancelled")
+            _withdraw(question, tell, "cancelled")
             raise
         finally:
-            self._open.pop(call.id, None)
+            self._open.pop(question.id, None)
         if answer.error is not None:
             error = answer.error
             raise PeerError(error["code"], error["message"], error.get("data"))
@@ -151,42 +151,42 @@ class PendingCalls:
 
     def resolve(self, answer: Answer, principal: Principal) -> bool:
         """An answer came in; whether it was to an open request of that principal."""
-        call = self._open.get(answer.id) if isinstance(answer.id, str) else None
-        if call is None or call.principal != principal or call.future.done():
+        question = self._open.get(answer.id) if isinstance(answer.id, str) else None
+        if question is None or question.principal != principal or question.future.done():
             return False
-        call.future.set_result(answer)
+        question.future.set_result(answer)
         return True
 
     async def progress(self, params: Mapping[str, Any] | None, principal: Principal) -> None:
         """A client reported progress on a request of ours."""
         members = params or {}
         token, progress = members.get("progressToken"), members.get("progress")
-        call = self._open.get(token) if isinstance(token, str) else None
-        if call is None or call.on_progress is None or call.principal != principal:
+        question = self._open.get(token) if isinstance(token, str) else None
+        if question is None or question.on_progress is None or question.principal != principal:
             return
         if isinstance(progress, (int, float)) and not isinstance(progress, bool):
             total, message = members.get("total"), members.get("message")
-            await call.on_progress(
+            await question.on_progress(
                 float(progress),
                 float(total) if isinstance(total, (int, float)) else None,
                 message if isinstance(message, str) else None,
             )
 
-    def of_session(self, session_id: SessionId) -> list[PendingCall]:
+    def of_session(self, session_id: SessionId) -> list[PendingQuestion]:
         """The open requests that a session's standalone channel sent."""
-        return [call for call in self._open.values() if call.session_id == session_id]
+        return [question for question in self._open.values() if question.session_id == session_id]
 
-    def fail(self, call: PendingCall, code: int, message: str) -> None:
-        """Nobody will answer ``call``."""
-        if not call.future.done():
-            call.future.set_result(Answer(call.id, None, error_body(code, message)))
+    def fail(self, question: PendingQuestion, code: int, message: str) -> None:
+        """Nobody will answer ``question``."""
+        if not question.future.done():
+            question.future.set_result(Answer(question.id, None, error_body(code, message)))
 
 
-def _withdraw(call: PendingCall, tell: Callable[[bytes], object], reason: str) -> None:
-    if call.future.done() and not call.future.cancelled():
+def _withdraw(question: PendingQuestion, tell: Callable[[bytes], object], reason: str) -> None:
+    if question.future.done() and not question.future.cancelled():
         # It was answered in that moment.
         return
-    message = call.withdraw(reason)
+    message = question.withdraw(reason)
     if message is not None:
         tell(message)
 

@@ -41,8 +41,8 @@ from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.requests.handle import SessionHandle, enter_session
-from mcp_sessions.server.requests.questions import PendingCalls, may_ask
-from mcp_sessions.server.requests.running import Carrier, RunningRequest
+from mcp_sessions.server.requests.questions import PendingQuestions, may_ask
+from mcp_sessions.server.requests.running import RunningRequest, Waiter
 from mcp_sessions.server.requests.runs import Runs
 from mcp_sessions.server.upstream.port import UpstreamError, UpstreamPeer
 from mcp_sessions.stores.contract import SessionStore
@@ -66,7 +66,7 @@ _NOT_JSON = (TypeError, ValueError, RecursionError)
 """What JSON writers raise for a value that they cannot write."""
 
 
-class Host:
+class RequestRunner:
     """Runs requests, and knows which run."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Host:
         """
         self.clock = clock
         self.process = bus.process
-        self.calls = PendingCalls(bus.process if bus.is_shared else None)
+        self.questions = PendingQuestions(bus.process if bus.is_shared else None)
         self.runs = Runs()
         self.load = Load(policy.max_running_requests)
         """What is being let in, runs, or waits for one that runs; by :func:`load_of`."""
@@ -111,7 +111,7 @@ class Host:
         )
         self._patience: dict[RunningRequest, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        # Kept: asking for the running loop costs a system call per question.
+        # Kept: asking for the running loop costs a system question per question.
         self._loop: asyncio.AbstractEventLoop | None = None
         self.standalone: Callable[[RunningRequest], Any] = _no_standalone
         hub.on_attached = self._ask_again
@@ -137,7 +137,7 @@ class Host:
 
     def start(
         self,
-        carrier: Carrier,
+        waiter: Waiter,
         peer: UpstreamPeer,
         *,
         record: SessionRecord | None,
@@ -146,7 +146,7 @@ class Host:
         close_peer: bool = False,
         run: str | None = None,
     ) -> RunningRequest:
-        """Run a request in a task of its own; the answer goes to its carriers.
+        """Run a request in a task of its own; the answer goes to its waiters.
 
         Args:
             close_peer: The peer was made for this request alone.
@@ -154,17 +154,17 @@ class Host:
         """
         if run is not None:
             self.runs.settle(run)
-        running = RunningRequest(carrier, record, key, self)
+        running = RunningRequest(waiter, record, key, self)
         self._running[running] = None
         for session_id in self._sessions_of(running):
             self._by_session.setdefault(session_id, {})[running] = None
         if record is not None and key is not None:
             self._by_key[record.session_id, key] = running
-        connection = carrier.inbound.connection
+        connection = waiter.inbound.connection
         if connection is not None:
-            connection.requests[carrier.request.id] = running
-        self.load.add(load_of(carrier.inbound, running.session_id))
-        self._listen(running, carrier)
+            connection.requests[waiter.request.id] = running
+        self.load.add(load_of(waiter.inbound, running.session_id))
+        self._listen(running, waiter)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         task = _started(self._run(running, peer, handle, close_peer), self._loop)
@@ -172,19 +172,19 @@ class Host:
         watched("a request", task)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        if not carrier.inbound.channel.is_open:
+        if not waiter.inbound.channel.is_open:
             # It closed while the request was let in, when nobody listened for that yet.
-            self._closed(running, carrier)
+            self._closed(running, waiter)
         return running
 
-    async def join(self, running: RunningRequest, carrier: Carrier) -> None:
+    async def join(self, running: RunningRequest, waiter: Waiter) -> None:
         """Answer a request that was sent again when the one that runs is done."""
-        connection = carrier.inbound.connection
+        connection = waiter.inbound.connection
         if connection is not None:
-            connection.requests[carrier.request.id] = running
-        self.load.add(load_of(carrier.inbound, running.session_id))
-        self._listen(running, carrier)
-        await running.join(carrier)
+            connection.requests[waiter.request.id] = running
+        self.load.add(load_of(waiter.inbound, running.session_id))
+        self._listen(running, waiter)
+        await running.join(waiter)
 
     async def abort(self, running: RunningRequest, error: dict[str, Any]) -> None:
         """Answer with ``error`` now and cancel the handler, however long that takes it."""
@@ -197,8 +197,8 @@ class Host:
     async def abort_session(self, session_id: SessionId) -> None:
         """A session is over: its requests and its questions to the client fail."""
         error = wire_error(SessionNotFound(session_id))
-        for call in self.calls.of_session(session_id):
-            self.calls.fail(call, error["code"], error["message"])
+        for question in self.questions.of_session(session_id):
+            self.questions.fail(question, error["code"], error["message"])
         # Beside what every -32043 says: this request was begun, so it is not one to send
         # again in another session.
         error = {**error, "data": {**error["data"], "started": True}}
@@ -212,29 +212,29 @@ class Host:
         """A session has a new connection: what is open goes there too (ASK2), if its
         client can answer it; else it waits for one that can.
         """
-        for call in self.calls.of_session(session_id):
-            if may_ask(connection.peer, call.method):
-                await connection.send(Draft(call.message, None, call.log_key, session_id))
+        for question in self.questions.of_session(session_id):
+            if may_ask(connection.peer, question.method):
+                await connection.send(Draft(question.message, None, question.log_key, session_id))
 
     async def ask_elsewhere(self, session_id: SessionId) -> None:
         """A session has a new connection in another process: what is open here goes there."""
-        for call in self.calls.of_session(session_id):
-            await self._publisher.push(session_id, call.message, call)
+        for question in self.questions.of_session(session_id):
+            await self._publisher.push(session_id, question.message, question)
 
-    def _closed(self, running: RunningRequest, carrier: Carrier) -> None:
-        if not carrier.inbound.cancels or running.key is not None:
+    def _closed(self, running: RunningRequest, waiter: Waiter) -> None:
+        if not waiter.inbound.cancels or running.key is not None:
             self.unheard(running)
         elif not running.done:
             # The modern era over HTTP: closing the response stream cancels the request.
             self.spawn(self.abort(running, error_body(REQUEST_CANCELLED, "Request cancelled")))
 
     def unheard(self, running: RunningRequest) -> None:
-        """A carrier of the request is gone; if it was the last, its time is bounded, and the
+        """A waiter of the request is gone; if it was the last, its time is bounded, and the
         number of its like.
         """
         if running.done or running.is_heard or running in self._unheard:
             return
-        principal = running.carriers[0].inbound.principal
+        principal = running.waiters[0].inbound.principal
         session = next(iter(self._sessions_of(running)), None)
         given_up = self._unheard.add(running, principal, session)
         loop = asyncio.get_running_loop()
@@ -279,9 +279,9 @@ class Host:
             await asyncio.wait(list(self._tasks), timeout=5)
         return len(left)
 
-    def _listen(self, running: RunningRequest, carrier: Carrier) -> None:
-        channel = carrier.inbound.channel
-        channel.on_closed = lambda: self._closed(running, carrier)
+    def _listen(self, running: RunningRequest, waiter: Waiter) -> None:
+        channel = waiter.inbound.channel
+        channel.on_closed = lambda: self._closed(running, waiter)
         channel.on_reopened = lambda: self.heard(running)
 
     def _give_up(self, running: RunningRequest) -> None:
@@ -298,7 +298,7 @@ class Host:
 
     def _sessions_of(self, running: RunningRequest) -> list[SessionId]:
         """What must not be reaped while the request runs."""
-        connection = running.carriers[0].inbound.connection
+        connection = running.waiters[0].inbound.connection
         sessions = [running.session_id] if running.session_id is not None else []
         if connection is not None and connection.transport_session is not None:
             sessions.append(connection.transport_session)
@@ -369,7 +369,7 @@ class Host:
             return
         running.done = True
         self._forget(running)
-        running.fail_open_calls(INTERNAL_ERROR, "the request that asked is over")
+        running.fail_open_questions(INTERNAL_ERROR, "the request that asked is over")
         try:
             await self._remember(running, result, error)
         except StoreUnavailable as failed:
@@ -377,12 +377,12 @@ class Host:
             logger.warning("the end of %s moved no deadline: %s", running.request.method, failed)
         finally:
             # Until here the same request, sent again, could join: the store did not know better.
-            self._forget_carriers(running)
+            self._forget_waiters(running)
         await running.told(self._policy.slow_timeout)
-        for carrier in running.carriers:
-            message, code = self._written(running, carrier, result, error)
+        for waiter in running.waiters:
+            message, code = self._written(running, waiter, result, error)
             try:
-                await carrier.inbound.channel.answer(message, code=code, is_away=is_away)
+                await waiter.inbound.channel.answer(message, code=code, is_away=is_away)
             except StoreUnavailable as failed:
                 # It was told; what the store keeps of its stream is looked after there. The
                 # other senders are owed the answer all the same (KEY5).
@@ -391,17 +391,17 @@ class Host:
     def _written(
         self,
         running: RunningRequest,
-        carrier: Carrier,
+        waiter: Waiter,
         result: dict[str, Any] | None,
         error: dict[str, Any] | None,
     ) -> tuple[bytes, int | None]:
-        """The answer for one carrier, and its error's code."""
-        inbound, request_id, record = carrier.inbound, carrier.request.id, running.record
+        """The answer for one waiter, and its error's code."""
+        inbound, request_id, record = waiter.inbound, waiter.request.id, running.record
         if result is not None:
             try:
-                if carrier.named and record is not None:
+                if waiter.named and record is not None:
                     result = self._stamp(result, record)
-                if carrier is not running.carriers[0]:
+                if waiter is not running.waiters[0]:
                     result = inbound.of_its_era(result)
                 return inbound.result(request_id, result), None
             except (SessionsError, *_NOT_JSON):
@@ -452,14 +452,14 @@ class Host:
                 if not at_work:
                     del self._by_session[session_id]
 
-    def _forget_carriers(self, running: RunningRequest) -> None:
+    def _forget_waiters(self, running: RunningRequest) -> None:
         if running.session_id is not None and running.key is not None:
             self._by_key.pop((running.session_id, running.key), None)
-        for carrier in running.carriers:
-            self.load.remove(load_of(carrier.inbound, running.session_id))
-            connection = carrier.inbound.connection
-            if connection is not None and connection.requests.get(carrier.request.id) is running:
-                del connection.requests[carrier.request.id]
+        for waiter in running.waiters:
+            self.load.remove(load_of(waiter.inbound, running.session_id))
+            connection = waiter.inbound.connection
+            if connection is not None and connection.requests.get(waiter.request.id) is running:
+                del connection.requests[waiter.request.id]
 
     def log_state(self) -> dict[str, int]:
         """How much is at work, for logs and tests."""

@@ -11,16 +11,16 @@ from mcp_sessions.core.messages import Request, RequestId, progress_token
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.requests.handle import SessionHandle
-from mcp_sessions.server.requests.questions import PendingCall, check_may_ask, may_ask
+from mcp_sessions.server.requests.questions import PendingQuestion, check_may_ask, may_ask
 from mcp_sessions.server.upstream.port import OnProgress
 from mcp_sessions.stores.records import SessionRecord
 
 if TYPE_CHECKING:
-    from mcp_sessions.server.requests.runner import Host
+    from mcp_sessions.server.requests.runner import RequestRunner
 
 
 @dataclass(slots=True)
-class Carrier:
+class Waiter:
     """One sending of a request: where its answer is heard."""
 
     request: Request
@@ -33,20 +33,24 @@ class RunningRequest:
     """One request at work: the :class:`~mcp_sessions.server.upstream.port.Call` its handler has."""
 
     def __init__(
-        self, carrier: Carrier, record: SessionRecord | None, key: RequestKey | None, host: Host
+        self,
+        waiter: Waiter,
+        record: SessionRecord | None,
+        key: RequestKey | None,
+        runner: RequestRunner,
     ) -> None:
-        self.request = carrier.request
-        self.request_id: RequestId | None = carrier.request.id
+        self.request = waiter.request
+        self.request_id: RequestId | None = waiter.request.id
         self.record = record
         self.handle: SessionHandle | None = None
         self.key = key
-        self.carriers = [carrier]
+        self.waiters = [waiter]
         self.done = False
-        self.started_at = host.clock()
+        self.started_at = runner.clock()
         self.task: asyncio.Task[None] | None = None
-        self.context: Any = carrier.inbound.context
-        self._host = host
-        self._asked: list[PendingCall] = []
+        self.context: Any = waiter.inbound.context
+        self._runner = runner
+        self._asked: list[PendingQuestion] = []
         self._telling: set[asyncio.Task[None]] = set()
 
     @property
@@ -57,44 +61,44 @@ class RunningRequest:
     @property
     def transport(self) -> str:
         """The kind of transport that carries it now."""
-        inbound = self.carriers[-1].inbound
+        inbound = self.waiters[-1].inbound
         return inbound.connection.kind if inbound.connection is not None else inbound.kind
 
     @property
     def close_stream(self) -> Callable[[], Awaitable[None]] | None:
         """See :class:`~mcp_sessions.server.connection.RequestChannel`."""
-        return self.carriers[-1].inbound.channel.close_stream
+        return self.waiters[-1].inbound.channel.close_stream
 
     @property
     def close_standalone_stream(self) -> Callable[[], Awaitable[None]] | None:
         """Closes the connection's GET stream so that the client comes back for it."""
-        connection = self.carriers[-1].inbound.connection
+        connection = self.waiters[-1].inbound.connection
         return connection.close_stream if connection is not None else None
 
     @property
     def can_send_request(self) -> bool:
         """Whether the client can be asked something while this runs."""
-        inbound = self.carriers[-1].inbound
+        inbound = self.waiters[-1].inbound
         return not self.done and inbound.asked is not None and not inbound.modern
 
     @property
     def is_heard(self) -> bool:
         """Whether anybody still listens for its answer."""
-        return any(carrier.inbound.channel.is_open for carrier in self.carriers)
+        return any(waiter.inbound.channel.is_open for waiter in self.waiters)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """Send a notification on the request's own way back; no session event."""
         if not self.done:
-            inbound = self.carriers[-1].inbound
+            inbound = self.waiters[-1].inbound
             await inbound.channel.emit(inbound.notification(method, params))
         elif method not in ("notifications/progress", "notifications/cancelled"):
             # The request's way back is gone with its answer. What was meant for the client
             # and not for this request alone still reaches it.
-            await self._host.standalone(self).notify(method, params)
+            await self._runner.standalone(self).notify(method, params)
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Report progress under the token of the newest sending, if it has one."""
-        token = progress_token(self.carriers[-1].request.params)
+        token = progress_token(self.waiters[-1].request.params)
         if token is None or self.done:
             return
         params: dict[str, Any] = {"progressToken": token, "progress": progress}
@@ -113,38 +117,38 @@ class RunningRequest:
         on_progress: OnProgress | None,
     ) -> dict[str, Any]:
         """Ask the client on the request's own way back; see :class:`Outbound`."""
-        inbound = self.carriers[-1].inbound
+        inbound = self.waiters[-1].inbound
         check_may_ask(inbound.asked, method)
-        call = self._host.calls.new(inbound.principal, None, method, params, on_progress)
-        self._asked.append(call)
+        question = self._runner.questions.new(inbound.principal, None, method, params, on_progress)
+        self._asked.append(question)
         try:
-            return await self._host.calls.ask(
-                call,
-                lambda message: self._emit(message, call.log_key),
+            return await self._runner.questions.ask(
+                question,
+                lambda message: self._emit(message, question.log_key),
                 timeout=timeout,
-                tell=lambda message: self._tell(message, call.log_key),
+                tell=lambda message: self._tell(message, question.log_key),
             )
         finally:
-            self._asked.remove(call)
+            self._asked.remove(question)
 
-    async def join(self, carrier: Carrier) -> None:
+    async def join(self, waiter: Waiter) -> None:
         """The request was sent again: from now on progress and questions go there, and the
         answer goes to both.
         """
-        self.carriers.append(carrier)
-        self._host.heard(self)
-        for call in list(self._asked):
+        self.waiters.append(waiter)
+        self._runner.heard(self)
+        for question in list(self._asked):
             # Each may be answered, or a new one be asked, while the one before it is sent.
-            if not call.future.done() and may_ask(carrier.inbound.asked, call.method):
-                await self._emit(call.message, call.log_key)
+            if not question.future.done() and may_ask(waiter.inbound.asked, question.method):
+                await self._emit(question.message, question.log_key)
 
-    def fail_open_calls(self, code: int, message: str) -> None:
+    def fail_open_questions(self, code: int, message: str) -> None:
         """Nobody waits for what the handler asked any more, and its client is told so."""
-        for call in self._asked:
-            withdrawal = None if call.future.done() else call.withdraw(message)
-            self._host.calls.fail(call, code, message)
+        for question in self._asked:
+            withdrawal = None if question.future.done() else question.withdraw(message)
+            self._runner.questions.fail(question, code, message)
             if withdrawal is not None:
-                self._tell(withdrawal, call.log_key)
+                self._tell(withdrawal, question.log_key)
 
     async def told(self, timeout: float) -> None:
         """Wait until what was withdrawn is on its way, ``timeout`` seconds at the most: nothing
@@ -154,9 +158,9 @@ class RunningRequest:
             await asyncio.wait(self._telling, timeout=timeout)
 
     def _tell(self, message: bytes, log_key: str) -> None:
-        task = self._host.spawn(self._emit(message, log_key))
+        task = self._runner.spawn(self._emit(message, log_key))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
     async def _emit(self, message: bytes, log_key: str) -> None:
-        await self.carriers[-1].inbound.channel.emit(message, log_key)
+        await self.waiters[-1].inbound.channel.emit(message, log_key)

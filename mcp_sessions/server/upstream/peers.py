@@ -15,7 +15,7 @@ from mcp_sessions.server.connection import Inbound, TransportConnection
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.requests.outbound import ConnectionOutbound, LateOutbound, SessionOutbound
-from mcp_sessions.server.requests.runner import Host
+from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.upstream.port import NewPeer, Outbound, Upstream, UpstreamPeer
 from mcp_sessions.server.upstream.subscriptions import (
@@ -38,7 +38,7 @@ class UpstreamPeers:
         store: SessionStore,
         hub: Hub,
         publisher: Publisher,
-        host: Host,
+        runner: RequestRunner,
         policy: SessionPolicy,
         advertise: Callable[[dict[str, Any]], None],
     ) -> None:
@@ -51,13 +51,13 @@ class UpstreamPeers:
         self._store = store
         self._hub = hub
         self._publisher = publisher
-        self._host = host
+        self._runner = runner
         self._policy = policy
         self._advertise = advertise
 
     def adopt(self, peer: NewPeer, outbound: LateOutbound, connection: TransportConnection) -> None:
         """A client that shook hands has a connection now."""
-        outbound.bind(ConnectionOutbound(self._publisher, self._host, connection))
+        outbound.bind(ConnectionOutbound(self._publisher, self._runner, connection))
         if connection.transport_session is not None:
             peer.belongs_to(connection.transport_session)
         connection.upstream_peers[None] = peer
@@ -82,7 +82,7 @@ class UpstreamPeers:
             outbound = None
             if record is not None:
                 outbound = SessionOutbound(
-                    self._hub, self._publisher, self._host, self._store, record
+                    self._hub, self._publisher, self._runner, self._store, record
                 )
             session_id = record.session_id if record is not None else None
             if inbound.modern:
@@ -93,11 +93,13 @@ class UpstreamPeers:
         if known is not None:
             return known
         if record is not None:
-            outbound = SessionOutbound(self._hub, self._publisher, self._host, self._store, record)
+            outbound = SessionOutbound(
+                self._hub, self._publisher, self._runner, self._store, record
+            )
             self._hub.used(record.session_id, connection)
             peer = self._upstream.peer(inbound.peer, outbound, record.session_id)
         else:
-            outbound = ConnectionOutbound(self._publisher, self._host, connection)
+            outbound = ConnectionOutbound(self._publisher, self._runner, connection)
             session_id = connection.transport_session
             # On a pipe a client may speak before its handshake; the server says what it
             # thinks of that.
@@ -111,11 +113,11 @@ class UpstreamPeers:
 
     def standalone(self, running: RunningRequest) -> Outbound:
         """The way to a request's client outside of the request."""
-        inbound, record = running.carriers[-1].inbound, running.record
+        inbound, record = running.waiters[-1].inbound, running.record
         if record is not None:
-            return SessionOutbound(self._hub, self._publisher, self._host, self._store, record)
+            return SessionOutbound(self._hub, self._publisher, self._runner, self._store, record)
         if inbound.connection is not None:
-            return ConnectionOutbound(self._publisher, self._host, inbound.connection)
+            return ConnectionOutbound(self._publisher, self._runner, inbound.connection)
         return LateOutbound()
 
     def _remember_subscription(
@@ -134,9 +136,9 @@ class UpstreamPeers:
             if connection is None:
                 return False
             if on:
-                own = self._hub.bare_subscriptions(connection)
+                own = self._hub.sessionless_subscriptions(connection)
                 check_subscriptions({*own, uri}, self._policy)
-            self._hub.subscribe_bare(connection, uri, on=on)
+            self._hub.subscribe_sessionless(connection, uri, on=on)
             return True
 
         return remember

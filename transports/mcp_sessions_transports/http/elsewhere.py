@@ -37,7 +37,7 @@ class Elsewhere:
         if connection is None:
             return None
         opened = (message["at"], message["from"])
-        if connection.opened_elsewhere(opened, self._served.host.process):
+        if connection.opened_elsewhere(opened, self._served.runner.process):
             return None
         return connection.insist(message["from"])
 

@@ -293,7 +293,7 @@ class HandshakeHttp:
             self._loop,
             primes=served.primes(version),
             prefers_stream=prefers_sse(headers),
-            process=served.host.process,
+            process=served.runner.process,
             scopes_beyond=scopes_beyond,
         )
 

@@ -75,7 +75,7 @@ class TransportSessions:
                 principal,
                 mode=Mode.TRANSPORT,
                 now=served.clock(),
-                held=session_id in served.host.held,
+                held=session_id in served.runner.held,
             )
         if admitted is None:
             raise SessionNotFound(session_header, status=Status.NOT_FOUND)

@@ -76,7 +76,7 @@ class _Waiting:
         "done",
         "failures",
         "is_served",
-        "is_told_bare",
+        "is_told_sessionless",
         "is_told_elsewhere",
         "method",
         "number",
@@ -99,7 +99,7 @@ class _Waiting:
         self.params = params
         self.change = change
         self.told = told
-        self.is_told_bare = False
+        self.is_told_sessionless = False
         self.is_told_elsewhere = False
         self.failures = 0
         """How often the store failed to tell, though it served something else just before."""
@@ -123,7 +123,7 @@ class _Waiting:
             self.told.set_result(outcome)
 
 
-class Changes:
+class ChangeBroadcaster:
     """Tells what was announced."""
 
     def __init__(
@@ -331,9 +331,9 @@ class Changes:
                 "change", to=None, id=change.id, method=waiting.method, params=waiting.params
             )
             waiting.is_told_elsewhere = True
-        if not waiting.is_told_bare:
-            waiting.is_told_bare = True
-            await self.tell_bare(waiting.method, waiting.params)
+        if not waiting.is_told_sessionless:
+            waiting.is_told_sessionless = True
+            await self.tell_sessionless(waiting.method, waiting.params)
         if waiting.undelivered:
             left, waiting.undelivered = waiting.undelivered, []
             await self._hand_over(waiting, left)
@@ -369,7 +369,7 @@ class Changes:
             free: list[SessionId] = []
             for session_id in dict.fromkeys(session_ids[start : start + step]):
                 # Whoever waits for one keeps all others waiting.
-                is_busy = self._hub.turn(session_id).locked()
+                is_busy = self._hub.session_lock(session_id).locked()
                 (waiting.busy if is_busy else free).append(session_id)
             try:
                 await self._tell_some(waiting, free)
@@ -406,7 +406,7 @@ class Changes:
             StoreUnavailable: Not all of them are told.
         """
         try:
-            await self._tell_in_turn(waiting, session_ids)
+            await self._tell_locked(waiting, session_ids)
         except StoreUnavailable:
             raise
         except Exception:
@@ -418,7 +418,7 @@ class Changes:
             logger.exception("a session could not be told of %s", waiting.method)
             waiting.done.update(session_ids)
 
-    async def _tell_in_turn(self, waiting: _Waiting, session_ids: Sequence[SessionId]) -> None:
+    async def _tell_locked(self, waiting: _Waiting, session_ids: Sequence[SessionId]) -> None:
         """Tell a few sessions: what is stored is handed over before anything else is.
 
         Raises:
@@ -427,12 +427,12 @@ class Changes:
         session_ids = [each for each in session_ids if each not in waiting.done]
         if not session_ids:
             return
-        turns = [self._hub.turn(session_id) for session_id in session_ids]
+        locks = [self._hub.session_lock(session_id) for session_id in session_ids]
         held: list[asyncio.Lock] = []
         try:
-            for turn in turns:
-                await turn.acquire()
-                held.append(turn)
+            for lock in locks:
+                await lock.acquire()
+                held.append(lock)
             again = not waiting.unsure.isdisjoint(session_ids)
             waiting.unsure.update(session_ids)
             told = await self._store.tell(
@@ -443,8 +443,8 @@ class Changes:
             self._away = None
             undelivered = await self._publisher.hand_over(told)
         finally:
-            for turn in held:
-                turn.release()
+            for lock in held:
+                lock.release()
         if undelivered:
             waiting.undelivered += undelivered
             raise StoreUnavailable("the store did not answer while an event was handed over")
@@ -456,7 +456,7 @@ class Changes:
             StoreUnavailable: They still may not.
         """
         for each in told:
-            async with self._hub.turn(each.session_id):
+            async with self._hub.session_lock(each.session_id):
                 # Whoever is attached anew got it with what was missed.
                 waiting.undelivered += await self._publisher.hand_over([each])
         if waiting.undelivered:
@@ -492,27 +492,27 @@ class Changes:
         self._renewed.clear()
 
     async def _renew(self, session_id: SessionId) -> None:
-        async with self._hub.turn(session_id):
+        async with self._hub.session_lock(session_id):
             record = await self._store.load(session_id, now=0)
             if record is None or record.mode is not Mode.PROTOCOL:
                 return
             await self._store.renew(session_id)
             if record.attachment is not None:
-                await self._hub.displace_in_turn(session_id, Detached.EVICTED)
+                await self._hub.displace_locked(session_id, Detached.EVICTED)
 
-    async def tell_bare(self, method: str, params: Mapping[str, Any] | None) -> None:
+    async def tell_sessionless(self, method: str, params: Mapping[str, Any] | None) -> None:
         """Tell the pipes and WebSockets of this process that hear a change for themselves."""
         key = coalescing_key(method, params, self._policy.coalescing)
         draft = plain_draft(notification_message(method, params), key)
-        for connection in self._bare_audience(method, params):
+        for connection in self._sessionless_audience(method, params):
             await connection.send(draft)
 
-    def _bare_audience(
+    def _sessionless_audience(
         self, method: str, params: Mapping[str, Any] | None
     ) -> list[TransportConnection]:
         """The pipes and WebSockets that hear a change outside of any session."""
         if method == RESOURCE_UPDATED:
-            return self._hub.bare_subscribers(str((params or {}).get("uri", "")))
+            return self._hub.sessionless_subscribers(str((params or {}).get("uri", "")))
         return [
             connection
             for connection in self._hub.connections()
