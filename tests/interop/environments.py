@@ -53,18 +53,30 @@ def typescript_command(project: str = "typescript") -> list[str]:
     Raises:
         MissingPrerequisite: node or npm is missing, or npm cannot install.
     """
+    home = HERE / project
+    return [node_project(home), str(home / "driver.mjs")]
+
+
+def node_project(home: Path) -> str:
+    """The command `node`, with what the lock file of a project asks for installed beside it.
+
+    Args:
+        home: Where its ``package-lock.json`` is.
+
+    Raises:
+        MissingPrerequisite: node or npm is missing, or npm cannot install.
+    """
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         missing = "node (20 or newer)" if node is None else "npm"
-        raise MissingPrerequisite(f"the TypeScript interop tests need {missing} on the PATH")
-    home = HERE / project
+        raise MissingPrerequisite(f"the TypeScript tests need {missing} on the PATH")
     modules = home / "node_modules"
     wanted = _digest((home / "package-lock.json").read_bytes())
     with _one_at_a_time():
         if not _is_installed(modules, wanted):
             _run([npm, "ci"], cwd=home, needs="npm, with a registry it can reach")
             _remember(modules, wanted)
-    return [node, str(home / "driver.mjs")]
+    return node
 
 
 @contextmanager
