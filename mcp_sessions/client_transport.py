@@ -23,7 +23,7 @@ from mcp_sessions.client.outcome import OnResume
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions_transports.http.client import HttpDialer
+from mcp_sessions_transports.http.client.link import HttpDialer
 from mcp_sessions_transports.stdio.client import StdioDialer, is_stdio
 from mcp_sessions_transports.websocket.client import WebSocketDialer
 

@@ -32,9 +32,9 @@ from mcp_sessions.core.resume import (
     says_session_not_found,
     seconds_of,
 )
-from mcp_sessions_transports.http.bounded_body import PIECE, BodyTooLarge, pieces, whole
-from mcp_sessions_transports.http.failures import failure_of
-from mcp_sessions_transports.http.sse_reader import MAX_RETRY, EventTooLarge, SseReader
+from mcp_sessions_transports.http.client.bounded_body import PIECE, BodyTooLarge, pieces, whole
+from mcp_sessions_transports.http.client.failures import failure_of
+from mcp_sessions_transports.http.client.sse_reader import MAX_RETRY, EventTooLarge, SseReader
 
 pytestmark = pytest.mark.anyio
 

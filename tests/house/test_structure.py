@@ -93,7 +93,6 @@ KNOWN_LONG = {
     "mcp_sessions/stores/memory.py",
     "mcp_sessions/stores/redis/store.py",
     "mcp_sessions/stores/sqlite/store.py",
-    "transports/mcp_sessions_transports/http/client.py",
 }
 """Files of more than `MAX_LINES` that are still to be divided."""
 

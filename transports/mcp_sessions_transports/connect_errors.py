@@ -1,6 +1,7 @@
 """Why a connection could not be opened, or broke, in words that a person can act on.
 
-They hold nothing secret: not the error's own text, which may have the URL with its query.
+They hold nothing secret: not the error's own text, which may have the URL with its query, nor
+the URL as it was given.
 """
 
 from __future__ import annotations
@@ -14,6 +15,12 @@ import httpx2
 
 _DEPTH = 8
 """How far down the causes of an error are looked at."""
+
+
+def without_credentials(url: str) -> str:
+    """The URL for people and jars: no user, no password, no query."""
+    parsed = httpx2.URL(url)
+    return str(parsed.copy_with(userinfo=b"", query=None, fragment=None))
 
 
 def reason_of(error: BaseException, *, seconds: float | None = None) -> str:

@@ -40,8 +40,7 @@ from mcp_sessions.client.wire import in_place_of_dropped, received
 from mcp_sessions.core.messages import RequestId, encode
 from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import Cause
-from mcp_sessions_transports.connect_errors import reason_of
-from mcp_sessions_transports.http.client import without_credentials
+from mcp_sessions_transports.connect_errors import reason_of, without_credentials
 from mcp_sessions_transports.websocket.close_codes import CloseCode, should_come_back
 from mcp_sessions_transports.websocket.frame_sieve import FrameSieve
 

@@ -18,7 +18,7 @@ from mcp_sessions.core.messages import Malformed, RequestId, decode, error_body,
 from mcp_sessions.core.resume import MAX_SECONDS, Cause
 from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions_transports.connect_errors import reason_of
-from mcp_sessions_transports.http.bounded_body import pieces
+from mcp_sessions_transports.http.client.bounded_body import pieces
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,140 @@
+"""POSTs a request and hands over what responds to it, up to its answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import anyio
+import httpx2
+
+from mcp_sessions.client.dialer import (
+    CONNECTION_CLOSED,
+    Accepted,
+    Failure,
+    Json,
+    Received,
+)
+from mcp_sessions.core.messages import Malformed, RequestId, decode, error_body, parse
+from mcp_sessions.core.resume import Cause, is_sendable
+from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR
+from mcp_sessions_transports.http.client.bounded_body import BodyTooLarge, whole
+from mcp_sessions_transports.http.client.failures import describe, is_sse, refusal, unfollowed
+from mcp_sessions_transports.http.client.incoming import Incoming, position
+from mcp_sessions_transports.http.client.requester import SESSION_HEADER, Requester
+from mcp_sessions_transports.http.client.sse_reader import EventTooLarge
+
+logger = logging.getLogger(__name__)
+
+STOCK_ATTEMPTS = 2
+"""How often the SDK's own transport opens a stream again, one after the other."""
+
+STOCK_DELAY = 1.0
+"""Seconds that it waits before, if the server does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One link's requests, each for itself."""
+
+    requester: Requester
+    incoming: Incoming
+
+    async def ask(self, message: Json, headers: Mapping[str, str]) -> Failure | None:
+        """Send a request and hand over its response; what is wrong if it has no answer."""
+        try:
+            return await self._ask(message, headers)
+        except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+            return describe(error, name=self.requester.name)
+
+    async def _ask(self, message: Json, headers: Mapping[str, str]) -> Failure | None:
+        request_id: RequestId = message["id"]
+        async with self.requester.stream("POST", message, headers) as response:
+            status = response.status_code
+            if status == 202:
+                return refusal(202, INVALID_REQUEST, "server answered a request with 202 Accepted")
+            redirect = unfollowed(response)
+            if redirect is not None:
+                return refusal(status, INVALID_REQUEST, redirect)
+            if status >= 400:
+                return await self.requester.refused(response, request_id)
+            given = response.headers.get(SESSION_HEADER)
+            if message.get("method") == "initialize" and given:
+                if not is_sendable(given):
+                    text = "the server gave a transport session an id that cannot be sent"
+                    return refusal(status, INVALID_REQUEST, text)
+                self.requester.joined(given)
+            content_type = response.headers.get("content-type", "").lower()
+            if content_type.startswith("application/json"):
+                return await self._read_json(response)
+            if content_type.startswith("text/event-stream"):
+                await self.incoming.tell(Accepted(request_id))
+                return await self._read_answer(response, request_id)
+            return refusal(status, INVALID_REQUEST, f"Unexpected content type: {content_type}")
+
+    async def _read_json(self, response: httpx2.Response) -> Failure | None:
+        try:
+            body = await whole(response, limit=self.incoming.policy.max_message)
+        except BodyTooLarge:
+            return self.incoming.too_large("response")
+        try:
+            message = decode(body)
+            parse(message)
+        except (ValueError, Malformed) as error:
+            return refusal(200, PARSE_ERROR, f"Failed to parse JSON response: {error}")
+        await self.incoming.tell(Received(message))
+        return None
+
+    async def _read_answer(
+        self, response: httpx2.Response, request_id: RequestId
+    ) -> Failure | None:
+        """Hand over a response stream up to its answer; what is wrong if it has none."""
+        last_id: str | None = None
+        retry: int | None = None
+        attempts = 0
+        failure = Failure(
+            Cause.CUT,
+            "the response stream ended without an answer",
+            error=error_body(CONNECTION_CLOSED, "SSE stream ended without a response"),
+        )
+        while True:
+            try:
+                async with aclosing(self.incoming.events(response)) as events:
+                    async for event in events:
+                        last_id = position(event, last_id)
+                        retry = event.retry if event.retry is not None else retry
+                        if await self.incoming.take(event, request_id):
+                            return None
+                attempts = 0
+            except EventTooLarge:
+                return self.incoming.too_large("SSE event")
+            except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+                logger.debug("a response stream ended: %r", error)
+                failure = describe(error, name=self.requester.name, was_sent=True)
+            finally:
+                # The first is closed by whoever opened it as well, which does no harm.
+                with anyio.CancelScope(shield=True):
+                    await response.aclose()
+            if self.requester.settings.has_keys or last_id is None:
+                return failure
+            opened = None
+            while opened is None:
+                if attempts >= STOCK_ATTEMPTS:
+                    return failure
+                attempts += 1
+                await anyio.sleep(retry / 1000 if retry is not None else STOCK_DELAY)
+                opened = await self._reopen(last_id)
+            response = opened
+
+    async def _reopen(self, last_id: str) -> httpx2.Response | None:
+        try:
+            response = await self.requester.open("GET", None, {"last-event-id": last_id})
+        except (httpx2.HTTPError, OSError) as error:
+            logger.debug("a response stream could not be reopened: %r", error)
+            return None
+        if response.status_code == 200 and is_sse(response):
+            return response
+        await response.aclose()
+        return None

@@ -1,0 +1,104 @@
+"""Hands over what a link's streams bring: messages, and what is known of those that are dropped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import httpx2
+
+from mcp_sessions.client.dialer import Event, Failure, Json, Missed, Received
+from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.wire import in_place_of_dropped, received
+from mcp_sessions.core.messages import RequestId
+from mcp_sessions.core.outline import Outline
+from mcp_sessions.core.resume import is_sendable
+from mcp_sessions.errors import OUTCOME_UNKNOWN
+from mcp_sessions_transports.http.client.bounded_body import pieces
+from mcp_sessions_transports.http.client.failures import refusal
+from mcp_sessions_transports.http.client.requester import Requester
+from mcp_sessions_transports.http.client.sse_reader import ReadEvent, SseReader
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """One link's.
+
+    Args:
+        tell: Reports to the client.
+        spawn: Starts a task of the link.
+    """
+
+    requester: Requester
+    policy: ReconnectPolicy
+    tell: Callable[[Event], Awaitable[None]]
+    spawn: Callable[..., None]
+
+    async def events(self, response: httpx2.Response) -> AsyncGenerator[ReadEvent]:
+        """The events of a response."""
+        reader = SseReader(max_bytes=self.policy.max_message, drops=True)
+        async with aclosing(pieces(response)) as chunks:
+            async for chunk in chunks:
+                for event in reader.feed(chunk):
+                    yield event
+
+    async def take(self, event: ReadEvent, request_id: RequestId | None) -> bool:
+        """Hand over one event; whether it was the answer.
+
+        Args:
+            request_id: The request that the stream responds to; None: the notification stream.
+        """
+        if event.dropped is not None:
+            return await self._was_dropped(event.dropped, request_id)
+        if not event.data or event.event != "message":
+            return False
+        message = received(event.data)
+        if message is None:
+            return False
+        is_answer = request_id is not None and "method" not in message
+        if is_answer:
+            # As the SDK does: what answers on this stream answers this request.
+            message["id"] = request_id
+        await self.tell(Received(message))
+        return is_answer
+
+    async def _was_dropped(self, outline: Outline, request_id: RequestId | None) -> bool:
+        """Tell of a message that was too large; whether it was the answer to that request."""
+        limit = self.policy.max_message
+        answer = in_place_of_dropped(outline, self.requester.name, limit, answers=request_id)
+        if answer is None:
+            await self.tell(Missed())
+        elif not outline.has_method:
+            await self.tell(Received(answer))
+        else:
+            # Its asker waits; and what is read here need not wait for that.
+            self.spawn(self._refuse, answer)
+        return not outline.has_method
+
+    async def _refuse(self, answer: Json) -> None:
+        failure = await self.requester.post(answer, {})
+        if failure is not None:
+            logger.info("a question was not refused: %s", failure.explanation)
+
+    def too_large(self, what: str) -> Failure:
+        """A server's message that this side does not take: the request is answered so."""
+        limit = self.policy.max_message
+        logger.warning(
+            "%s: a %s of more than %d bytes was dropped (ReconnectPolicy.max_message)",
+            self.requester.name,
+            what,
+            limit,
+        )
+        text = f"Outcome unknown: the {what} is too large: more than {limit} bytes (max_message)"
+        return refusal(200, OUTCOME_UNKNOWN, text, {"reason": "too_large", "limit": limit})
+
+
+def position(event: ReadEvent, before: str | None) -> str | None:
+    """The ``Last-Event-ID`` after an event; None: it has an id that cannot be sent."""
+    if not event.id:
+        return before
+    return event.id if is_sendable(event.id) else None

@@ -1,0 +1,170 @@
+"""Streamable HTTP, the client side of both eras: a `mcp_sessions.client.dialer.Link`.
+
+Without sessions it does what the SDK's own transport does: the same headers, the same
+errors, the same two attempts with ``Last-Event-ID``. With sessions, a broken response is
+reported at once, and the notification stream is opened again for as long as the link lasts,
+also when it is only silent.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+import anyio
+import httpx2
+from anyio.abc import TaskGroup, TaskStatus
+
+from mcp_sessions.client.dialer import (
+    Event,
+    Failed,
+    Failure,
+    Json,
+    Link,
+    LinkSettings,
+    Unanswered,
+)
+from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.core.messages import RequestId
+from mcp_sessions.core.resume import Cause
+from mcp_sessions_transports.connect_errors import without_credentials
+from mcp_sessions_transports.http.client.exchange import Exchange
+from mcp_sessions_transports.http.client.incoming import Incoming
+from mcp_sessions_transports.http.client.notifications import NotificationStream
+from mcp_sessions_transports.http.client.requester import Requester
+
+logger = logging.getLogger(__name__)
+
+Sink = Callable[[Link, Event], Awaitable[None]]
+
+
+class HttpDialer:
+    """Makes links to one URL.
+
+    Args:
+        client: Used and never closed; None: each link has its own.
+        draw: A random number from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        client: httpx2.AsyncClient | None = None,
+        headers: Mapping[str, str] | None = None,
+        auth: httpx2.Auth | None = None,
+        policy: ReconnectPolicy,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.url = url
+        self.target = without_credentials(url)
+        self._client = client
+        self._headers = dict(headers or {})
+        self._auth = auth
+        self._policy = policy
+        self._draw = draw
+
+    def link(self) -> HttpLink:
+        """See `Dialer`."""
+        requester = Requester(self.url, self._client, self._headers, self._auth, self._policy)
+        return HttpLink(requester, self._policy, self._draw)
+
+
+class HttpLink:
+    """One transport session over HTTP, or what goes to a URL without one."""
+
+    kind = "http"
+
+    def __init__(
+        self, requester: Requester, policy: ReconnectPolicy, draw: Callable[[], float]
+    ) -> None:
+        self.name = requester.name
+        self._requester = requester
+        self._policy = policy
+        incoming = Incoming(requester, policy, self._tell, self._spawn)
+        self._exchange = Exchange(requester, incoming)
+        self._notifications = NotificationStream(requester, incoming, policy, draw)
+        self._sink: Sink | None = None
+        self._tasks: TaskGroup | None = None
+        self._done = anyio.Event()
+        self._posts: dict[RequestId, anyio.CancelScope] = {}
+
+    async def run(self, sink: Sink, *, task_status: TaskStatus[None]) -> None:
+        """See `Link`."""
+        self._sink = sink
+        async with self._requester.running():
+            try:
+                async with anyio.create_task_group() as tasks:
+                    self._tasks = tasks
+                    task_status.started()
+                    await self._done.wait()
+                    tasks.cancel_scope.cancel()
+            finally:
+                self._tasks = None
+
+    def configure(self, settings: LinkSettings) -> None:
+        """See `Link`."""
+        self._requester.configure(settings)
+
+    async def send(self, message: Json, headers: Mapping[str, str]) -> None:
+        """See `Link`."""
+        if self._tasks is None or self._done.is_set():
+            raise Failed(Failure(Cause.CLOSED, "the link is closed"))
+        self._requester.note_version(message, headers)
+        if "method" in message and "id" in message:
+            scope = anyio.CancelScope()
+            self._posts[message["id"]] = scope
+            self._tasks.start_soon(self._ask, message, dict(headers), scope)
+            return
+        failure = await self._requester.post(message, headers)
+        if failure is not None:
+            raise Failed(failure)
+
+    async def _ask(
+        self, message: Json, headers: Mapping[str, str], scope: anyio.CancelScope
+    ) -> None:
+        request_id: RequestId = message["id"]
+        failure: Failure | None = None
+        with scope:
+            failure = await self._exchange.ask(message, headers)
+        if scope.cancel_called:
+            return
+        if self._posts.get(request_id) is scope:
+            del self._posts[request_id]
+        if failure is not None:
+            await self._tell(Unanswered(request_id, failure))
+
+    def listen(self) -> None:
+        """See `Link`: the GET stream, if there is a transport session."""
+        if self._requester.transport_session is None or self._tasks is None:
+            return
+        if self._notifications.begin():
+            self._tasks.start_soon(self._notifications.read)
+
+    def abandon(self, request_id: RequestId) -> None:
+        """See `Link`: the response stream is closed."""
+        scope = self._posts.pop(request_id, None)
+        if scope is not None:
+            scope.cancel()
+
+    async def close(self, *, leave: bool) -> None:
+        """See `Link`."""
+        is_in_session = self._requester.transport_session is not None
+        if leave and is_in_session and not self._done.is_set():
+            with anyio.move_on_after(self._policy.closing_timeout, shield=True):
+                try:
+                    async with self._requester.stream("DELETE", None, {}) as response:
+                        logger.debug("transport session left: %d", response.status_code)
+                except (httpx2.HTTPError, OSError) as error:
+                    logger.debug("the transport session could not be left: %r", error)
+        self._done.set()
+
+    async def _tell(self, event: Event) -> None:
+        if self._sink is not None and not self._done.is_set():
+            await self._sink(self, event)
+
+    def _spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
+        if self._tasks is not None:
+            self._tasks.start_soon(work, *args)

@@ -1,0 +1,114 @@
+"""Keeps a link's notification stream, the GET, open."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import anyio
+import httpx2
+
+from mcp_sessions.client.dialer import StreamFailed, StreamRefused, StreamReopened
+from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.core.backoff import Backoff
+from mcp_sessions.core.resume import NEVER_RAN, Cause
+from mcp_sessions_transports.http.client.exchange import STOCK_ATTEMPTS, STOCK_DELAY
+from mcp_sessions_transports.http.client.failures import describe, is_sse
+from mcp_sessions_transports.http.client.incoming import Incoming, position
+from mcp_sessions_transports.http.client.requester import Requester
+from mcp_sessions_transports.http.client.sse_reader import EventTooLarge
+
+logger = logging.getLogger(__name__)
+
+
+def _may_have_been_served(error: Exception) -> bool:
+    """Whether a request that failed may have had an effect at the server, or may have it yet."""
+    if isinstance(error, httpx2.HTTPStatusError):
+        return error.response.status_code >= 500 and error.response.status_code not in NEVER_RAN
+    return describe(error, name="").cause is not Cause.UNREACHABLE
+
+
+@dataclass(slots=True, eq=False)
+class NotificationStream:
+    """One link's.
+
+    Args:
+        draw: A random number from 0 to 1.
+    """
+
+    _requester: Requester
+    _incoming: Incoming
+    _policy: ReconnectPolicy
+    _draw: Callable[[], float]
+    _is_read: bool = False
+
+    def begin(self) -> bool:
+        """Whether it is to be read from now on, by who calls `read`; False: it is."""
+        was_read, self._is_read = self._is_read, True
+        return not was_read
+
+    async def read(self) -> None:
+        """Keep the stream open. Without sessions: for as long as the SDK would try."""
+        requester = self._requester
+        backoff = Backoff(base=self._policy.backoff_base, cap=self._policy.backoff_cap)
+        last_id: str | None = None
+        retry: int | None = None
+        was_tried = is_in_doubt = was_lost = False
+        failures = 0
+        while True:
+            headers = {"accept": "text/event-stream", "cache-control": "no-store"}
+            if last_id is not None:
+                headers["last-event-id"] = last_id
+            may_be_open = False
+            try:
+                async with requester.stream("GET", None, headers, silent=True) as response:
+                    if response.status_code == 405:
+                        logger.debug("the server has no notification stream")
+                        return
+                    if response.status_code in (400, 404, 410) and requester.settings.has_sessions:
+                        # Should this link be gone on with after all, so is the stream.
+                        self._is_read = False
+                        refused = await requester.refused(response, None)
+                        await self._incoming.tell(StreamRefused(refused))
+                        return
+                    response.raise_for_status()
+                    if not is_sse(response):
+                        return
+                    may_be_open = True
+                    if was_tried:
+                        continued = last_id is not None and not is_in_doubt
+                        await self._incoming.tell(StreamReopened(continued, was_lost))
+                    was_lost = False
+                    async with aclosing(self._incoming.events(response)) as events:
+                        async for event in events:
+                            backoff.progressed()
+                            last_id = position(event, last_id)
+                            retry = event.retry if event.retry is not None else retry
+                            await self._incoming.take(event, None)
+                failures = 0
+            except (httpx2.HTTPError, httpx2.StreamError, OSError, EventTooLarge) as error:
+                logger.debug("the notification stream ended: %r", error)
+                if isinstance(error, EventTooLarge):
+                    self._incoming.too_large("SSE event")
+                failures += 1
+                was_lost = True
+                if not may_be_open:
+                    failure = describe(error, name=requester.name)
+                    await self._incoming.tell(StreamFailed(failure))
+                may_be_open = may_be_open or _may_have_been_served(error)
+            was_tried = was_tried or may_be_open
+            if may_be_open and last_id is None:
+                # The server may count it as opened (HTL7), now or when it comes to serve it, and
+                # take what is attached here off: to go on from an event does not undo that.
+                is_in_doubt = True
+            if requester.settings.has_sessions:
+                # As long as the server says, and then some: others were cut with us (TKO11).
+                asked = min((retry or 0) / 1000, self._policy.give_up_after)
+                delay = asked + backoff.failed(self._draw())
+            elif failures >= STOCK_ATTEMPTS:
+                return
+            else:
+                delay = retry / 1000 if retry is not None else STOCK_DELAY
+            await anyio.sleep(delay)

@@ -1,0 +1,164 @@
+"""Sends the HTTP requests of one link: their headers, redirects and time limits."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx2
+
+from mcp_sessions.client.dialer import Failure, Json, LinkSettings
+from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.core.messages import RequestId, encode
+from mcp_sessions.core.resume import Cause
+from mcp_sessions_transports.connect_errors import without_credentials
+from mcp_sessions_transports.http.client.bounded_body import ACCEPTED
+from mcp_sessions_transports.http.client.failures import describe, failure_of, onward_request
+
+SESSION_HEADER = "mcp-session-id"
+_VERSION_HEADER = "mcp-protocol-version"
+_TIMEOUT = 30.0
+
+
+class Requester:
+    """One link's.
+
+    Args:
+        client: Used and never closed; None: the link has its own.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        client: httpx2.AsyncClient | None,
+        headers: Mapping[str, str],
+        auth: httpx2.Auth | None,
+        policy: ReconnectPolicy,
+    ) -> None:
+        self.name = without_credentials(url)
+        self.settings = LinkSettings()
+        self.transport_session: str | None = None
+        self._url = url
+        self._client = client
+        self._headers = dict(headers)
+        self._auth = auth
+        self._policy = policy
+        self._version: str | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Have a client, and close it if it is the link's own."""
+        if self._client is not None:
+            yield
+            return
+        timeout = httpx2.Timeout(_TIMEOUT, read=self._policy.response_silence)
+        client = self._client = httpx2.AsyncClient(timeout=timeout)
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await client.aclose()
+
+    def configure(self, settings: LinkSettings) -> None:
+        """See `Link`."""
+        self.settings = settings
+
+    def joined(self, transport_session: str) -> None:
+        """The server began a transport session."""
+        self.transport_session = transport_session
+
+    def note_version(self, message: Json, headers: Mapping[str, str]) -> None:
+        """Learn the protocol version from what the application sends."""
+        if message.get("method") == "initialize":
+            # It is the negotiation: what a probe before it said does not hold.
+            self._version = None
+        version = next((v for k, v in headers.items() if k.lower() == _VERSION_HEADER), None)
+        if version is not None:
+            self._version = version
+
+    async def post(self, message: Json, headers: Mapping[str, str]) -> Failure | None:
+        """Send a notification or an answer: the server only takes it."""
+        try:
+            with anyio.fail_after(self._policy.connect_timeout):
+                async with self.stream("POST", message, headers) as response:
+                    if response.status_code >= 400:
+                        return await self.refused(response, None)
+        except TimeoutError:
+            return Failure(Cause.SILENT, "the server did not take a message in time")
+        except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+            return describe(error, name=self.name)
+        return None
+
+    async def refused(self, response: httpx2.Response, request_id: RequestId | None) -> Failure:
+        """What a response means that is no success."""
+        is_in_session = self.transport_session is not None
+        return await failure_of(response, request_id, name=self.name, is_in_session=is_in_session)
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        message: Json | None,
+        headers: Mapping[str, str],
+        *,
+        silent: bool = False,
+    ) -> AsyncGenerator[httpx2.Response]:
+        """See `open`; the response is closed at the end."""
+        response = await self.open(method, message, headers, silent=silent)
+        try:
+            yield response
+        finally:
+            with anyio.CancelScope(shield=True):
+                await response.aclose()
+
+    async def open(
+        self,
+        method: str,
+        message: Json | None,
+        headers: Mapping[str, str],
+        *,
+        silent: bool = False,
+    ) -> httpx2.Response:
+        """Send a request, following redirects only while they stay with this server.
+
+        Args:
+            silent: A stream on which nothing may come for long, but not for too long.
+        """
+        client = self._client
+        if client is None:
+            raise AssertionError("a link is used before it runs")
+        fields = {
+            **self._headers,
+            "accept": "application/json, text/event-stream",
+            "accept-encoding": ACCEPTED,
+            "content-type": "application/json",
+        }
+        if self.transport_session is not None:
+            fields[SESSION_HEADER] = self.transport_session
+        version = self._version or self.settings.protocol_version
+        if version is not None and (message or {}).get("method") != "initialize":
+            fields[_VERSION_HEADER] = version
+        fields.update({name.lower(): value for name, value in headers.items()})
+        options: dict[str, Any] = {}
+        is_request = method == "POST" and "id" in (message or {}) and "method" in (message or {})
+        if (silent and self.settings.has_sessions) or (is_request and self.settings.has_keys):
+            # A server with keys shows a sign of life on each open response.
+            options["timeout"] = httpx2.Timeout(_TIMEOUT, read=self._policy.stream_silence)
+        content = encode(message) if message is not None else None
+        request = client.build_request(
+            method, self._url, content=content, headers=fields, **options
+        )
+        # Not None: that would put the client's own aside.
+        auth = {"auth": self._auth} if self._auth is not None else {}
+        followed = 0
+        while True:
+            response = await client.send(request, stream=True, follow_redirects=False, **auth)
+            onward = onward_request(response)
+            if onward is None or followed >= client.max_redirects:
+                return response
+            # Unread: nothing in it is for us, and nobody says how long it is.
+            await response.aclose()
+            request = onward
+            followed += 1
