@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from mcp_sessions_conformance.duties import PLAYS, Play
-from mcp_sessions_conformance.fault import Fault, Saboteur
+from mcp_sessions_conformance.client_scenarios import SCENARIOS
+from mcp_sessions_conformance.client_scenarios.common import Scenario
+from mcp_sessions_conformance.fault import Fault, FaultInjector
+from mcp_sessions_conformance.fault_proxy import FaultProxy
 from mcp_sessions_conformance.loader import Duty
 from mcp_sessions_conformance.local_server import listening
 from mcp_sessions_conformance.peer import Failure
 from mcp_sessions_conformance.runner import Progress
-from mcp_sessions_conformance.saboteur import SaboteurApp
 from mcp_sessions_conformance.scripted import ScriptedServer, serving
 from mcp_sessions_conformance.transcript import Transcript
 
@@ -98,11 +99,14 @@ async def run_client(
 
 
 async def _look_at(command: str, duty: Duty, wait: float, fault: Fault | None) -> DutyOutcome:
-    play = PLAYS[duty.id]
+    scenario = SCENARIOS[duty.id]
     server = ScriptedServer(
-        speaks=play.speaks, has_keys=play.has_keys, key_lifetime=play.key_lifetime, wait=wait
+        speaks=scenario.speaks,
+        has_keys=scenario.has_keys,
+        key_lifetime=scenario.key_lifetime,
+        wait=wait,
     )
-    other = ScriptedServer(speaks=play.speaks, has_keys=play.has_keys, wait=wait)
+    other = ScriptedServer(speaks=scenario.speaks, has_keys=scenario.has_keys, wait=wait)
     begun = time.monotonic()
     sentence = ""
     stderr = b""
@@ -110,16 +114,16 @@ async def _look_at(command: str, duty: Duty, wait: float, fault: Fault | None) -
         await stack.enter_async_context(serving(server))
         await stack.enter_async_context(serving(other))
         if fault is not None:
-            between = Saboteur(fault)
+            between = FaultInjector(fault)
             for each in (server, other):
-                app = SaboteurApp(each.url, fault, between)
+                app = FaultProxy(each.url, fault, between)
                 each.url = await stack.enter_async_context(listening(app))
         try:
             process = await _start(command, server.url, duty)
             reading = asyncio.create_task(_read(process))
             try:
                 async with asyncio.timeout(ONE_DUTY):
-                    sentence = await _play(play, process, server, other)
+                    sentence = await _run_scenario(scenario, process, server, other)
             finally:
                 await _stop(process)
                 stderr = await reading
@@ -137,13 +141,16 @@ async def _look_at(command: str, duty: Duty, wait: float, fault: Fault | None) -
     return DutyOutcome(duty, duty.severity, sentence, seconds, _wire(server, stderr))
 
 
-async def _play(
-    play: Play, process: asyncio.subprocess.Process, server: ScriptedServer, other: ScriptedServer
+async def _run_scenario(
+    scenario: Scenario,
+    process: asyncio.subprocess.Process,
+    server: ScriptedServer,
+    other: ScriptedServer,
 ) -> str:
-    if play.may_fail:
-        await play.script(server, other)
+    if scenario.may_fail:
+        await scenario.script(server, other)
         return ""
-    script = asyncio.ensure_future(play.script(server, other))
+    script = asyncio.ensure_future(scenario.script(server, other))
     ended = asyncio.create_task(process.wait())
     await asyncio.wait({script, ended}, return_when=asyncio.FIRST_COMPLETED)
     if not script.done():
@@ -204,8 +211,8 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 def _wire(server: ScriptedServer, stderr: bytes) -> tuple[str, ...]:
     transcript = Transcript()
-    for got in server.received:
-        transcript.note("client", "->", repr(got.message))
+    for request in server.received:
+        transcript.note("client", "->", repr(request.message))
     lines = [line[8:] for line in transcript.lines]
     if stderr:
         lines.append(f"stderr: {stderr.decode(errors='replace')[-1_500:]}")

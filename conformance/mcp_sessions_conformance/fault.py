@@ -1,4 +1,4 @@
-"""What a `Saboteur` does to messages: a `Fault`, and what it knows of the connections."""
+"""What a `FaultInjector` does to messages: a `Fault`, and what it knows of the connections."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -120,7 +120,7 @@ class Fault:
     """Bytes of a message that goes through to the server; a longer one is dropped."""
 
 
-class Saboteur:
+class FaultInjector:
     """A fault at work."""
 
     def __init__(self, fault: Fault) -> None:

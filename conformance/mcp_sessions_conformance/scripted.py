@@ -6,7 +6,6 @@ cuts connections, forgets sessions, and looks at what came.
 """
 
 import asyncio
-import contextlib
 import itertools
 import json
 from collections.abc import AsyncGenerator, Callable
@@ -14,18 +13,24 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from mcp_sessions_conformance.got import (
-    Got,
+from mcp_sessions_conformance.local_server import Receive, Scope, Send, listening
+from mcp_sessions_conformance.peer import Failure
+from mcp_sessions_conformance.received import (
     Held,
+    Received,
     answer,
+    as_result,
     begin_stream,
+    error,
+    initialize_result,
     reply,
     send_event,
     serve_lifespan,
+    session_not_found,
+    tool,
 )
-from mcp_sessions_conformance.local_server import Receive, Scope, Send, listening
-from mcp_sessions_conformance.peer import Failure
-from mcp_sessions_conformance.values import EXTENSION, SESSION, Json, as_object
+from mcp_sessions_conformance.values import SESSION, Json, as_object
+from mcp_sessions_conformance.watched import Watched
 
 Instruction = Json
 """What the client is told to do; see conformance/README.md."""
@@ -43,7 +48,7 @@ class _Session:
     connection: str | None = None
 
 
-class ScriptedServer:
+class ScriptedServer(Watched):
     """One server, for one run of one client."""
 
     def __init__(
@@ -54,7 +59,7 @@ class ScriptedServer:
         key_lifetime: float = 600,
         wait: float = 8.0,
     ) -> None:
-        """Take what it is.
+        """A server that nobody talks to yet.
 
         Args:
             speaks: Which session methods it has: `ELEVATION`, `DATA_LAYER` or both.
@@ -62,6 +67,7 @@ class ScriptedServer:
             key_lifetime: For how many seconds it says that it knows one.
             wait: Seconds that the client may take for anything.
         """
+        super().__init__(wait)
         self.speaks = speaks
         self.has_keys = has_keys
         self.key_lifetime = key_lifetime
@@ -71,17 +77,16 @@ class ScriptedServer:
         self.knocks = 0
         """HTTP requests that came while it was away."""
 
-        self.wait = wait
         self.url = ""
-        self.received: list[Got] = []
+        self.received: list[Received] = []
         self.sessions: dict[str, _Session] = {}
         self.state: str | None = None
         """What results carry as ``state``; None: none."""
 
-        self.override: Callable[[Got], Json | None] | None = None
+        self.override: Callable[[Received], Json | None] | None = None
         """Answers a request (``result`` or ``error``) in the server's place."""
 
-        self.resume_result: Callable[[Got, Json], Json] | None = None
+        self.resume_result: Callable[[Received, Json], Json] | None = None
         """Changes the result of ``session/resume``."""
 
         self._calls: asyncio.Queue[Held] = asyncio.Queue()
@@ -91,53 +96,10 @@ class ScriptedServer:
         """Connection → what waits for its GET stream."""
 
         self._cut = asyncio.Event()
-        self._changed = asyncio.Event()
         self._numbers = itertools.count(1)
         self.next_event = 1
 
     # --- for scripts -------------------------------------------------------------------------
-
-    async def until(
-        self, look: Callable[[], Any], what: str, *, within: float | None = None
-    ) -> Any:
-        """What ``look()`` finds, once it finds something.
-
-        Raises:
-            Failure: It did not in time.
-        """
-        seconds = self.wait if within is None else within
-        deadline = asyncio.get_running_loop().time() + seconds
-        while True:
-            changed = self._changed
-            found = look()
-            if found:
-                return found
-            left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
-                raise Failure(f"{what} did not come within {seconds:g} s")
-            try:
-                async with asyncio.timeout(left):
-                    await changed.wait()
-            except TimeoutError:
-                continue
-
-    async def never(self, look: Callable[[], Any], what: str, *, within: float) -> None:
-        """Return when ``look()`` found nothing for so many seconds.
-
-        Raises:
-            Failure: It found something, at once.
-        """
-        deadline = asyncio.get_running_loop().time() + within
-        while True:
-            changed = self._changed
-            if look():
-                raise Failure(what)
-            left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
-                return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await changed.wait()
 
     async def has_read(self) -> None:
         """Return when the client has read everything that its streams were sent so far: it
@@ -150,16 +112,19 @@ class ScriptedServer:
         self.tell({"id": name, "method": "ping"})
 
         def answered() -> bool:
-            return any(not got.method and got.message.get("id") == name for got in self.received)
+            return any(
+                not request.method and request.message.get("id") == name
+                for request in self.received
+            )
 
         await self.until(lambda: answered() or not self._streams, "the answer to ping")
 
-    def got(self, method: str = "", *, tool: str = "") -> list[Got]:
+    def requests(self, method: str = "", *, tool: str = "") -> list[Received]:
         """What came so far, of that method or tool."""
         return [
-            got
-            for got in self.received
-            if (not method or got.method == method) and (not tool or got.tool == tool)
+            request
+            for request in self.received
+            if (not method or request.method == method) and (not tool or request.tool == tool)
         ]
 
     async def held(self, tool: str) -> Held:
@@ -173,15 +138,15 @@ class ScriptedServer:
                 held = await self._calls.get()
         except TimeoutError:
             raise Failure(f"the client did not call {tool} within {self.wait:g} s") from None
-        if held.got.tool != tool:
-            raise Failure(f"the client called {held.got.tool}, not {tool}")
+        if held.request.tool != tool:
+            raise Failure(f"the client called {held.request.tool}, not {tool}")
         return held
 
     async def instruct(self, instruction: Instruction) -> Json:
         """Answer the next call of ``next``; what the client said in it."""
         held = await self.held("next")
-        held.answer.set_result({"content": [{"type": "text", "text": json.dumps(instruction)}]})
-        return cast("Json", held.got.params.get("arguments") or {})
+        held.answer.set_result(as_result(instruction))
+        return cast("Json", held.request.params.get("arguments") or {})
 
     def push(self, uri: str, *, session_id: str | None = None) -> str:
         """An event of a session: kept, and sent where it is attached. Its id."""
@@ -244,7 +209,7 @@ class ScriptedServer:
         connection = headers.get("mcp-session-id")
         if self.is_away or len(self.received) > MOST_REQUESTS:
             self.knocks += 1
-            self._wake()
+            self.wake()
             await reply(send, 503, b"")
         elif scope["method"] == "POST":
             await self._post(body, headers, connection, send)
@@ -266,51 +231,50 @@ class ScriptedServer:
         if not isinstance(value, dict):
             await reply(send, 400, b'{"error":"no JSON-RPC message"}')
             return
-        got = Got(cast("Json", value), headers, len(self.received))
-        self.received.append(got)
-        self._wake()
-        if got.method == "initialize":
+        request = Received(cast("Json", value), headers, len(self.received))
+        self.received.append(request)
+        self.wake()
+        if request.method == "initialize":
             made = f"connection-{next(self._numbers)}"
             self._connections[made] = {}
-            await answer(send, got, {"result": self._welcome(got)}, made)
+            version = request.params.get("protocolVersion", "2025-11-25")
+            welcome = initialize_result(version, self._settings())
+            await answer(send, request, {"result": welcome}, made)
         elif headers.get("mcp-protocol-version", "") >= "2026":
             # It speaks the handshake era only.
             error = {"code": -32022, "message": "Unsupported protocol version"}
             data = {"supported": ["2025-11-25"], "requested": headers["mcp-protocol-version"]}
-            await answer(send, got, {"error": {**error, "data": data}}, None, status=400)
+            await answer(send, request, {"error": {**error, "data": data}}, None, status=400)
         elif connection is not None and connection not in self._connections:
             await reply(send, 404, b'{"error":"unknown session"}')
-        elif "id" not in got.message or not got.method:
+        elif "id" not in request.message or not request.method:
             await reply(send, 202, b"")
-        elif got.tool:
-            await self._call(got, send)
+        elif request.tool:
+            await self._call(request, send)
         else:
-            await answer(send, got, self._served(got, connection), None)
+            await answer(send, request, self._served(request, connection), None)
 
-    def _welcome(self, got: Got) -> Json:
-        capabilities: Json = {"tools": {}, "resources": {"subscribe": True}, "sessions": {}}
-        if "start" in self.speaks:
-            settings: Json = {
-                "features": [*self.speaks, *(["requestKey"] if self.has_keys else [])]
-            }
-            settings["window"] = {"maxEvents": 100, "maxBytes": 65_536, "maxAge": 600}
-            if self.has_keys:
-                settings["requestKeys"] = {"lifetime": self.key_lifetime, "maxBytes": 65_536}
-            capabilities["extensions"] = {EXTENSION: settings}
-        version = got.params.get("protocolVersion", "2025-11-25")
-        info = {"name": "scripted", "version": "1"}
-        return {"protocolVersion": version, "capabilities": capabilities, "serverInfo": info}
+    def _settings(self) -> Json | None:
+        """Its settings as it declares them; None: it has none of the extension."""
+        if "start" not in self.speaks:
+            return None
+        window = {"maxEvents": 100, "maxBytes": 65_536, "maxAge": 600}
+        settings: Json = {"features": list(self.speaks), "window": window}
+        if self.has_keys:
+            settings["features"].append("requestKey")
+            settings["requestKeys"] = {"lifetime": self.key_lifetime, "maxBytes": 65_536}
+        return settings
 
-    def _served(self, got: Got, connection: str | None) -> Json:
+    def _served(self, request: Received, connection: str | None) -> Json:
         if self.override is not None:
-            answered = self.override(got)
+            answered = self.override(request)
             if answered is not None:
                 return answered
-        method = got.method
+        method = request.method
         if method.startswith("session/") and "start" not in self.speaks:
-            return _error(-32601, "Method not found")
+            return error(-32601, "Method not found")
         if method.startswith("sessions/") and "create" not in self.speaks:
-            return _error(-32601, "Method not found")
+            return error(-32601, "Method not found")
         match method:
             case "session/start":
                 name = self._make(connection)
@@ -319,53 +283,53 @@ class ScriptedServer:
                 session = {"sessionId": self._make(connection), "state": self.state or ""}
                 return {"result": {"session": session}}
             case "session/resume":
-                return self._resume(got, connection)
+                return self._resume(request, connection)
             case "session/end" | "sessions/delete":
-                name = got.params.get("sessionId") or got.named.get("sessionId")
+                name = request.params.get("sessionId") or request.named.get("sessionId")
                 known = self.sessions.pop(str(name), None)
-                return {"result": {}} if known is not None else _not_found(name)
+                return {"result": {}} if known is not None else session_not_found(name)
             case "tools/list":
-                return {"result": {"tools": [_tool("next"), _tool("work")]}}
+                return {"result": {"tools": [tool("next"), tool("work")]}}
             case "resources/subscribe" | "resources/unsubscribe" | "ping":
                 return {"result": {}}
             case "resources/list":
                 return {"result": {"resources": []}}
             case _:
-                return _error(-32601, "Method not found")
+                return error(-32601, "Method not found")
 
     def _make(self, connection: str | None) -> str:
         name = f"session-{next(self._numbers)}-{id(self):x}"
         self.sessions[name] = _Session(connection=connection)
         return name
 
-    def _resume(self, got: Got, connection: str | None) -> Json:
-        name, position = got.params.get("sessionId"), got.params.get("lastSessionEventId")
+    def _resume(self, request: Received, connection: str | None) -> Json:
+        name, position = request.params.get("sessionId"), request.params.get("lastSessionEventId")
         session = self.sessions.get(str(name))
         if session is None:
-            return _not_found(name)
+            return session_not_found(name)
         session.connection = connection
         head = session.log[-1][0] if session.log else "ev~000000/x"
         missed = [m for event_id, m in session.log if position is not None and event_id > position]
         result: Json = {"resumed": True, "catchup": position is not None, "sessionEventId": head}
         result["replayed"] = len(missed)
         if self.resume_result is not None:
-            result = self.resume_result(got, result)
+            result = self.resume_result(request, result)
         if result["catchup"]:
             for message in missed:
                 self.send_to(connection, message)
         return {"result": result}
 
-    async def _call(self, got: Got, send: Send) -> None:
+    async def _call(self, request: Received, send: Send) -> None:
         """A tool call is answered by the script, on a stream that can be cut."""
         if self.override is not None:
-            answered = self.override(got)
+            answered = self.override(request)
             if answered is not None:
-                await answer(send, got, answered, None)
+                await answer(send, request, answered, None)
                 return
         future: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         cut = asyncio.ensure_future(self._cut.wait())
         await begin_stream(send)
-        self._calls.put_nowait(Held(got, future))
+        self._calls.put_nowait(Held(request, future))
         await asyncio.wait({future, cut}, return_when=asyncio.FIRST_COMPLETED)
         if not future.done():
             # Nothing more, and no end: the connection breaks.
@@ -375,14 +339,14 @@ class ScriptedServer:
         if "error" in result:
             answered = {"error": result["error"]}
         else:
-            if got.named:
-                metadata: Json = {"sessionId": got.named.get("sessionId")}
+            if request.named:
+                metadata: Json = {"sessionId": request.named.get("sessionId")}
                 if self.state is not None:
                     metadata["state"] = self.state
                 meta: Json = {SESSION: metadata, **as_object(result.get("_meta"))}
                 result = {**result, "_meta": meta}
             answered = {"result": result}
-        message = {"jsonrpc": "2.0", "id": got.message["id"], **answered}
+        message = {"jsonrpc": "2.0", "id": request.message["id"], **answered}
         await send_event(send, message)
         await send({"type": "http.response.body", "body": b""})
 
@@ -392,7 +356,7 @@ class ScriptedServer:
         for message in self._unsent.pop(connection, []):
             queue.put_nowait(message)
         self._streams[connection] = queue
-        self._wake()
+        self.wake()
         cut = asyncio.ensure_future(self._cut.wait())
         gone = asyncio.ensure_future(receive())
         try:
@@ -408,12 +372,7 @@ class ScriptedServer:
             gone.cancel()
             if self._streams.get(connection) is queue:
                 del self._streams[connection]
-                self._wake()
-
-    def _wake(self) -> None:
-        """Let those who wait look again."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+                self.wake()
 
     def send_to(self, connection: str | None, message: Json) -> None:
         """Put a message on a connection's GET stream, or where that will find it."""
@@ -424,21 +383,6 @@ class ScriptedServer:
             stream.put_nowait(message)
         else:
             self._unsent.setdefault(connection, []).append(message)
-
-
-def _error(code: int, text: str, data: Any = None) -> Json:
-    error: Json = {"code": code, "message": text}
-    if data is not None:
-        error["data"] = data
-    return {"error": error}
-
-
-def _not_found(name: Any) -> Json:
-    return _error(-32043, "Session not found", {"sessionId": name})
-
-
-def _tool(name: str) -> Json:
-    return {"name": name, "description": name, "inputSchema": {"type": "object"}}
 
 
 @asynccontextmanager

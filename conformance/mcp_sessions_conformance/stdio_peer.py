@@ -19,7 +19,7 @@ class Program:
     """A server that was started, and its pipe."""
 
     def __init__(self, command: Sequence[str], *, ends_within: float) -> None:
-        """Take what it is.
+        """A program that does not run yet.
 
         Args:
             ends_within: Seconds after the end of its input, before it is killed.

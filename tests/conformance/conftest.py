@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from mcp_sessions_conformance.fault import Fault
+from mcp_sessions_conformance.fault_proxy import FaultProxy
 from mcp_sessions_conformance.loader import Vector, load_vectors
 from mcp_sessions_conformance.local_server import listening
 from mcp_sessions_conformance.peer import Era, Limits
-from mcp_sessions_conformance.saboteur import SaboteurApp
 from mcp_sessions_conformance.targets import Credentials, Target, UrlWay
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -77,8 +77,8 @@ def way(name: str, url: str, limits: Limits = Limits()) -> UrlWay:  # noqa: B008
 
 
 @asynccontextmanager
-async def sabotaged(upstream: str) -> AsyncGenerator[tuple[SaboteurApp, str]]:
+async def behind_fault_proxy(upstream: str) -> AsyncGenerator[tuple[FaultProxy, str]]:
     """A proxy before ``upstream`` that can be made wrong, and its URL."""
-    app = SaboteurApp(upstream, GOOD)
+    app = FaultProxy(upstream, GOOD)
     async with listening(app) as url:
         yield app, url

@@ -9,7 +9,14 @@ from mcp_sessions_conformance.faults import FAULTS
 from mcp_sessions_conformance.loader import Vector
 from mcp_sessions_conformance.runner import Selection, play_one, run, why_not
 from mcp_sessions_conformance.targets import Pipe, PipeWay, Target, parse_target
-from tests.conformance.conftest import CREDENTIALS, GOOD, QUICK, STDIO_COMMAND, sabotaged, way
+from tests.conformance.conftest import (
+    CREDENTIALS,
+    GOOD,
+    QUICK,
+    STDIO_COMMAND,
+    behind_fault_proxy,
+    way,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +43,7 @@ def test_a_fault_says_what_is_wrong() -> None:
 async def expect_caught(lines: list[str], upstream: str, vectors: list[Vector]) -> None:
     """Each of these vectors fails on a server with its fault."""
     known = {vector.id: vector for vector in vectors}
-    async with sabotaged(upstream) as (app, url):
+    async with behind_fault_proxy(upstream) as (app, url):
         for vector_id in lines:
             vector, (fault, place) = known[vector_id], TABLE[vector_id]
             if vector.transports == ("stdio",):
@@ -55,7 +62,7 @@ async def expect_caught(lines: list[str], upstream: str, vectors: list[Vector]) 
 async def test_without_a_fault_the_proxy_changes_nothing(
     server_url: str, vectors: list[Vector]
 ) -> None:
-    async with sabotaged(server_url) as (app, url):
+    async with behind_fault_proxy(server_url) as (app, url):
         for name in ("websocket/handshake", "http/handshake", "http/modern"):
             here = way(name, url)
             chosen = [v for v in vectors if why_not(v, here, None) is None]
@@ -78,7 +85,7 @@ async def test_the_whole_table_is_caught(server_url: str, vectors: list[Vector])
 @pytest.mark.full
 @pytest.mark.timeout(300)
 async def test_faults_of_a_pipe_are_caught(vectors: list[Vector]) -> None:
-    command = f"{sys.executable} -m mcp_sessions_conformance.saboteur_pipe"
+    command = f"{sys.executable} -m mcp_sessions_conformance.fault_pipe"
     for vector in vectors:
         if vector.transports != ("stdio",):
             continue
@@ -99,7 +106,7 @@ async def test_a_broken_server_is_not_conformant(
     fault: str, server_url: str, vectors: list[Vector]
 ) -> None:
     """And what the fault does not concern passes all the same."""
-    async with sabotaged(server_url) as (app, url):
+    async with behind_fault_proxy(server_url) as (app, url):
         app.use(FAULTS[fault])
         target = parse_target(url.replace("http", "ws", 1))
         done = await run(

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from mcp_sessions_conformance.broken_clients import CLIENT_CAUGHT_BY, CLIENT_FAULTS
-from mcp_sessions_conformance.duties import PLAYS
+from mcp_sessions_conformance.client_scenarios import SCENARIOS
 from mcp_sessions_conformance.loader import (
     BadVectors,
     Vector,
@@ -72,7 +72,7 @@ def test_descriptions_say_what_is_so(vectors: list[Vector]) -> None:
 
 def test_every_duty_has_a_script_and_a_fault() -> None:
     ids = {duty.id for duty in load_duties()}
-    assert ids == PLAYS.keys() == CLIENT_CAUGHT_BY.keys()
+    assert ids == SCENARIOS.keys() == CLIENT_CAUGHT_BY.keys()
     assert set(CLIENT_CAUGHT_BY.values()) == CLIENT_FAULTS.keys()
 
 

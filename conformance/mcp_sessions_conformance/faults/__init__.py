@@ -1,4 +1,4 @@
-"""The ways to be wrong that prove the vectors: see ``saboteur.py``.
+"""The ways to be wrong that prove the vectors: see ``fault_proxy.py``.
 
 Each is something that a real server gets wrong. ``broken.py`` says which vector each is caught
 by; the tests of the runner play that table.

@@ -1,7 +1,7 @@
 """A proxy before a good server that makes it wrong in one way: it proves that vectors can fail.
 
 It stands between the runner and the server, on HTTP (SSE included) and WebSocket as an ASGI
-application, on a pipe as a program (``saboteur_pipe.py``). What it does to each message is a
+application, on a pipe as a program (``fault_pipe.py``). What it does to each message is a
 `Fault`; those there are, are in ``faults/``.
 """
 
@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from mcp_sessions_conformance import sse
-from mcp_sessions_conformance.fault import Fault, Http, Late, Saboteur, Talk
+from mcp_sessions_conformance.fault import Fault, FaultInjector, Http, Late, Talk
 from mcp_sessions_conformance.values import Json
 
 Scope = MutableMapping[str, Any]
@@ -33,24 +33,24 @@ _HOP = frozenset(
 """Headers that are between two neighbours, not between the ends."""
 
 
-class SaboteurApp:
+class FaultProxy:
     """The ASGI application: HTTP and WebSocket before an ``http://`` URL."""
 
-    def __init__(self, upstream: str, fault: Fault, saboteur: Saboteur | None = None) -> None:
-        """Take what it works with.
+    def __init__(self, upstream: str, fault: Fault, injector: FaultInjector | None = None) -> None:
+        """A proxy that is wrong in the way of ``fault``.
 
         Args:
             upstream: The URL of the good server's endpoint.
-            saboteur: One that stands before several servers.
+            injector: One that stands before several servers.
         """
         self.upstream = upstream
-        self.saboteur = saboteur or Saboteur(fault)
+        self.injector = injector or FaultInjector(fault)
         self._client: httpx.AsyncClient | None = None
         self._late: set[asyncio.Task[None]] = set()
 
     def use(self, fault: Fault) -> None:
         """From now on, be wrong in another way."""
-        self.saboteur = Saboteur(fault)
+        self.injector = FaultInjector(fault)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; see ASGI."""
@@ -79,7 +79,7 @@ class SaboteurApp:
     # --- HTTP --------------------------------------------------------------------------------
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        saboteur, verb = self.saboteur, cast("str", scope["method"])
+        injector, verb = self.injector, cast("str", scope["method"])
         given = {k.decode().lower(): v.decode("latin-1") for k, v in scope["headers"]}
         headers = {name: value for name, value in given.items() if name not in _HOP}
         body = b""
@@ -90,10 +90,10 @@ class SaboteurApp:
             body += part.get("body", b"")
             if not part.get("more_body", False):
                 break
-        talk = saboteur.talk(given.get("mcp-session-id", "lone"))
-        exchange = Http(verb, headers, saboteur.memory)
-        if saboteur.fault.http is not None:
-            saboteur.fault.http(exchange)
+        talk = injector.talk(given.get("mcp-session-id", "lone"))
+        exchange = Http(verb, headers, injector.memory)
+        if injector.fault.http is not None:
+            injector.fault.http(exchange)
             if exchange.answer is not None:
                 await _answer(send, exchange.answer[0], json.dumps(exchange.answer[1]).encode())
                 return
@@ -105,7 +105,7 @@ class SaboteurApp:
                 message = None
             if isinstance(message, dict):
                 asked = cast("Json", message) if "method" in message else None
-                forward, answers = saboteur.outgoing(message, talk)
+                forward, answers = injector.outgoing(message, talk)
                 if answers:
                     await _answer(send, 200, json.dumps(answers[0]).encode())
                     return
@@ -120,8 +120,8 @@ class SaboteurApp:
         await asyncio.wait({relay, gone}, return_when=asyncio.FIRST_COMPLETED)
         gone.cancel()
         if not relay.done():
-            saboteur.cut()
-            if saboteur.fault.ignores_cuts:
+            injector.cut()
+            if injector.fault.ignores_cuts:
                 self._late.add(relay)
                 relay.add_done_callback(self._late.discard)
                 return
@@ -131,8 +131,8 @@ class SaboteurApp:
 
     def _inject(self, headers: dict[str, str]) -> None:
         """Send what the fault adds, as the client would."""
-        while self.saboteur.injected:
-            task = asyncio.create_task(self._send_alone(self.saboteur.injected.pop(0), headers))
+        while self.injector.injected:
+            task = asyncio.create_task(self._send_alone(self.injector.injected.pop(0), headers))
             self._late.add(task)
             task.add_done_callback(self._late.discard)
 
@@ -154,7 +154,7 @@ class SaboteurApp:
     ) -> None:
         if self._client is None:
             raise AssertionError("the lifespan has begun")
-        saboteur = self.saboteur
+        injector = self.injector
         async with self._client.stream(
             exchange.verb, self.upstream, headers=exchange.asked, content=body or None
         ) as response:
@@ -164,8 +164,8 @@ class SaboteurApp:
                 if name.lower() not in _HOP
             }
             exchange.status = response.status_code
-            if saboteur.fault.status is not None:
-                saboteur.fault.status(exchange)
+            if injector.fault.status is not None:
+                injector.fault.status(exchange)
             kind = response.headers.get("content-type", "")
             fields = [(n.encode(), v.encode("latin-1")) for n, v in exchange.headers.items()]
             start = {"type": "http.response.start", "status": exchange.status, "headers": fields}
@@ -183,7 +183,7 @@ class SaboteurApp:
             message = json.loads(whole)
         except ValueError:
             return whole
-        messages = self.saboteur.incoming(message, talk, asked)
+        messages = self.injector.incoming(message, talk, asked)
         found = [m.message if isinstance(m, Late) else m for m in messages]
         return json.dumps(found[-1]).encode() if found else b""
 
@@ -205,12 +205,12 @@ class SaboteurApp:
         async for chunk in response.aiter_bytes():
             for event in reader.feed(chunk):
                 if verb == "GET" and event.id is not None:
-                    self.saboteur.memory["sse"] = event.id
+                    self.injector.memory["sse"] = event.id
                 if not event.data:
-                    if self.saboteur.fault.primes:
+                    if self.injector.fault.primes:
                         await put({}, event.id)
                     continue
-                for message in self.saboteur.incoming(json.loads(event.data), talk, None):
+                for message in self.injector.incoming(json.loads(event.data), talk, None):
                     await self._put(message, lambda m, e=event.id: put(m, e))
                 self._inject(exchange.asked)
 
@@ -231,13 +231,13 @@ class SaboteurApp:
     # --- WebSocket ---------------------------------------------------------------------------
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        saboteur = self.saboteur
+        injector = self.injector
         await receive()
         given = {k.decode().lower(): v.decode("latin-1") for k, v in scope["headers"]}
         passed = {n: given[n] for n in ("authorization", "origin") if n in given}
-        exchange = Http("UPGRADE", passed, saboteur.memory)
-        if saboteur.fault.http is not None:
-            saboteur.fault.http(exchange)
+        exchange = Http("UPGRADE", passed, injector.memory)
+        if injector.fault.http is not None:
+            injector.fault.http(exchange)
         url = self.upstream.replace("http", "ws", 1)
         offered = [Subprotocol(name) for name in scope.get("subprotocols") or ()]
         try:
@@ -252,15 +252,15 @@ class SaboteurApp:
             )
         except InvalidStatus as refused:
             exchange.status = refused.response.status_code
-            if saboteur.fault.status is not None:
-                saboteur.fault.status(exchange)
+            if injector.fault.status is not None:
+                injector.fault.status(exchange)
             status = exchange.status
             await send({"type": "websocket.http.response.start", "status": status, "headers": []})
             await send({"type": "websocket.http.response.body", "body": b""})
             return
         answered = {"sec-websocket-protocol": upstream.subprotocol or ""}
-        if saboteur.fault.upgrade is not None:
-            saboteur.fault.upgrade(answered)
+        if injector.fault.upgrade is not None:
+            injector.fault.upgrade(answered)
         fields = [
             (n.encode(), v.encode()) for n, v in answered.items() if n != "sec-websocket-protocol"
         ]
@@ -271,11 +271,11 @@ class SaboteurApp:
                 "headers": fields,
             }
         )
-        talk = saboteur.talk(f"websocket {len(saboteur.talks)}")
+        talk = injector.talk(f"websocket {len(injector.talks)}")
 
         async def put(message: Json) -> None:
             text = json.dumps(message)
-            framed = {"bytes": text.encode()} if saboteur.fault.binary else {"text": text}
+            framed = {"bytes": text.encode()} if injector.fault.binary else {"text": text}
             await send({"type": "websocket.send", **framed})
 
         talk.push = put
@@ -293,14 +293,14 @@ class SaboteurApp:
         talk: Talk,
         put: Callable[[Json], Awaitable[None]],
     ) -> None:
-        saboteur = self.saboteur
-        fault = saboteur.fault
+        injector = self.injector
+        fault = injector.fault
 
         async def up() -> None:
             while True:
                 message = await receive()
                 if message["type"] == "websocket.disconnect":
-                    saboteur.cut()
+                    injector.cut()
                     if fault.when_cut == "cancel":
                         for request_id in talk.requests:
                             params = {"requestId": request_id}
@@ -314,7 +314,7 @@ class SaboteurApp:
 
         async def down() -> None:
             async for frame in upstream:
-                for message in saboteur.incoming(json.loads(frame), talk):
+                for message in injector.incoming(json.loads(frame), talk):
                     await self._put(message, put)
 
         tasks = [asyncio.create_task(up()), asyncio.create_task(down())]
@@ -334,9 +334,9 @@ class SaboteurApp:
         forward: Callable[[str | bytes], Awaitable[None]],
         put: Callable[[Json], Awaitable[None]],
     ) -> None:
-        saboteur = self.saboteur
-        if isinstance(raw, str) and saboteur.fault.raw is not None:
-            changed = saboteur.fault.raw(raw)
+        injector = self.injector
+        if isinstance(raw, str) and injector.fault.raw is not None:
+            changed = injector.fault.raw(raw)
             if changed is None:
                 return
             raw = changed
@@ -347,7 +347,7 @@ class SaboteurApp:
         if not isinstance(message, dict):
             await forward(raw)
             return
-        messages, answers = saboteur.outgoing(message, talk)
+        messages, answers = injector.outgoing(message, talk)
         for answer in answers:
             await put(answer)
         for changed_message in messages:

@@ -1,4 +1,4 @@
-"""The saboteur on a pipe: ``python -m mcp_sessions_conformance.saboteur_pipe FAULT COMMAND…``."""
+"""The injector on a pipe: ``python -m mcp_sessions_conformance.fault_pipe FAULT COMMAND…``."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from mcp_sessions_conformance.fault import Fault, Late, Saboteur
+from mcp_sessions_conformance.fault import Fault, FaultInjector, Late
 from mcp_sessions_conformance.faults import FAULTS
 
 
@@ -18,7 +18,7 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncGenerator[bytes]:
             yield line
 
 
-async def sabotage_pipe(fault: Fault, command: list[str]) -> None:
+async def inject_on_pipe(fault: Fault, command: list[str]) -> None:
     """Run a server program, and be its wrong standard input and output."""
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -26,8 +26,8 @@ async def sabotage_pipe(fault: Fault, command: list[str]) -> None:
     if process.stdin is None or process.stdout is None:
         raise AssertionError("both are pipes")
     to_program, from_program = process.stdin, process.stdout
-    saboteur = Saboteur(fault)
-    talk = saboteur.talk("pipe")
+    injector = FaultInjector(fault)
+    talk = injector.talk("pipe")
     loop = asyncio.get_running_loop()
     ours = asyncio.StreamReader(limit=2**26)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(ours), sys.stdin)
@@ -51,7 +51,7 @@ async def sabotage_pipe(fault: Fault, command: list[str]) -> None:
             except ValueError:
                 message = None
             if isinstance(message, dict):
-                messages, answers = saboteur.outgoing(message, talk)
+                messages, answers = injector.outgoing(message, talk)
                 for answer in answers:
                     write(answer)
                 for changed in messages:
@@ -63,7 +63,7 @@ async def sabotage_pipe(fault: Fault, command: list[str]) -> None:
 
     async def down() -> None:
         async for line in _lines(from_program):
-            for message in saboteur.incoming(json.loads(line), talk):
+            for message in injector.incoming(json.loads(line), talk):
                 write(message)
 
     await asyncio.gather(up(), down())
@@ -72,7 +72,7 @@ async def sabotage_pipe(fault: Fault, command: list[str]) -> None:
 
 def main() -> None:
     """Be a wrong program: ``FAULT COMMAND…``."""
-    asyncio.run(sabotage_pipe(FAULTS[sys.argv[1]], sys.argv[2:]))
+    asyncio.run(inject_on_pipe(FAULTS[sys.argv[1]], sys.argv[2:]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A message that a client sent to a scripted server, and the bytes that answer it."""
+"""A message that a client sent to a scripted server, and what it is answered."""
 
 import asyncio
 import json
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions_conformance.local_server import Receive, Send
-from mcp_sessions_conformance.values import KEY, SESSION, Json, as_object
+from mcp_sessions_conformance.values import EXTENSION, KEY, SESSION, Json, as_object
 
 
 @dataclass
-class Got:
+class Received:
     """A message that a client sent."""
 
     message: Json
@@ -52,9 +52,41 @@ class Got:
 class Held:
     """A call that waits for the script."""
 
-    got: Got
+    request: Received
     answer: "asyncio.Future[Json]"
     """The result, or the whole message if it has an ``error``."""
+
+
+def as_result(instruction: Json) -> Json:
+    """The result of ``next`` that tells the client what to do."""
+    return {"content": [{"type": "text", "text": json.dumps(instruction)}]}
+
+
+def initialize_result(version: str, settings: Json | None) -> Json:
+    """What ``initialize`` is answered; ``settings`` are those of the extension, if it is there."""
+    capabilities: Json = {"tools": {}, "resources": {"subscribe": True}, "sessions": {}}
+    if settings is not None:
+        capabilities["extensions"] = {EXTENSION: settings}
+    info = {"name": "scripted", "version": "1"}
+    return {"protocolVersion": version, "capabilities": capabilities, "serverInfo": info}
+
+
+def error(code: int, text: str, data: Any = None) -> Json:
+    """An answer that is an error."""
+    body: Json = {"code": code, "message": text}
+    if data is not None:
+        body["data"] = data
+    return {"error": body}
+
+
+def session_not_found(name: Any) -> Json:
+    """The answer of a session that is none."""
+    return error(-32043, "Session not found", {"sessionId": name})
+
+
+def tool(name: str) -> Json:
+    """A tool as it is listed."""
+    return {"name": name, "description": name, "inputSchema": {"type": "object"}}
 
 
 async def serve_lifespan(receive: Receive, send: Send) -> None:
@@ -74,13 +106,13 @@ async def reply(send: Send, status: int, body: bytes) -> None:
 
 
 async def answer(
-    send: Send, got: Got, answered: Json, connection: str | None, *, status: int = 200
+    send: Send, request: Received, answered: Json, connection: str | None, *, status: int = 200
 ) -> None:
     """Answer a request with ``result`` or ``error``; ``connection`` is a new ``Mcp-Session-Id``."""
     headers = [(b"content-type", b"application/json")]
     if connection is not None:
         headers.append((b"mcp-session-id", connection.encode()))
-    body = json.dumps({"jsonrpc": "2.0", "id": got.message.get("id"), **answered}).encode()
+    body = json.dumps({"jsonrpc": "2.0", "id": request.message.get("id"), **answered}).encode()
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

@@ -1,0 +1,33 @@
+"""What a client has to do: for each duty a scenario, which is a script for a `ScriptedServer`.
+
+A script returns when the client did it, and raises `Failure` when it did not. The words for
+people (what is proved, and what a failure costs) are in ``vectors/client-duties.json``.
+"""
+
+from mcp_sessions_conformance.client_scenarios import calls, resuming, state
+from mcp_sessions_conformance.client_scenarios.common import Scenario
+from mcp_sessions_conformance.scripted import DATA_LAYER
+
+SCENARIOS: dict[str, Scenario] = {
+    "state-is-echoed-exactly": Scenario(state.echoes_state, DATA_LAYER),
+    "state-is-kept-when-a-result-has-none": Scenario(state.keeps_state, DATA_LAYER),
+    "create-carries-no-session": Scenario(state.no_metadata_on_create, DATA_LAYER),
+    "metadata-of-another-session-is-ignored": Scenario(state.ignores_foreign_metadata, DATA_LAYER),
+    "a-lost-session-is-dropped": Scenario(state.drops_a_lost_session),
+    "resume-names-the-last-event": Scenario(resuming.resumes_from_the_last_event),
+    "resume-names-the-head-before-any-event": Scenario(resuming.resumes_from_the_head),
+    "seen-events-go-nowhere": Scenario(resuming.hears_events_once),
+    "the-head-of-a-refusal-is-the-position": Scenario(resuming.takes_the_head_after_a_refusal),
+    "events-may-overtake-the-result": Scenario(resuming.accepts_early_events),
+    "no-call-is-sent-twice": Scenario(calls.sends_no_call_twice, has_keys=False),
+    "a-call-is-repeated-under-its-key": Scenario(calls.repeats_with_the_same_key),
+    "a-forgotten-key-is-not-used": Scenario(calls.uses_no_forgotten_key, key_lifetime=1),
+    "reconnects-back-off": Scenario(calls.backs_off),
+    "a-repeated-question-is-asked-once": Scenario(calls.asks_once),
+    "two-calls-have-two-keys": Scenario(calls.keeps_keys_apart),
+    "what-began-is-not-moved": Scenario(calls.moves_nothing_that_began),
+    "no-session-is-offered-elsewhere": Scenario(calls.offers_nothing_elsewhere, DATA_LAYER),
+    "the-displaced-stays-away": Scenario(calls.stays_away, may_fail=True),
+    "an-unneeded-session-is-ended": Scenario(calls.takes_leave),
+}
+"""Duty → its scenario."""

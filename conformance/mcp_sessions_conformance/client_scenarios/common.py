@@ -1,0 +1,70 @@
+"""What the scenarios share: what a client is told to do, and what is looked at."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from mcp_sessions_conformance.peer import Failure
+from mcp_sessions_conformance.received import Received
+from mcp_sessions_conformance.scripted import ELEVATION, ScriptedServer
+from mcp_sessions_conformance.values import Json
+
+DONE: Json = {"do": "done"}
+NOTHING: Json = {"do": "nothing"}
+WORK: Json = {"do": "call", "tool": "work", "arguments": {"n": 1}}
+
+Script = Callable[[ScriptedServer, ScriptedServer], Awaitable[None]]
+"""Drives the client; the second server is another one, which only one scenario uses."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A script and the server that it needs."""
+
+    script: Script
+    speaks: tuple[str, ...] = ELEVATION
+    has_keys: bool = True
+    key_lifetime: float = 600
+    """Seconds."""
+
+    may_fail: bool = False
+    """The program need not end well: the script takes its server away."""
+
+
+def hear(count: int) -> Json:
+    """Wait until so many updates were heard."""
+    return {"do": "hear", "count": count}
+
+
+def expect(holds: object, sentence: str) -> None:
+    """Raise unless it holds.
+
+    Raises:
+        Failure: It does not.
+    """
+    if not holds:
+        raise Failure(sentence)
+
+
+async def finish(server: ScriptedServer) -> Json:
+    """Tell the client that it is done; what it said last."""
+    return await server.instruct(DONE)
+
+
+async def has_session(server: ScriptedServer) -> str:
+    """The id of the client's session, once it has one.
+
+    Raises:
+        Failure: It has none in time.
+    """
+    await server.until(lambda: server.sessions, "session/start")
+    return next(iter(server.sessions))
+
+
+async def resumes(server: ScriptedServer, count: int = 1) -> Received:
+    """The ``count``-th request to resume, once it came.
+
+    Raises:
+        Failure: It did not in time.
+    """
+    await server.until(lambda: len(server.requests("session/resume")) >= count, "session/resume")
+    return server.requests("session/resume")[count - 1]

@@ -1,0 +1,117 @@
+"""Resuming: from which position, and that each event is heard once."""
+
+from mcp_sessions_conformance.client_scenarios.common import (
+    expect,
+    finish,
+    has_session,
+    hear,
+    resumes,
+)
+from mcp_sessions_conformance.received import Received
+from mcp_sessions_conformance.scripted import ScriptedServer
+from mcp_sessions_conformance.values import Json
+
+
+def _positioned(request: Received, expected: str | None) -> None:
+    found = request.params.get("lastSessionEventId")
+    expect(found == expected, f"session/resume names the position {found!r}, not {expected!r}")
+
+
+async def resumes_from_the_last_event(server: ScriptedServer, _: ScriptedServer) -> None:
+    """The position is the id of the last event that was heard."""
+    name = await has_session(server)
+    await server.streaming()
+    await server.instruct(hear(3))
+    ids = [server.push(f"conformance://e{n}") for n in (1, 2, 3)]
+    await server.instruct(hear(5))
+    server.lose_connections()
+    server.push("conformance://e4")
+    server.push("conformance://e5")
+    request = await resumes(server)
+    expect(request.params.get("sessionId") == name, "session/resume names another session")
+    _positioned(request, ids[2])
+    said = await finish(server)
+    uris = [f"conformance://e{n}" for n in (1, 2, 3, 4, 5)]
+    expect(said.get("heard") == uris, f"the client heard {said.get('heard')!r}, expected {uris!r}")
+
+
+async def resumes_from_the_head(server: ScriptedServer, _: ScriptedServer) -> None:
+    """Before the first event the position is the head that session/start gave."""
+    await has_session(server)
+    await server.streaming()
+    await server.instruct(hear(1))
+    server.lose_connections()
+    server.push("conformance://e1")
+    _positioned(await resumes(server), "ev~000000/x")
+    said = await finish(server)
+    expect(said.get("heard") == ["conformance://e1"], f"the client heard {said.get('heard')!r}")
+
+
+async def hears_events_once(server: ScriptedServer, _: ScriptedServer) -> None:
+    """Events that were seen before, and come again with the replay, go nowhere."""
+    name = await has_session(server)
+    await server.streaming()
+    await server.instruct(hear(2))
+    server.push("conformance://e1")
+    server.push("conformance://e2")
+    await server.instruct(hear(3))
+
+    def replay_all(request: Received, result: Json) -> Json:
+        session = server.sessions[name]
+        for _, message in session.log[:-1]:
+            server.send_to(session.connection, message)
+        return result
+
+    server.resume_result = replay_all
+    server.lose_connections()
+    server.push("conformance://e3")
+    said = await finish(server)
+    uris = [f"conformance://e{n}" for n in (1, 2, 3)]
+    expect(said.get("heard") == uris, f"the client heard {said.get('heard')!r}, expected {uris!r}")
+
+
+async def takes_the_head_after_a_refusal(server: ScriptedServer, _: ScriptedServer) -> None:
+    """After catchup false the next position is the head of that answer."""
+    await has_session(server)
+    await server.streaming()
+    await server.instruct(hear(1))
+    server.push("conformance://e1")
+    await server.held("next")
+
+    def refuse(request: Received, result: Json) -> Json:
+        refused = {"resumed": True, "catchup": False, "reason": "evicted", "replayed": 0}
+        return {**refused, "sessionEventId": "ev~000500/x"}
+
+    server.resume_result = refuse
+    server.lose_connections()
+    await resumes(server)
+    server.resume_result = None
+    await server.streaming()
+    # It asks again once it has come back: it knows the answer of session/resume.
+    await server.held("next")
+    server.lose_connections()
+    _positioned(await resumes(server, 2), "ev~000500/x")
+    await server.streaming()
+    await server.instruct(hear(2))
+    server.next_event = 501
+    server.push("conformance://e2")
+    said = await finish(server)
+    uris = ["conformance://e1", "conformance://e2"]
+    expect(said.get("heard") == uris, f"the client heard {said.get('heard')!r}, expected {uris!r}")
+
+
+async def accepts_early_events(server: ScriptedServer, _: ScriptedServer) -> None:
+    """An event that arrives before the answer to session/resume is heard, once."""
+    name = await has_session(server)
+    await server.streaming()
+    await server.instruct(hear(1))
+    server.push("conformance://e1")
+    await server.instruct(hear(2))
+    server.lose_connections()
+    server.push("conformance://e2")
+    # The replay is on its stream before the answer is on its own: `_resume` sends it first.
+    await resumes(server)
+    expect(name in server.sessions, "the client ended its session")
+    said = await finish(server)
+    uris = ["conformance://e1", "conformance://e2"]
+    expect(said.get("heard") == uris, f"the client heard {said.get('heard')!r}, expected {uris!r}")
