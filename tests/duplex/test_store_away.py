@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from tests.support.duplex import DuplexPeer, DuplexWorld, duplex_world
+from tests.support.failing_calls import fails
 from tests.support.raw import at_most, text_of
-from tests.support.store_faults import fails
 
 pytestmark = pytest.mark.anyio
 

@@ -11,12 +11,12 @@ import pytest
 
 from mcp_sessions.stores.contract import SessionStore
 from tests.stores.every_store import sqlite_store
-from tests.support.faulty import HOWS, How, faulty
-from tests.support.patient import NOT_FOUND, HandshakeHttp, Patient
+from tests.support.fault_runs import Conversation, Failing, MakeStores, Stage, failures
+from tests.support.faulty_store import HOWS, How, faulty
+from tests.support.persistent_clients import NOT_FOUND, HandshakeHttp, PersistentClient
 from tests.support.redis_server import redis_store, two_redis_stores
 from tests.support.redis_wire import redis_wire
 from tests.support.replicas import two_shared_stores
-from tests.support.stage import Conversation, Failing, MakeStores, Stage, failures
 from tests.support.suspending import suspending_store
 from tests.support.virtual_time import VIRTUAL, Backend
 
@@ -39,7 +39,7 @@ def heap_is_frozen() -> None:
 # --- conversations ---------------------------------------------------------------------------
 
 
-async def talks(stage: Stage, client: Patient) -> None:
+async def talks(stage: Stage, client: PersistentClient) -> None:
     """A session; calls that need one answer, a stream of them, a question, an event."""
     await client.start()
     await client.result("resources/subscribe", {"uri": "note:1"})
@@ -79,7 +79,7 @@ async def in_the_modern_era(stage: Stage) -> None:
     await stage.hears_fresh(again)
 
 
-async def taken_over(stage: Stage, first: Patient, second: Patient) -> None:
+async def taken_over(stage: Stage, first: PersistentClient, second: PersistentClient) -> None:
     """A session goes from one client to another and ends there."""
     await first.start()
     await stage.hears_fresh(first)
@@ -136,7 +136,7 @@ async def deleted(stage: Stage) -> None:
 
 async def fan_out(stage: Stage) -> None:
     """What changes for everyone is heard by each who subscribed."""
-    listening: list[Patient] = []
+    listening: list[PersistentClient] = []
     for number, kind in enumerate((stage.http, stage.websocket, stage.pipe)):
         client = await kind(f"listener-{number}")
         if isinstance(client, HandshakeHttp):

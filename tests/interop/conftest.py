@@ -21,9 +21,9 @@ from tests.interop.harness import (
     UnderTest,
 )
 from tests.support.apps import KINDS, make_app
-from tests.support.bare import bare_asgi_app
 from tests.support.proxy import TcpProxy
 from tests.support.servers import serve
+from tests.support.unwrapped import unwrapped_asgi_app
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,7 +55,7 @@ def under_test(request: pytest.FixtureRequest) -> Generator[UnderTest]:
     """One server of each class, wrapped and running, for the module."""
     app = make_app(request.param)
     if IS_BARE:
-        with serve(bare_asgi_app(app)) as server:
+        with serve(unwrapped_asgi_app(app)) as server:
             yield UnderTest(app, server, None)
         return
     from mcp_sessions import SessionLayer

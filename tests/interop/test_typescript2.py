@@ -17,9 +17,9 @@ from tests.interop.driver import Driver, Failed
 from tests.interop.harness import IS_BARE, UnderTest
 from tests.interop.modern import Mode, TypeScript2
 from tests.support import apps
+from tests.support.everything import ODD, Everything, EverythingKind, make_everything
 from tests.support.modern import ACKNOWLEDGED, EVENT_ID, MODERN, SUBSCRIPTION_ID
 from tests.support.raw import EXTENSION, SESSION
-from tests.support.rich import ODD, Rich, RichKind, make_rich
 from tests.support.servers import RunningServer, serve
 
 pytestmark = [
@@ -55,9 +55,9 @@ def opened(driver_of: Callable[[ClientKind], Driver]) -> Open:
 
 
 class RichServer:
-    """One of the servers of `tests.support.rich`, running."""
+    """One of the servers of `tests.support.everything`, running."""
 
-    def __init__(self, kind: RichKind, rich: Rich, server: RunningServer) -> None:
+    def __init__(self, kind: EverythingKind, rich: Everything, server: RunningServer) -> None:
         self.kind = kind
         self.rich = rich
         self.server = server
@@ -67,7 +67,7 @@ class RichServer:
 @pytest.fixture(scope="module", params=["mcpserver", "lowlevel"])
 def rich(request: pytest.FixtureRequest) -> Generator[RichServer]:
     """One server of each class that listens and asks in rounds."""
-    made = make_rich(request.param)
+    made = make_everything(request.param)
     if IS_BARE:
         app = made.server.streamable_http_app()
     else:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.everything import EVERYTHING_KINDS, ODD, EverythingKind, make_everything
 from tests.support.modern import (
     HOST,
     LOG_LEVEL,
@@ -20,7 +21,6 @@ from tests.support.modern import (
     wanted,
 )
 from tests.support.raw import EXTENSION, Json, call_params
-from tests.support.rich import ODD, RICH_KINDS, RichKind, make_rich
 from tests.support.side_by_side import Side, expect_same, wrapped
 
 pytestmark = [
@@ -38,16 +38,16 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(params=RICH_KINDS)
-def kind(request: pytest.FixtureRequest) -> RichKind:
+@pytest.fixture(params=EVERYTHING_KINDS)
+def kind(request: pytest.FixtureRequest) -> EverythingKind:
     return request.param
 
 
 async def expect_same_as_sdk(
-    kind: RichKind, script: Callable[[Side], Awaitable[None]]
+    kind: EverythingKind, script: Callable[[Side], Awaitable[None]]
 ) -> list[str]:
     """What both sides answered."""
-    return await expect_same(lambda: make_rich(kind), script)
+    return await expect_same(lambda: make_everything(kind), script)
 
 
 # --- every method ------------------------------------------------------------------------
@@ -104,7 +104,7 @@ METHODS: list[tuple[str, Json | None]] = [
 ]
 
 
-async def test_every_method_is_answered_as_the_sdk_does(kind: RichKind) -> None:
+async def test_every_method_is_answered_as_the_sdk_does(kind: EverythingKind) -> None:
     async def script(side: Side) -> None:
         client = side.client()
         for method, params in METHODS:
@@ -115,11 +115,11 @@ async def test_every_method_is_answered_as_the_sdk_does(kind: RichKind) -> None:
     assert len(answers) == len(METHODS)
 
 
-async def test_discover_says_one_thing_more(kind: RichKind) -> None:
+async def test_discover_says_one_thing_more(kind: EverythingKind) -> None:
     """Rule: "``capabilities.sessions = {}`` at top level in … ``server/discover`` results, plus
     our settings under ``capabilities.extensions``". `expect_same` takes just that away.
     """
-    async with wrapped(lambda: make_rich(kind)) as side:
+    async with wrapped(lambda: make_everything(kind)) as side:
         result = await side.client().send("server/discover").result()
 
     capabilities = result["capabilities"]
@@ -170,7 +170,7 @@ CALLS: list[tuple[str, Json]] = [
 ]
 
 
-async def test_every_result_of_a_tool_is_written_as_the_sdk_does(kind: RichKind) -> None:
+async def test_every_result_of_a_tool_is_written_as_the_sdk_does(kind: EverythingKind) -> None:
     """Structured output, errors, floats, big integers, lone surrogates, deep nesting."""
 
     async def script(side: Side) -> None:
@@ -181,7 +181,7 @@ async def test_every_result_of_a_tool_is_written_as_the_sdk_does(kind: RichKind)
     await expect_same_as_sdk(kind, script)
 
 
-async def test_progress_and_log_messages_are_written_as_the_sdk_does(kind: RichKind) -> None:
+async def test_progress_and_log_messages_are_written_as_the_sdk_does(kind: EverythingKind) -> None:
     """The regression: they were in UTF-8, where the SDK escapes."""
 
     async def script(side: Side) -> None:
@@ -219,7 +219,7 @@ async def test_any_id_is_answered_as_it_was_sent(request_id: str | int) -> None:
 # --- multi-round-trip requests -----------------------------------------------------------
 
 
-async def test_a_question_in_two_rounds(kind: RichKind) -> None:
+async def test_a_question_in_two_rounds(kind: EverythingKind) -> None:
     """``input_required``, then the same call again with answers and ``requestState``."""
     tool = {"mcpserver": "order", "lowlevel": "ask", "fastmcp": "ask"}[kind]
 
@@ -246,7 +246,7 @@ async def test_a_question_in_two_rounds(kind: RichKind) -> None:
     await expect_same_as_sdk(kind, script)
 
 
-async def test_a_client_that_cannot_be_asked(kind: RichKind) -> None:
+async def test_a_client_that_cannot_be_asked(kind: EverythingKind) -> None:
     """A missing capability has a code and a status of its own."""
 
     async def script(side: Side) -> None:
@@ -289,7 +289,7 @@ ENVELOPES: dict[str, Any] = {
 }
 
 
-async def test_every_envelope_is_judged_as_the_sdk_does(kind: RichKind) -> None:
+async def test_every_envelope_is_judged_as_the_sdk_does(kind: EverythingKind) -> None:
     async def script(side: Side) -> None:
         client = side.client()
         for meta in ENVELOPES.values():
@@ -347,7 +347,7 @@ HEADERS: list[dict[str, str | None]] = [
 ]
 
 
-async def test_every_header_is_judged_as_the_sdk_does(kind: RichKind) -> None:
+async def test_every_header_is_judged_as_the_sdk_does(kind: EverythingKind) -> None:
     """Also ``Mcp-Session-Id``: "In the modern era without ``_meta`` session it is ignored"."""
 
     async def script(side: Side) -> None:
@@ -394,7 +394,7 @@ MCP_PARAMS: list[tuple[Json, list[tuple[str, str]]]] = [
 ]
 
 
-async def test_arguments_that_are_repeated_in_headers(kind: RichKind) -> None:
+async def test_arguments_that_are_repeated_in_headers(kind: EverythingKind) -> None:
     async def script(side: Side) -> None:
         for arguments, more in MCP_PARAMS:
             message = _message("tools/call", call_params("header", arguments))
@@ -442,7 +442,7 @@ BODIES: list[bytes] = [
 ]
 
 
-async def test_every_body_is_judged_as_the_sdk_does(kind: RichKind) -> None:
+async def test_every_body_is_judged_as_the_sdk_does(kind: EverythingKind) -> None:
     """Batches, posted responses, notifications, and what is no JSON at all."""
 
     async def script(side: Side) -> None:
@@ -457,7 +457,7 @@ async def test_every_body_is_judged_as_the_sdk_does(kind: RichKind) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT", "HEAD", "OPTIONS", "PATCH"])
-async def test_only_post_is_of_this_era(kind: RichKind, method: str) -> None:
+async def test_only_post_is_of_this_era(kind: EverythingKind, method: str) -> None:
     async def script(side: Side) -> None:
         lines = [("Host", HOST), ("Accept", ACCEPT), ("Mcp-Protocol-Version", MODERN)]
         side.send(method, "/mcp", lines, b"")
@@ -467,7 +467,7 @@ async def test_only_post_is_of_this_era(kind: RichKind, method: str) -> None:
     await expect_same_as_sdk(kind, script)
 
 
-async def test_a_body_that_is_too_large(kind: RichKind) -> None:
+async def test_a_body_that_is_too_large(kind: EverythingKind) -> None:
     async def script(side: Side) -> None:
         client = side.client()
         await client.post(b"x" * (4 * 1024 * 1024 + 1)).done()
@@ -481,7 +481,7 @@ async def test_a_body_that_is_too_large(kind: RichKind) -> None:
     await expect_same_as_sdk(kind, script)
 
 
-async def test_another_path_is_not_the_endpoint(kind: RichKind) -> None:
+async def test_another_path_is_not_the_endpoint(kind: EverythingKind) -> None:
     async def script(side: Side) -> None:
         for path in ("/", "/mcp/", "/mcp/x", "/MCP", "/other"):
             client = side.client(path=path)
@@ -494,7 +494,7 @@ async def test_another_path_is_not_the_endpoint(kind: RichKind) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mcpserver", "lowlevel"])
-async def test_a_listen_stream_without_a_session_is_the_sdks_own(kind: RichKind) -> None:
+async def test_a_listen_stream_without_a_session_is_the_sdks_own(kind: EverythingKind) -> None:
     """Acknowledged, then what was asked for; nothing of a session in it."""
 
     async def script(side: Side) -> None:
@@ -515,7 +515,7 @@ async def test_a_listen_stream_without_a_session_is_the_sdks_own(kind: RichKind)
 
 
 @pytest.mark.parametrize("kind", ["mcpserver", "lowlevel"])
-async def test_every_filter_is_judged_as_the_sdk_does(kind: RichKind) -> None:
+async def test_every_filter_is_judged_as_the_sdk_does(kind: EverythingKind) -> None:
     filters: list[Any] = [
         {},
         {"resourceSubscriptions": []},

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.modern.test_sessions import NOBODYS, not_found
+from tests.support.everything import make_everything
 from tests.support.modern import (
     ACKNOWLEDGED,
     SUBSCRIPTION_ID,
@@ -14,7 +15,6 @@ from tests.support.modern import (
     ModernClient,
 )
 from tests.support.raw import EXTENSION, SESSION, UPDATED, Json, event_ids, in_session, uris
-from tests.support.rich import make_rich
 from tests.support.virtual_time import cycles
 from tests.support.world import World, world
 
@@ -167,7 +167,7 @@ async def test_with_nothing_asked_for_nothing_is_heard() -> None:
 
 async def test_a_session_is_heard_beside_a_stream_without_one() -> None:
     """The SDK's own stream and ours, on one server: each hears a change once."""
-    rich = make_rich("mcpserver")
+    rich = make_everything("mcpserver")
     async with modern(server=rich.server) as (_, client):
         session = (await client.start())["sessionId"]
         bare = await client.listening(None, A)

@@ -18,9 +18,9 @@ from mcp.shared.exceptions import MCPError
 from pydantic import ConfigDict
 
 from mcp_sessions import current_session
+from tests.support.everything import Everything
 from tests.support.modern import ModernClient, session_meta
 from tests.support.raw import Json, RawClient, keyed
-from tests.support.rich import Rich
 from tests.support.side_by_side import Side, expect_same
 from tests.support.world import Ctx, Toolbox, World, world
 
@@ -90,7 +90,7 @@ async def test_what_the_sdk_can_write_is_written_as_it_does(method: str) -> None
         for which in {**PLAIN, **DUMPED}:
             await client.send(method, {"which": which}).done()
 
-    await expect_same(lambda: Rich(odd_server(), _nowhere), script)
+    await expect_same(lambda: Everything(odd_server(), _nowhere), script)
 
 
 @pytest.mark.parametrize("era", ["modern", "handshake", "lone"])

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.everything import ODD, EverythingKind, make_everything
 from tests.support.modern import EVENT_ID, ModernClient, envelope
 from tests.support.raw import KEY, SESSION, Json, call_params
-from tests.support.rich import ODD, RichKind, make_rich
 from tests.support.side_by_side import wrapped
 from tests.support.world import Ctx, Toolbox, World, world
 
@@ -127,7 +127,9 @@ async def test_nothing_is_current_in_this_era() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mcpserver", "lowlevel", "fastmcp"])
-async def test_with_a_session_the_answer_is_the_same_but_for_the_stamp(kind: RichKind) -> None:
+async def test_with_a_session_the_answer_is_the_same_but_for_the_stamp(
+    kind: EverythingKind,
+) -> None:
     """Every method, beside the same request without a session."""
     requests: list[tuple[str, Json]] = [
         ("tools/list", {}),
@@ -144,7 +146,7 @@ async def test_with_a_session_the_answer_is_the_same_but_for_the_stamp(kind: Ric
         ("resources/subscribe", {"uri": "note://a"}),
         ("x/unknown", {}),
     ]
-    async with wrapped(lambda: make_rich(kind)) as side:
+    async with wrapped(lambda: make_everything(kind)) as side:
         client = side.client()
         session = (await client.start())["sessionId"]
         for method, params in requests:

@@ -19,7 +19,13 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import ResourceUpdated
 
 from mcp_sessions import SessionLayer
-from tests.support.rich import ODD, RICH_KINDS, Rich, RichKind, make_rich
+from tests.support.everything import (
+    EVERYTHING_KINDS,
+    ODD,
+    Everything,
+    EverythingKind,
+    make_everything,
+)
 from tests.support.servers import RunningServer, serve
 
 pytestmark = [
@@ -40,7 +46,9 @@ def anyio_backend() -> str:
 class Served:
     """A wrapped server that runs."""
 
-    def __init__(self, kind: RichKind, rich: Rich, layer: SessionLayer, server: RunningServer):
+    def __init__(
+        self, kind: EverythingKind, rich: Everything, layer: SessionLayer, server: RunningServer
+    ):
         self.kind = kind
         self.rich = rich
         self.layer = layer
@@ -51,11 +59,11 @@ class Served:
         return [str(e.sent.get("method")) for e in self.server.wire.since(number)]
 
 
-@pytest.fixture(scope="module", params=RICH_KINDS)
+@pytest.fixture(scope="module", params=EVERYTHING_KINDS)
 def served(request: pytest.FixtureRequest) -> Generator[Served]:
     """One server of each class."""
-    kind: RichKind = request.param
-    rich = make_rich(kind)
+    kind: EverythingKind = request.param
+    rich = make_everything(kind)
     layer = SessionLayer(rich.server)
     with serve(layer.asgi_app()) as server:
         yield Served(kind, rich, layer, server)

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from mcp_sessions.security import mint_connection_id
+from tests.support.failing_calls import fails, is_keyed
 from tests.support.raw import RawClient, at_most, keyed, text_of
 from tests.support.replicas import Cluster, cluster, lost
-from tests.support.store_faults import fails, is_keyed
 
 pytestmark = pytest.mark.anyio
 

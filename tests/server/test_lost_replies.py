@@ -13,8 +13,8 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 from tests.stores.every_store import sqlite_store
+from tests.support.failing_calls import fails, is_keyed
 from tests.support.raw import Json, RawClient, at_most, in_session, keyed, text_of
-from tests.support.store_faults import fails, is_keyed
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, World, world
 

@@ -3,9 +3,9 @@
 import pytest
 
 from mcp_sessions.stores.memory import MemoryStore
+from tests.support.failing_calls import fails
 from tests.support.in_memory import MemorySocket
 from tests.support.raw import keyed
-from tests.support.store_faults import fails
 from tests.support.world import world
 
 pytestmark = pytest.mark.anyio

@@ -8,9 +8,9 @@ import pytest
 
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.memory import MemoryStore
+from tests.support.failing_calls import fails
 from tests.support.in_memory import MemorySocket
 from tests.support.raw import EXTENSION, Json, Reply, uris
-from tests.support.store_faults import fails
 from tests.support.world import World, world
 
 pytestmark = pytest.mark.anyio

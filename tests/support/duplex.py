@@ -383,9 +383,11 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
+        """None is captured."""
         yield
 
     async def main_loop(self) -> None:
+        """Return when it is told to stop."""
         self.is_up.set()
         await self.stop.wait()
 

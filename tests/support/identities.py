@@ -99,6 +99,8 @@ class Tools:
 
 
 class _Answer(BaseModel):
+    """The form that ``ask`` asks a client's user to fill in."""
+
     answer: str
 
 

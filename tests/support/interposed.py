@@ -61,6 +61,8 @@ class Interposed:
 
 
 class _Store:
+    """The store as the layer sees it: each method waits for its step first."""
+
     def __init__(self, interposed: Interposed) -> None:
         self._interposed = interposed
         for name, method in inspect.getmembers(interposed.memory, inspect.iscoroutinefunction):

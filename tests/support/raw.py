@@ -206,16 +206,16 @@ def _not_yet() -> None:
 class Carrier(Protocol):
     """Sends one HTTP request."""
 
-    def send(
-        self, method: str, path: str, headers: list[tuple[str, str]], body: bytes
-    ) -> Reply: ...
+    def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Reply:
+        """The reply, which fills itself as the response comes."""
+        ...
 
 
 class AsgiCarrier:
     """Calls an ASGI app, each request in a task of its own."""
 
     def __init__(self, app: ASGIApp, *, user: object = None) -> None:
-        """Take what it works with.
+        """Nothing is sent yet.
 
         Args:
             user: What an authentication middleware would have left in the scope.
@@ -333,7 +333,7 @@ class SocketCarrier:
     """Sends each request on a TCP connection of its own and reads HTTP/1.1."""
 
     def __init__(self, host: str, port: int, *, receive_buffer: int | None = None) -> None:
-        """Take what it works with.
+        """Nothing is sent yet.
 
         Args:
             receive_buffer: Bytes that the kernel may keep for a peer that does not read.

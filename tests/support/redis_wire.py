@@ -11,8 +11,8 @@
 
 The library knows nothing of it.
 
-What fails is a command, where the stores of `tests.support.faulty` fail as a whole: between two
-commands of one method as well. Besides the ways that are told there is one more: ``cut``: it is
+What fails is a command, where the stores of `tests.support.faulty_store` fail as a whole: between
+two commands of one method as well. Besides the ways that are told there is one more: ``cut``: it is
 executed, and with its answer all connections break, whatever else was on its way.
 """
 
@@ -30,7 +30,7 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.redis import store as redis
 from mcp_sessions.stores.redis.connection import Connection, MakeConnection, Value, connections_to
 from mcp_sessions.stores.redis.store import RedisStore
-from tests.support.faulty import Plan
+from tests.support.faulty_store import Plan
 from tests.support.redis_server import SCRIPTS, asked, name_of
 from tests.support.virtual_time import VirtualTimeLoop
 

@@ -354,6 +354,8 @@ async def cluster(
 
 
 class _Shared:
+    """What the replicas of this run share."""
+
     is_redis = False
 
 

@@ -63,6 +63,7 @@ class _Server(uvicorn.Server):
         self.has_started: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
         await super().startup(sockets=sockets)
         self.has_started.set_result(None)
 

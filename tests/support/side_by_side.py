@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from mcp_sessions import SessionLayer
+from tests.support.everything import Everything
 from tests.support.modern import ModernClient
 from tests.support.raw import EXTENSION, AsgiCarrier, Json, Reply, in_process
-from tests.support.rich import Rich
 
 _IGNORED = {"date", "server", "content-length"}
 """Not compared; the length is checked against the body instead."""
@@ -25,7 +25,7 @@ class Side:
     """One of the two servers, running."""
 
     name: str
-    rich: Rich
+    rich: Everything
     carrier: AsgiCarrier
     masked: dict[str, str] = field(default_factory=dict[str, str])
     replies: list[Reply] = field(default_factory=list[Reply])
@@ -83,7 +83,7 @@ Script = Callable[[Side], Awaitable[None]]
 
 
 @asynccontextmanager
-async def bare(make: Callable[[], Rich]) -> AsyncGenerator[Side]:
+async def bare(make: Callable[[], Everything]) -> AsyncGenerator[Side]:
     """The server as its own HTTP application serves it."""
     rich = make()
     if hasattr(rich.server, "http_app"):
@@ -95,7 +95,7 @@ async def bare(make: Callable[[], Rich]) -> AsyncGenerator[Side]:
 
 
 @asynccontextmanager
-async def wrapped(make: Callable[[], Rich]) -> AsyncGenerator[Side]:
+async def wrapped(make: Callable[[], Everything]) -> AsyncGenerator[Side]:
     """The server as the layer serves it."""
     rich = make()
     layer = SessionLayer(rich.server)
@@ -104,7 +104,7 @@ async def wrapped(make: Callable[[], Rich]) -> AsyncGenerator[Side]:
         yield Side("wrapped", rich, carrier)
 
 
-async def expect_same(make: Callable[[], Rich], script: Script) -> list[str]:
+async def expect_same(make: Callable[[], Everything], script: Script) -> list[str]:
     """Run ``script`` on both; the transcript, which is the same.
 
     Raises:

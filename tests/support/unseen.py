@@ -116,11 +116,14 @@ class Unseen:
 
 
 class _Handler(logging.Handler):
+    """Keeps what the library logged of background work that failed."""
+
     def __init__(self, failed: list[tuple[str, str]]) -> None:
         super().__init__(logging.ERROR)
         self._failed = failed
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Keep the work's name and the record as text."""
         name = str(record.args[0] if isinstance(record.args, tuple) else record.args)
         self._failed.append((name, logging.Formatter().format(record)))
 

@@ -35,6 +35,7 @@ class _JumpingSelector(selectors.DefaultSelector):  # pyright: ignore[reportGene
         self.elsewhere: set[object] = set()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """What is ready now; if nothing is, the time of the next timer has come."""
         ready = super().select(0)
         if not ready and self.elsewhere and timeout != 0:
             # Bounded, so that a thread that died is not waited for in silence.

@@ -3,7 +3,7 @@
     played = await play(conversation, make_store=MemoryStore, fault=Fault(17, "after"))
 
 What must hold after each is looked for here (`_check`); what must hold in the middle of it,
-by the clients of `tests.support.patient`.
+by the clients of `tests.support.persistent_clients`.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from typing import Any, cast
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.contract import SessionStore
-from tests.support.faulty import Fault, How, Plan, faulty
+from tests.support.faulty_store import Fault, How, Plan, faulty
 from tests.support.in_memory import MemoryPipe, MemorySocket
-from tests.support.patient import (
+from tests.support.persistent_clients import (
     Duplex,
     HandshakeHttp,
     ModernHttp,
-    Patient,
+    PersistentClient,
     Violation,
     until,
 )
@@ -47,11 +47,11 @@ class Stage:
     """The processes, and who talks with them."""
 
     worlds: list[World]
-    cast: list[Patient] = field(default_factory=list[Patient])
+    cast: list[PersistentClient] = field(default_factory=list[PersistentClient])
     runs: Counter[str] = field(default_factory=Counter[str])
     """How often each named piece of work ran."""
 
-    displaced: list[Patient] = field(default_factory=list[Patient])
+    displaced: list[PersistentClient] = field(default_factory=list[PersistentClient])
     """Who must have been told."""
 
     over: list[str] = field(default_factory=list[str])
@@ -87,7 +87,7 @@ class Stage:
 
     # --- what they do --------------------------------------------------------------------------
 
-    async def work(self, client: Patient, *, steps: int = 0) -> None:
+    async def work(self, client: PersistentClient, *, steps: int = 0) -> None:
         """A call with a key: it runs once at the most, and once if it is answered."""
         name = f"{client.name}/{next(self.numbers)}"
         result = await client.call("work", key=name, name=name, steps=steps)
@@ -96,7 +96,9 @@ class Stage:
         if result is None and not self.runs[name]:
             raise Violation(f"{name} never ran, and its outcome is said to be unknown")
 
-    async def hears_fresh(self, client: Patient, *, of: Patient | None = None) -> None:
+    async def hears_fresh(
+        self, client: PersistentClient, *, of: PersistentClient | None = None
+    ) -> None:
         """What happens from now on in its session comes to the client."""
         uri = f"fresh:{next(self.numbers)}"
         by = of or client

@@ -54,7 +54,7 @@ class Lost(Exception):
     """A request without a key whose connection broke: nobody knows what became of it."""
 
 
-class Patient(ABC):
+class PersistentClient(ABC):
     """One client with, perhaps, one session."""
 
     def __init__(self, name: str) -> None:
@@ -222,7 +222,7 @@ class Patient(ABC):
         """What changed, as far as it heard, and in order."""
         return [m["params"]["uri"] for m in self.messages if m.get("method") == UPDATED]
 
-    def hears_by(self, other: "Patient") -> None:
+    def hears_by(self, other: "PersistentClient") -> None:
         """Another one is the same client, and has the stream."""
         self._ears = other
 
@@ -248,7 +248,7 @@ class Patient(ABC):
             raise Violation(f"{self.name}: heard twice: {again}")
 
 
-class HandshakeHttp(Patient):
+class HandshakeHttp(PersistentClient):
     """2025-11-25 over HTTP: POSTs, and a GET stream that it comes back to."""
 
     def __init__(self, name: str, carrier: Carrier) -> None:
@@ -261,7 +261,7 @@ class HandshakeHttp(Patient):
         self._answered: set[object] = set()
 
     async def connect(self) -> None:
-        """See `Patient`."""
+        """See `PersistentClient`."""
         self.raw.session_id = None
         params = {
             "protocolVersion": self.raw.version,
@@ -296,7 +296,7 @@ class HandshakeHttp(Patient):
         return reply
 
     async def once(self, method: str, params: Json) -> Answer | None:
-        """See `Patient`."""
+        """See `PersistentClient`."""
         sent = self.raw.send(method, params)
         reply, asked = sent.reply, _Asked(self)
         self.replies.append(reply)
@@ -377,12 +377,12 @@ class HandshakeHttp(Patient):
 
     @property
     def is_listening(self) -> bool:
-        """See `Patient`."""
+        """See `PersistentClient`."""
         return bool(self.streams) and self.streams[-1].status == 200 and not self.streams[-1].ended
 
     @property
     def messages(self) -> list[Json]:
-        """See `Patient`."""
+        """See `PersistentClient`."""
         return [m for stream in self.streams if stream.is_sse for m in stream.messages]
 
     async def delete(self) -> None:
@@ -412,7 +412,7 @@ class HandshakeHttp(Patient):
                 await task
 
     async def leave(self) -> None:
-        """See `Patient`."""
+        """See `PersistentClient`."""
         await self._stop()
         for stream in [*self.streams, *self.replies]:
             if not stream.ended:
@@ -426,7 +426,7 @@ class HandshakeHttp(Patient):
             raise Violation(f"{self.name}: {reply} {reply.error!r}")
 
     def check(self) -> None:
-        """See `Patient`."""
+        """See `PersistentClient`."""
         for reply in [*self.replies, *self.streams]:
             self.check_reply(reply)
         for reply in self.replies:
@@ -450,7 +450,7 @@ class _Asked:
         return False
 
 
-class ModernHttp(Patient):
+class ModernHttp(PersistentClient):
     """2026-07-28 over HTTP: POSTs, and a listen that it asks for anew when it ends."""
 
     def __init__(self, name: str, carrier: Carrier) -> None:
@@ -461,10 +461,10 @@ class ModernHttp(Patient):
         self._listening: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
-        """See `Patient`: there is no handshake."""
+        """See `PersistentClient`: there is no handshake."""
 
     async def once(self, method: str, params: Json) -> Answer | None:
-        """See `Patient`."""
+        """See `PersistentClient`."""
         heard = self.raw.send(method, params)
         self.replies.append(heard.reply)
         await heard.reply.until(lambda: heard.reply.ended, "the end", within=SILENCE)
@@ -515,7 +515,7 @@ class ModernHttp(Patient):
 
     @property
     def is_listening(self) -> bool:
-        """See `Patient`."""
+        """See `PersistentClient`."""
         return (
             bool(self.streams)
             and not self.streams[-1].reply.ended
@@ -524,11 +524,11 @@ class ModernHttp(Patient):
 
     @property
     def messages(self) -> list[Json]:
-        """See `Patient`."""
+        """See `PersistentClient`."""
         return [m for heard in self.streams if heard.is_sse for m in heard.messages]
 
     async def leave(self) -> None:
-        """See `Patient`."""
+        """See `PersistentClient`."""
         if self._listening is not None:
             if self._listening.done():
                 await self._listening
@@ -544,7 +544,7 @@ class ModernHttp(Patient):
             raise Violation(f"{self.name}: {reply} {reply.error!r}")
 
     def check(self) -> None:
-        """See `Patient`."""
+        """See `PersistentClient`."""
         for reply in [*self.replies, *(heard.reply for heard in self.streams)]:
             self.check_reply(reply)
         for reply in self.replies:
@@ -554,7 +554,7 @@ class ModernHttp(Patient):
             self._listening.result()
 
 
-class Duplex(Patient):
+class Duplex(PersistentClient):
     """One connection that carries everything both ways, and is made anew when it ends."""
 
     def __init__(self, name: str, make: Callable[[], Any]) -> None:
@@ -570,7 +570,7 @@ class Duplex(Patient):
         return cast(DuplexPeer, self.peers[-1])
 
     async def connect(self) -> None:
-        """See `Patient`."""
+        """See `PersistentClient`."""
         deadline = _now() + PATIENCE
         while _now() < deadline:
             peer = self._make()
@@ -639,7 +639,7 @@ class Duplex(Patient):
         return None if answer.get("error", {}).get("code") == INTERNAL else answer
 
     async def once(self, method: str, params: Json) -> Answer | None:
-        """See `Patient`."""
+        """See `PersistentClient`."""
         if self.peer.ended:
             await self.connect()
             if self.session is not None and not self.is_taken_over:
@@ -648,23 +648,23 @@ class Duplex(Patient):
 
     @property
     def is_listening(self) -> bool:
-        """See `Patient`."""
+        """See `PersistentClient`."""
         return bool(self.peers) and not self.peer.ended
 
     @property
     def messages(self) -> list[Json]:
-        """See `Patient`."""
+        """See `PersistentClient`."""
         return [m for peer in self.peers for m in peer.messages]
 
     async def leave(self) -> None:
-        """See `Patient`."""
+        """See `PersistentClient`."""
         for peer in self.peers:
             await asyncio.wait_for(peer.leave(), SILENCE)
         if self._seeing is not None:
             await self._seeing
 
     def check(self) -> None:
-        """See `Patient`."""
+        """See `PersistentClient`."""
         for peer in self.peers:
             if peer.raised is not None:
                 raise Violation(f"{self.name}: its connection raised {peer.raised!r}")

@@ -43,7 +43,7 @@ class ListEventStore(EventStore):
         return stream_id
 
 
-def bare_asgi_app(app: App) -> ASGIApp:
+def unwrapped_asgi_app(app: App) -> ASGIApp:
     """``app`` on the SDK's (FastMCP: on its) Streamable HTTP, with an event store."""
     subscribers: dict[str, ServerSession] = {}
 

@@ -23,8 +23,8 @@ from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel, Field
 from starlette.applications import Starlette
 
-RichKind = Literal["mcpserver", "lowlevel", "fastmcp"]
-RICH_KINDS: tuple[RichKind, ...] = ("mcpserver", "lowlevel", "fastmcp")
+EverythingKind = Literal["mcpserver", "lowlevel", "fastmcp"]
+EVERYTHING_KINDS: tuple[EverythingKind, ...] = ("mcpserver", "lowlevel", "fastmcp")
 
 ODD = 'æøå 雪 \u2028 \x7f "\\ <é>'
 """Characters that JSON writers treat differently."""
@@ -50,29 +50,29 @@ class Choice(BaseModel):
 
 
 @dataclass
-class Rich:
+class Everything:
     """A server, and how its own application publishes a change."""
 
     server: Any
     publish: Publish
 
 
-def make_rich(kind: RichKind) -> Rich:
+def make_everything(kind: EverythingKind) -> Everything:
     """A fresh server of that class."""
     match kind:
         case "mcpserver":
-            return rich_mcpserver()
+            return everything_mcpserver()
         case "lowlevel":
-            return rich_lowlevel()
+            return everything_lowlevel()
         case "fastmcp":
-            return rich_fastmcp()
+            return everything_fastmcp()
 
 
 async def _ask_size(ctx: Context[Any, Any]) -> Elicit[Choice]:
     return Elicit(f"How large? {ODD}", Choice)
 
 
-def rich_mcpserver() -> Rich:
+def everything_mcpserver() -> Everything:
     """The server as an ``MCPServer``."""
     bus = InMemorySubscriptionBus()
     server = MCPServer[Any](
@@ -255,13 +255,13 @@ def rich_mcpserver() -> Rich:
     del echo, weather, number, integer, not_a_number, several, raw, fail, steps, bare_steps, log
     del order, header, touch, standalone, asks_now, seen, note_a, blob_b, note_by, broken, greet
     del complete
-    return Rich(server, publish)
+    return Everything(server, publish)
 
 
 _Ctx = ServerRequestContext[Any, Any]
 
 
-def rich_lowlevel() -> Rich:
+def everything_lowlevel() -> Everything:
     """The server as a lowlevel ``Server``."""
     bus = InMemorySubscriptionBus()
 
@@ -341,14 +341,14 @@ def rich_lowlevel() -> Rich:
     async def publish(uri: str) -> None:
         await bus.publish(ResourceUpdated(uri=uri))
 
-    return Rich(server, publish)
+    return Everything(server, publish)
 
 
 def _text(text: str) -> types.CallToolResult:
     return types.CallToolResult(content=[types.TextContent(text=text)])
 
 
-def rich_fastmcp() -> Rich:
+def everything_fastmcp() -> Everything:
     """The server as a FastMCP 4 server."""
     server: fastmcp.FastMCP[Any] = fastmcp.FastMCP("rich", version="1.2", instructions=ODD)
 
@@ -406,4 +406,4 @@ def rich_fastmcp() -> Rich:
         raise AssertionError("FastMCP has no bus")
 
     del echo, weather, fail, steps, log, seen, note_a, greet
-    return Rich(server, publish)
+    return Everything(server, publish)
