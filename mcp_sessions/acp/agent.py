@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from mcp_sessions.acp import refusals
 from mcp_sessions.acp.current import CALL, Call
-from mcp_sessions.acp.link import Json
+from mcp_sessions.acp.questions import Json
 from mcp_sessions.acp.tasks import WorkCancelled, ended_with_caller
 from mcp_sessions.background import watched
 

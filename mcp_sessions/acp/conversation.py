@@ -18,19 +18,21 @@ if TYPE_CHECKING:
 class Conversation:
     """The conversation that an agent's method was called for; see `current_conversation`."""
 
-    def __init__(self, session_id: str, cwd: str, record: Record, servers: Servers) -> None:
+    def __init__(self, session_id: str, record: Record, servers: Servers) -> None:
         self.id = session_id
         """The session's id on the wire: unlike an agent's own it stays the same for ever. It
         is a credential: whoever has it can load the conversation."""
-
-        self.cwd = cwd
-        """The working directory that the client named last: absolute."""
 
         self._record = record
         self._servers = servers
 
     def __repr__(self) -> str:
         return f"<Conversation {digest(self.id)}>"
+
+    @property
+    def cwd(self) -> str:
+        """The working directory that the client named last: absolute."""
+        return self._servers.cwd
 
     @property
     def mcp(self) -> Mapping[str, Client]:

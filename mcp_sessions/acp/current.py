@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
+from mcp_sessions.acp.conversation import Conversation
+from mcp_sessions.acp.link import Link
+from mcp_sessions.acp.open_conversation import OpenConversation, Turn
 from mcp_sessions.errors import SessionRequired
 
-if TYPE_CHECKING:
-    from mcp_sessions.acp.conversation import Conversation
-    from mcp_sessions.acp.link import Link
-    from mcp_sessions.acp.open_conversation import OpenConversation
-
 Default = TypeVar("Default")
-
-
-@dataclass(slots=True, eq=False)
-class Turn:
-    """One ``session/prompt`` at work."""
-
-    link: Link
-    """The client that waits for its answer."""
-
-    task: asyncio.Task[Any] | None = None
-    """The agent's; None: it did not begin."""
-
-    cancelled: bool = False
-    """The client asked for its end."""
-
-    fault: Exception | None = None
-    """An update of it could not be stored."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +23,10 @@ class Opening:
     """What the agent says meanwhile; it is told after the answer."""
 
     over: bool = False
+
+    def end(self) -> None:
+        """It was answered, or refused."""
+        self.over = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from mcp_sessions.acp.agent import AcpAgent, AgentSide
+from mcp_sessions.acp.agent import AcpAgent
 from mcp_sessions.acp.link import Link
 from mcp_sessions.acp.options import Options
 from mcp_sessions.acp.service import AcpService
@@ -97,7 +97,6 @@ class AcpSessionLayer:
         self._users = 0
         self._was_open = False
         self._service: AcpService | None = None
-        self._side: AgentSide | None = None
 
     async def __aenter__(self) -> AcpSessionLayer:
         """Open the store and connect the agent, for several clients; see :meth:`serve`."""
@@ -106,8 +105,8 @@ class AcpSessionLayer:
                 raise RuntimeError("this layer was closed; make another one")
             self._was_open = True
             await self._open_store()
-            self._service = AcpService(self._make_side, self.store, self._options, self._clock)
-            cast(AgentSide, self._side).start()
+            self._service = AcpService(self.agent, self.store, self._options, self._clock)
+            self._service.agent.start()
         self._users += 1
         return self
 
@@ -141,16 +140,12 @@ class AcpSessionLayer:
         """Close both, once nobody is served any more."""
         self._users -= 1
         if self._users == 0:
-            side, self._service = self._side, None
+            service, self._service = self._service, None
             try:
-                if side is not None:
-                    await side.stop()
+                if service is not None:
+                    await service.agent.stop()
             finally:
                 await self.store.close()
-
-    def _make_side(self, service: AcpService) -> AgentSide:
-        self._side = AgentSide(self.agent, service)
-        return self._side
 
     def run(self) -> None:
         """Serve the client at standard input and output, until it is gone, or SIGTERM.

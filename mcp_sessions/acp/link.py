@@ -1,4 +1,4 @@
-"""One client's connection: reads its messages, answers them, asks it what the agent asks.
+"""One client's connection: reads its messages, and answers them.
 
 Rules that must hold, and that ``tests/acp/test_connection.py`` owns:
 
@@ -6,15 +6,13 @@ Rules that must hold, and that ``tests/acp/test_connection.py`` owns:
    the end of its input or its output.
 2. Before ``initialize`` was answered nothing else is served (ACP: a client MUST initialize).
    What comes while it is being answered waits for it.
-3. A client is asked nothing that it did not declare: the agent gets an error at once.
-4. What waits for a slow client is bounded; who has more to send waits, outside of any lock.
+3. What waits for a slow client is bounded; who has more to send waits, outside of any lock.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -22,7 +20,8 @@ from typing import Any, Protocol, cast
 from acp import RequestError
 
 from mcp_sessions.acp import refusals
-from mcp_sessions.acp.negotiation import may_be_called
+from mcp_sessions.acp.outgoing import Outgoing
+from mcp_sessions.acp.questions import Json, Questions
 from mcp_sessions.acp.wire import MessageTooLong, Wire
 from mcp_sessions.background import watched
 from mcp_sessions.core.messages import (
@@ -38,10 +37,8 @@ from mcp_sessions.core.messages import (
     parse,
 )
 from mcp_sessions.errors import (
-    INTERNAL_ERROR,
     INVALID_REQUEST,
     LIMIT_REACHED,
-    METHOD_NOT_FOUND,
     PARSE_ERROR,
     StoreUnavailable,
     WireError,
@@ -52,10 +49,6 @@ logger = logging.getLogger(__name__)
 
 MAX_REQUESTS = 256
 """Requests of one client that are answered at the same time."""
-
-Json = dict[str, Any]
-Answered = Callable[[Json], None]
-"""Takes the answer to a request of the agent: ``{"result": …}`` or ``{"error": …}``."""
 
 
 @dataclass(slots=True)
@@ -80,39 +73,6 @@ class Incoming:
             self.link.push(error_message(self.id, refusals.body(error)) + b"\n")
 
 
-@dataclass(slots=True, eq=False)
-class Question:
-    """A request of the agent to its client; after a takeover also to the next client.
-
-    The first answer counts, whoever gives it.
-    """
-
-    session_id: str | None
-    method: str
-    params: Json
-    answered: Answered
-    asked: int = 0
-    """Clients that may still answer."""
-
-    over: bool = False
-
-    def answer(self, answer: Json) -> None:
-        """Somebody answered."""
-        if not self.over:
-            self.over = True
-            self.answered(answer)
-
-    def refuse(self, code: int, text: str, data: Json | None = None) -> None:
-        """Nobody will answer."""
-        self.answer({"error": error_body(code, text, data)})
-
-    def lost(self) -> None:
-        """One of those who were asked is gone."""
-        self.asked -= 1
-        if not self.asked:
-            self.refuse(INTERNAL_ERROR, "the client is gone")
-
-
 class Service(Protocol):
     """What serves the requests of the links; `mcp_sessions.acp.service` is the one."""
 
@@ -134,32 +94,19 @@ class Service(Protocol):
 
 
 class Link:
-    """One client."""
+    """One client.
+
+    Args:
+        send_buffer: Bytes that wait for the client before who sends has to wait.
+    """
 
     def __init__(self, wire: Wire, service: Service, *, send_buffer: int) -> None:
-        """Take what it works with.
-
-        Args:
-            send_buffer: Bytes that wait for the client before who sends has to wait.
-        """
         self.connection_id = mint_connection_id("acp")
-        self.capabilities: Json = {}
-        """What the client declared; empty until ``initialize``."""
-
-        self.closed = False
-        """Nothing reaches the client any more."""
-
-        self._is_deaf = False
+        self.questions = Questions(self.push_message)
         self._wire = wire
+        self._outgoing = Outgoing(wire, send_buffer, self.questions.close)
         self._service = service
-        self._limit = send_buffer
-        self._buffer: deque[bytes] = deque()
-        self._size = 0
-        self._pushed = asyncio.Event()
-        self._changed = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], RequestId | None] = {}
-        self._asked: dict[int, Question] = {}
-        self._last_id = -1
         self._initialized: asyncio.Future[bool] | None = None
         self._has_agreed = False
         self._write_task: asyncio.Task[None] | None = None
@@ -167,119 +114,31 @@ class Link:
     # --- out ---------------------------------------------------------------------------------
 
     @property
-    def full(self) -> bool:
-        """Who has more to send shall wait."""
-        return self._size >= self._limit and not self.closed
+    def closed(self) -> bool:
+        """Nothing reaches the client any more."""
+        return self._outgoing.closed
 
     def push(self, data: bytes) -> None:
         """Hand over whole lines, in order. Never waits."""
-        if not self.closed:
-            self._buffer.append(data)
-            self._size += len(data)
-            self._pushed.set()
+        self._outgoing.push(data)
 
     def push_message(self, message: Json) -> None:
         """Hand over one message."""
         self.push(encode(message) + b"\n")
 
-    async def room(self, until: Callable[[], bool] = lambda: False) -> None:
+    async def drain(self, until: Callable[[], bool] = lambda: False) -> None:
         """Wait until more can be pushed, the client is gone, or ``until`` says so."""
-        while self.full and not until():
-            self._changed.clear()
-            await self._changed.wait()
+        await self._outgoing.drain(until)
 
     def wake(self) -> None:
-        """Whoever waits for room shall look again."""
-        self._changed.set()
-
-    async def _write(self) -> None:
-        while True:
-            self._pushed.clear()
-            if self._buffer:
-                data = b"".join(self._buffer)
-                self._buffer.clear()
-                try:
-                    await self._wire.write(data)
-                except OSError as error:
-                    logger.debug("a client takes nothing any more: %s", error)
-                    self.close()
-                    return
-                self._size -= len(data)
-                self._changed.set()
-            elif self.closed:
-                return
-            else:
-                await self._pushed.wait()
-
-    def close(self) -> None:
-        """Nothing reaches the client any more; what it was asked is answered with an error."""
-        if self.closed:
-            return
-        self.closed = True
-        self._buffer.clear()
-        self._size = 0
-        self._pushed.set()
-        self._changed.set()
-        self._hear_no_more()
-
-    def _hear_no_more(self) -> None:
-        self._is_deaf = True
-        asked, self._asked = self._asked, {}
-        for question in asked.values():
-            question.lost()
-
-    # --- asking the client ---------------------------------------------------------------------
-
-    def ask(self, question: Question) -> None:
-        """Ask the client what the agent asks; if it cannot be asked, that is the answer."""
-        if self._is_deaf:
-            question.refuse(INTERNAL_ERROR, "the client is gone")
-        elif not self.may_be_asked(question):
-            method = question.method
-            text = f"the client does not support {method}: it did not declare it"
-            question.refuse(METHOD_NOT_FOUND, text, {"method": method})
-        else:
-            self._last_id += 1
-            self._asked[self._last_id] = question
-            question.asked += 1
-            message = {
-                "jsonrpc": "2.0",
-                "id": self._last_id,
-                "method": question.method,
-                "params": question.params,
-            }
-            self.push_message(message)
-
-    def may_be_asked(self, question: Question) -> bool:
-        """Whether the client declared that it can answer such a thing."""
-        return may_be_called(question.method, question.params, self.capabilities)
-
-    def questions_about(self, session_id: str) -> list[Question]:
-        """What waits here for an answer and is about a conversation."""
-        return [
-            question
-            for question in self._asked.values()
-            if question.session_id == session_id and not question.over
-        ]
-
-    def _take_answer(self, message: Json) -> None:
-        given = message.get("id")
-        known = isinstance(given, int) and not isinstance(given, bool)
-        question = self._asked.pop(cast(int, given), None) if known else None
-        if question is None:
-            logger.debug("dropped an answer to a question that was not asked")
-        elif "error" not in message:
-            question.answer({"result": message["result"]})
-        elif isinstance(message["error"], dict):
-            question.answer({"error": message["error"]})
-        else:
-            question.refuse(INTERNAL_ERROR, "the client's answer is malformed")
+        """Whoever waits in `drain` shall look again."""
+        self._outgoing.wake()
 
     # --- in ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Serve until the client sends no more, or takes no more."""
-        writer = self._write_task = asyncio.create_task(self._write(), name="acp writer")
+        writer = self._write_task = asyncio.create_task(self._outgoing.write(), name="acp writer")
         watched("writing to an ACP client", writer)
         reader = asyncio.create_task(self._read(), name="acp reader")
         try:
@@ -287,7 +146,7 @@ class Link:
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
-            self._hear_no_more()
+            self.questions.close()
         if not reader.cancelled() and (failed := reader.exception()) is not None:
             raise failed
 
@@ -304,24 +163,19 @@ class Link:
         """
         writer = self._write_task
         if writer is not None and not writer.done():
-            waiting = asyncio.create_task(self._drained())
+            waiting = asyncio.create_task(self._outgoing.written())
             await asyncio.wait(
                 {waiting, writer}, timeout=within, return_when=asyncio.FIRST_COMPLETED
             )
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-        self.close()
+        self._outgoing.close()
         if writer is not None:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _drained(self) -> None:
-        while self._size and not self.closed:
-            self._changed.clear()
-            await self._changed.wait()
 
     async def _read(self) -> None:
         while True:
@@ -344,7 +198,7 @@ class Link:
             self._refuse(None, PARSE_ERROR, "Parse error: a message is one line of JSON")
             return
         if _is_answer(value):
-            self._take_answer(cast(Json, value))
+            self.questions.answered(cast(Json, value))
             return
         try:
             message = parse(value)
@@ -390,7 +244,7 @@ class Link:
 
     def agreed(self, capabilities: Json) -> None:
         """``initialize`` succeeded."""
-        self.capabilities = capabilities
+        self.questions.declared(capabilities)
         self._has_agreed = True
 
     async def _is_initialized(self) -> bool:

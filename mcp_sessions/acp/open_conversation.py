@@ -16,10 +16,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from mcp_sessions.acp.conversation import Conversation
-from mcp_sessions.acp.current import Turn
-from mcp_sessions.acp.link import Json, Link
+from mcp_sessions.acp.link import Link
+from mcp_sessions.acp.questions import Json
 from mcp_sessions.acp.record import Record
 from mcp_sessions.acp.refusals import internal_error, session_not_found
 from mcp_sessions.acp.servers import Servers
@@ -32,13 +34,46 @@ from mcp_sessions.stores.records import Attachment
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One ``session/prompt`` at work."""
+
+    link: Link
+    """The client that waits for its answer."""
+
+    task: asyncio.Task[Any] | None = None
+    """The agent's; None: it did not begin."""
+
+    cancelled: bool = False
+    """The client asked for its end."""
+
+    fault: Exception | None = None
+    """An update of it could not be stored."""
+
+    def start(self, task: asyncio.Task[Any]) -> None:
+        """The agent begins."""
+        self.task = task
+
+    def cancel(self) -> None:
+        """The client asks for its end."""
+        self.cancelled = True
+
+    def stop(self) -> None:
+        """The agent cannot be asked: its task ends."""
+        if self.task is not None:
+            self.task.cancel()
+
+    def failed(self, fault: Exception) -> None:
+        """An update could not be stored."""
+        self.fault = fault
+
+
 class OpenConversation:
     """A conversation that is at work in this process."""
 
     def __init__(
         self,
         session_id: SessionId,
-        cwd: str,
         *,
         store: SessionStore,
         servers: Servers,
@@ -61,7 +96,7 @@ class OpenConversation:
         self.taken_away = False
         """Another process has it now."""
 
-        self.has_title = False
+        self._has_title = False
         """Its first message was looked at for a title."""
 
         self._seen_by: set[ConnectionId] = set()
@@ -69,7 +104,7 @@ class OpenConversation:
         self._store = store
         self._clock = clock
         self._record = Record(store, session_id, clock)
-        self.handle = Conversation(session_id, cwd, self._record, servers)
+        self.handle = Conversation(session_id, self._record, servers)
         """What the agent sees of it."""
 
         self._lock = asyncio.Lock()
@@ -87,6 +122,11 @@ class OpenConversation:
     def was_seen_by(self, link: Link) -> bool:
         """Whether this client opened it once."""
         return link.connection_id in self._seen_by
+
+    def takes_title(self) -> bool:
+        """Whether its first message has to be looked at for a title: once."""
+        had_title, self._has_title = self._has_title, True
+        return not had_title
 
     def named_by_agent(self, agent_id: str) -> None:
         """The agent gave it a name."""
@@ -107,7 +147,7 @@ class OpenConversation:
         """
         link = self.link
         if link is not None and link is not sent_by:
-            await link.room(until=lambda: self.link is not link)
+            await link.drain(until=lambda: self.link is not link)
         # To the end, whatever becomes of the caller: an entry that is stored is also shown.
         await to_the_end(self._record_now(list(updates), sent_by))
 
@@ -181,7 +221,7 @@ class OpenConversation:
             try:
                 # Without the lock: who is at work for the client before goes on.
                 async for page in self._record.pages():
-                    await link.room()
+                    await link.drain()
                     if link.closed:
                         raise internal_error("the client is gone")
                     link.push(self._record.wire(page))
@@ -217,10 +257,10 @@ class OpenConversation:
             if before is not None and before is not link:
                 logger.info("%r was taken over by another client", self)
                 before.wake()
-                for question in before.questions_about(self.session_id):
+                for question in before.questions.about(self.session_id):
                     # One that this client cannot answer is left to the one before.
-                    if link.may_be_asked(question):
-                        link.ask(question)
+                    if link.questions.may_be_asked(question):
+                        link.questions.ask(question)
 
     async def let_go(self) -> None:
         """Nobody sees it any more, and its servers are disconnected.

@@ -23,7 +23,7 @@ from mcp_sessions.acp import catalogue, refusals
 from mcp_sessions.acp.agent import AgentSide
 from mcp_sessions.acp.current import Call, Opening
 from mcp_sessions.acp.jar import StoreJar
-from mcp_sessions.acp.link import Incoming, Json, Link
+from mcp_sessions.acp.link import Incoming, Link
 from mcp_sessions.acp.open_conversation import OpenConversation
 from mcp_sessions.acp.options import Options
 from mcp_sessions.acp.params import (
@@ -36,6 +36,7 @@ from mcp_sessions.acp.params import (
     session_id_of,
 )
 from mcp_sessions.acp.prompts import Prompts
+from mcp_sessions.acp.questions import Json
 from mcp_sessions.acp.registry import Registry
 from mcp_sessions.acp.servers import Servers, Unreachable
 from mcp_sessions.core.states import Mode
@@ -69,14 +70,17 @@ class Openings:
         self._store = store
         self._options = options
         self._clock = clock
-        self.others: frozenset[str] = frozenset()
+        self._others: frozenset[str] = frozenset()
+
+    def agent_connects(self, transports: frozenset[str]) -> None:
         """Transports to MCP servers that the agent itself supports."""
+        self._others = transports
 
     async def new(self, incoming: Incoming) -> None:
         """Answer ``session/new``."""
         params, link = incoming.params, incoming.link
         cwd, directories = cwd_of(params), directories_of(params)
-        specs = servers_of(params, required=True, others=self.others)
+        specs = servers_of(params, required=True, others=self._others)
         record = await self._store.create(
             Mode.CONVERSATION, ANONYMOUS, peer=None, now=self._clock()
         )
@@ -84,7 +88,7 @@ class Openings:
             conversation = self._conversation(record.session_id, cwd)
             opening = Opening(is_new=True)
             try:
-                failed = await self._connect(conversation, specs, cwd)
+                failed = await self._connect(conversation, specs)
                 result = await self._call_opening(
                     "session/new", _opening_params(params), link, conversation, opening
                 )
@@ -98,7 +102,7 @@ class Openings:
                 await self._store.end(conversation.session_id)
                 raise
             finally:
-                opening.over = True
+                opening.end()
             await self._opened(conversation, opening, failed)
 
     async def load(self, incoming: Incoming) -> None:
@@ -107,7 +111,7 @@ class Openings:
         is_load = incoming.method == "session/load"
         session_id = session_id_of(params)
         cwd, directories = cwd_of(params), directories_of(params)
-        specs = servers_of(params, required=is_load, others=self.others)
+        specs = servers_of(params, required=is_load, others=self._others)
         async with self._registry.door(session_id):
             record = await self._registry.record_of(session_id)
             conversation = self._registry.find(session_id)
@@ -117,8 +121,8 @@ class Openings:
             opening = Opening(is_new=False)
             reported = cast("list[str]", record.state.get(catalogue.REPORTED) or [])
             try:
-                conversation.handle.cwd = cwd
-                failed = await self._connect(conversation, specs, cwd)
+                conversation.servers.work_in(cwd)
+                failed = await self._connect(conversation, specs)
                 result = await self._agent_opens(incoming, conversation, record, opening, was_open)
                 await self._remember(conversation, cwd, directories, failed)
                 answer = result or (None if is_load else {})
@@ -130,7 +134,7 @@ class Openings:
                     await self._forget(conversation)
                 raise
             finally:
-                opening.over = True
+                opening.end()
             if not conversation.turns:
                 await conversation.servers.close_retired()
             if is_load:
@@ -194,11 +198,11 @@ class Openings:
             await conversation.record([_notice(server)])
 
     async def _connect(
-        self, conversation: OpenConversation, specs: list[ServerSpec], cwd: str
+        self, conversation: OpenConversation, specs: list[ServerSpec]
     ) -> list[Unreachable]:
         if not self._options.connect_servers:
             return []
-        return await conversation.servers.connect(specs, cwd)
+        return await conversation.servers.connect(specs)
 
     async def _remember(
         self,
@@ -220,9 +224,9 @@ class Openings:
 
     def _conversation(self, session_id: SessionId, cwd: str) -> OpenConversation:
         jar = StoreJar(self._store, session_id)
-        servers = Servers(jar, connect_timeout=self._options.connect_timeout)
+        servers = Servers(jar, cwd, connect_timeout=self._options.connect_timeout)
         conversation = OpenConversation(
-            session_id, cwd, store=self._store, servers=servers, clock=self._clock
+            session_id, store=self._store, servers=servers, clock=self._clock
         )
         self._registry.add(conversation)
         return conversation

@@ -22,11 +22,12 @@ from pydantic import ValidationError
 
 from mcp_sessions.acp import catalogue, refusals
 from mcp_sessions.acp.agent import AgentSide, explained
-from mcp_sessions.acp.current import Call, Turn
-from mcp_sessions.acp.link import Incoming, Json, Link
-from mcp_sessions.acp.open_conversation import OpenConversation
+from mcp_sessions.acp.current import Call
+from mcp_sessions.acp.link import Incoming, Link
+from mcp_sessions.acp.open_conversation import OpenConversation, Turn
 from mcp_sessions.acp.options import Options
 from mcp_sessions.acp.params import session_id_of
+from mcp_sessions.acp.questions import Json
 from mcp_sessions.acp.registry import Registry, for_agent
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.stores.contract import SessionStore
@@ -84,9 +85,10 @@ class Prompts:
             return {"stopReason": "cancelled"}
         call = Call(link, conversation, turn=turn)
         # A task of its own, and the call's: a cancel may have to end it.
-        task = turn.task = asyncio.create_task(
+        task = asyncio.create_task(
             self._agent.called("session/prompt", for_agent(params, conversation), call)
         )
+        turn.start(task)
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
@@ -118,8 +120,7 @@ class Prompts:
         """For ``session/list``; a conversation goes on without."""
         known: Json = {catalogue.UPDATED_AT: catalogue.at(self._clock())}
         try:
-            if prompt and not conversation.has_title:
-                conversation.has_title = True
+            if prompt and conversation.takes_title():
                 record = await self._store.load(conversation.session_id, now=self._clock())
                 title = catalogue.title_of(prompt)
                 if record is not None and title and not record.state.get(catalogue.TITLE):
@@ -138,7 +139,7 @@ class Prompts:
 
     async def _cancel_turns(self, conversation: OpenConversation, link: Link) -> None:
         for turn in conversation.turns:
-            turn.cancelled = True
+            turn.cancel()
         if self._agent.has("cancel") and conversation.agent_id is not None:
             call = Call(link, conversation)
             params = {"sessionId": conversation.agent_id}
@@ -146,8 +147,7 @@ class Prompts:
             return
         # It cannot be asked: its task ends.
         for turn in conversation.turns:
-            if turn.task is not None:
-                turn.task.cancel()
+            turn.stop()
 
     def others_work(self, link: Link) -> set[asyncio.Task[Any]]:
         """What a client asked for in conversations that another client took over."""

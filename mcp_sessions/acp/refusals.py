@@ -45,11 +45,11 @@ def session_not_found(session_id: str) -> RequestError:
 
 def not_open(session_id: str) -> RequestError:
     """The conversation exists, but this client did not open it."""
-    error = invalid_request(
-        "this session is not open here; call session/load or session/resume first", "not_open"
+    return RequestError(
+        INVALID_REQUEST,
+        "Invalid request: this session is not open here; call session/load or session/resume first",
+        {"reason": "not_open", "sessionId": session_id},
     )
-    error.data = {"reason": "not_open", "sessionId": session_id}
-    return error
 
 
 def taken_over(session_id: str) -> RequestError:

@@ -7,27 +7,22 @@ may have another one in each process.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from mcp_sessions.acp import refusals
 from mcp_sessions.acp.current import Call
-from mcp_sessions.acp.link import Json, Link
+from mcp_sessions.acp.link import Link
 from mcp_sessions.acp.open_conversation import OpenConversation
 from mcp_sessions.acp.params import session_id_of
+from mcp_sessions.acp.questions import Json
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
-
-
-@dataclass(slots=True)
-class _Door:
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0
 
 
 class Registry:
@@ -38,20 +33,22 @@ class Registry:
         self._clock = clock
         self._open: dict[SessionId, OpenConversation] = {}
         self._by_agent_id: dict[str, OpenConversation] = {}
-        self._doors: dict[SessionId, _Door] = {}
+        self._doors: dict[SessionId, asyncio.Lock] = {}
+        self._at_doors: Counter[SessionId] = Counter()
+        """Who is at each, or waits there."""
 
     @asynccontextmanager
     async def door(self, session_id: SessionId) -> AsyncGenerator[None, None]:
         """One opens or closes a conversation at a time."""
-        door = self._doors.setdefault(session_id, _Door())
-        door.users += 1
+        door = self._doors.setdefault(session_id, asyncio.Lock())
+        self._at_doors[session_id] += 1
         try:
-            async with door.lock:
+            async with door:
                 yield
         finally:
-            door.users -= 1
-            if not door.users:
-                del self._doors[session_id]
+            self._at_doors[session_id] -= 1
+            if not self._at_doors[session_id]:
+                del self._doors[session_id], self._at_doors[session_id]
 
     def add(self, conversation: OpenConversation) -> None:
         """It is at work from now on."""

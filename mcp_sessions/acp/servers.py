@@ -91,14 +91,15 @@ class _Held:
 
 
 class Servers:
-    """The MCP servers of one conversation."""
+    """The MCP servers of one conversation.
 
-    def __init__(self, jar: StoreJar, *, connect_timeout: float) -> None:
-        """Take what it works with.
+    Args:
+        cwd: Where child processes run: the conversation's working directory.
+        connect_timeout: Seconds that one server has to be ready.
+    """
 
-        Args:
-            connect_timeout: Seconds that one server has to be ready.
-        """
+    def __init__(self, jar: StoreJar, cwd: str, *, connect_timeout: float) -> None:
+        self.cwd = cwd
         self._jar = jar
         self._timeout = connect_timeout
         # The SDK's transports give up later than this, or never.
@@ -112,15 +113,17 @@ class Servers:
         """Server's name → its client, connected."""
         return MappingProxyType(self._clients)
 
-    async def connect(self, specs: Iterable[ServerSpec], cwd: str) -> list[Unreachable]:
+    def work_in(self, cwd: str) -> None:
+        """The client names another working directory."""
+        self.cwd = cwd
+
+    async def connect(self, specs: Iterable[ServerSpec]) -> list[Unreachable]:
         """Have exactly these servers connected, all at once; those that could not be.
 
         One that is connected already stays. Those that are no longer wanted are let go by
         `close_retired`: a prompt may be at work with them.
-
-        Args:
-            cwd: Where child processes run.
         """
+        cwd = self.cwd
         wanted = [spec for spec in specs if spec.kind != "other"]
         kept: dict[str, _Held] = {}
         fresh: list[_Held] = []

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import cast
 
 from mcp_sessions.acp import catalogue, refusals
-from mcp_sessions.acp.agent import AgentSide
+from mcp_sessions.acp.agent import AcpAgent, AgentSide
 from mcp_sessions.acp.current import CALL, Call, Opening
-from mcp_sessions.acp.link import Answered, Incoming, Json, Link, Question
+from mcp_sessions.acp.link import Incoming, Link
 from mcp_sessions.acp.negotiation import client_capabilities, negotiated, with_ours
 from mcp_sessions.acp.opening import Openings
 from mcp_sessions.acp.options import Options
 from mcp_sessions.acp.prompts import Prompts
+from mcp_sessions.acp.questions import Answered, Json, Question
 from mcp_sessions.acp.registry import Registry, for_agent
 from mcp_sessions.core.messages import Notification
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
@@ -42,17 +43,17 @@ class AcpService:
 
     def __init__(
         self,
-        make_side: Callable[[AcpService], AgentSide],
+        agent: AcpAgent,
         store: SessionStore,
         options: Options,
         clock: Callable[[], float],
     ) -> None:
-        self._agent = make_side(self)
+        self.agent = AgentSide(agent, self)
         self._store = store
         self._options = options
         self._registry = Registry(store, clock)
-        self.prompts = Prompts(self._registry, self._agent, store, options, clock)
-        self.openings = Openings(self._registry, self.prompts, self._agent, store, options, clock)
+        self.prompts = Prompts(self._registry, self.agent, store, options, clock)
+        self.openings = Openings(self._registry, self.prompts, self.agent, store, options, clock)
 
     # --- from a client -------------------------------------------------------------------------
 
@@ -62,16 +63,18 @@ class AcpService:
         version = negotiated(params)
         capabilities = client_capabilities(params)
         call = Call(incoming.link)
-        result = await self._agent.call(
+        result = await self.agent.call(
             incoming.method, {**params, "protocolVersion": version}, call
         )
         connects = self._options.connect_servers
         answer = with_ours(result, version, connects_servers=connects)
         servers = cast("Json", answer["agentCapabilities"].get("mcpCapabilities") or {})
-        self.openings.others = frozenset(
-            name
-            for name, declared in servers.items()
-            if declared is True and not (connects and name in ("http", "sse"))
+        self.openings.agent_connects(
+            frozenset(
+                name
+                for name, declared in servers.items()
+                if declared is True and not (connects and name in ("http", "sse"))
+            )
         )
         incoming.link.agreed(capabilities)
         incoming.answer(answer)
@@ -101,7 +104,7 @@ class AcpService:
             await self.prompts.cancel(link, params)
             return
         conversation = self._registry.of(link, params.get("sessionId"))
-        await self._agent.notify(
+        await self.agent.notify(
             notification.method, for_agent(params, conversation), Call(link, conversation)
         )
 
@@ -112,7 +115,7 @@ class AcpService:
         else:
             conversation = self._registry.of(incoming.link, params.get("sessionId"))
         call = Call(incoming.link, conversation)
-        result = await self._agent.call(incoming.method, for_agent(params, conversation), call)
+        result = await self.agent.call(incoming.method, for_agent(params, conversation), call)
         incoming.answer(result)
 
     # --- from the agent ------------------------------------------------------------------------
@@ -143,7 +146,7 @@ class AcpService:
         except StoreUnavailable as error:
             if call is not None and call.turn is not None:
                 # Also an agent that goes on as if nothing had happened does not end well.
-                call.turn.fault = error
+                call.turn.failed(error)
             raise refusals.store_unavailable() from error
         title = update["update"].get("title")
         if update["update"].get("sessionUpdate") == "session_info_update" and title is not None:
@@ -167,4 +170,4 @@ class AcpService:
         if link is None:
             question.refuse(INTERNAL_ERROR, "no client has this session open")
         else:
-            link.ask(question)
+            link.questions.ask(question)

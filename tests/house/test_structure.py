@@ -14,7 +14,6 @@ from tests.house.assigned import assigned_from_outside
 from tests.house.source import PACKAGES, ROOT, Module, modules
 
 KNOWN_CIRCLES = {
-    ("mcp_sessions.acp.current", "mcp_sessions.acp.open_conversation"),
     ("mcp_sessions.server.connection", "mcp_sessions.server.requests.running"),
     ("mcp_sessions.server.requests.running", "mcp_sessions.server.requests.runner"),
 }
@@ -24,11 +23,8 @@ KNOWN_ASSIGNED = {
     "adds_subscriptions",
     "are_last",
     "by_peer",
-    "cwd",
-    "data",
     "done",
     "failures",
-    "has_title",
     "idle_timeout",
     "is_over",
     "is_served",
@@ -42,7 +38,6 @@ KNOWN_ASSIGNED = {
     "on_closed",
     "on_over",
     "on_reopened",
-    "others",
     "record",
     "refill",
     "request_id",
