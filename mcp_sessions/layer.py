@@ -29,7 +29,7 @@ from mcp_sessions.health import Health
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.server.cluster.bus import ClusterBus, LocalBus, SharedBus
-from mcp_sessions.server.cluster.handlers import Telling
+from mcp_sessions.server.cluster.handlers import ClusterHandlers
 from mcp_sessions.server.delivery.announced import noting
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.delivery.hub import Hub
@@ -57,6 +57,7 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.stateless import Stateless
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.credentials import CredentialWatch, StillValid
+from mcp_sessions_transports.http.cluster import ClusterStreams
 from mcp_sessions_transports.origin import SecuritySettings
 from mcp_sessions_transports.served import Served
 from mcp_sessions_transports.stdio.server import StdioBinding, standard_streams
@@ -161,13 +162,14 @@ class SessionLayer:
             clock=clock,
             bus=self._bus,
         )
-        self._telling = Telling(
+        self._handlers = ClusterHandlers(
             self._bus,
             self.store,
             self._hub,
             self._broadcaster,
             self._runner,
             self._router.joining,
+            ClusterStreams(self._hub, self._bus, self.policy, clock),
             forget=self._methods.forget_here,
             publish=self._upstream.echo,
         )
@@ -509,7 +511,7 @@ class SessionLayer:
         try:
             async with self._upstream.lifespan():
                 stop = self._upstream.on_change(self._broadcaster.announce)
-                await self._bus.join()
+                await self._bus.join(self._handlers)
                 background = Background()
                 background.loop("the rounds over expired sessions", self._reaper.run)
                 background.loop("the rounds over watched streams", self._bus.run)

@@ -16,6 +16,7 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.server.cluster.handlers import ClusterHandlers
 from mcp_sessions.stores.records import CurrentSession, Peer, SessionRecord
 from mcp_sessions.stores.sqlite import operator as sqlite_beside
 from mcp_sessions.stores.sqlite.store import SQLiteStore
@@ -221,9 +222,13 @@ async def test_a_running_server_notices_before_the_command_returns(
         assert w.box.gate("g").cancelled.is_set()
 
 
+def _nothing(_: ClusterHandlers) -> tuple[()]:
+    return ()
+
+
 @pytest.mark.redis
 async def test_every_replica_on_a_redis_hears_of_the_end(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, not when it looks next: what runs is answered, streams end, nothing is left of
     the session in the stream of its connection.
@@ -242,7 +247,7 @@ async def test_every_replica_on_a_redis_hears_of_the_end(
         assert client.session_id is not None and other.session_id is not None
         names = [digest(session_id), digest(other.session_id)]
         # What it finds in its rounds would hide that it is not told.
-        w.layer._bus.each_round.clear()  # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr(ClusterHandlers, "round", _nothing)
 
         end = ["sessions", "end", "--store", url, *names]
         assert await asyncio.to_thread(main, end) == 0

@@ -36,7 +36,6 @@ KNOWN_ASSIGNED = {
     "never_began",
     "on_attached",
     "on_closed",
-    "on_over",
     "on_reopened",
     "record",
     "refill",

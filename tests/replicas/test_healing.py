@@ -1,11 +1,17 @@
 """The rounds heal what messages did not bring, for ever: nothing that goes wrong ends them."""
 
+from collections.abc import Callable, Coroutine
+from typing import Any
+
 import pytest
 
 from mcp_sessions.server.cluster.bus import ROUND, SharedBus
+from mcp_sessions.server.cluster.handlers import ClusterHandlers
 from tests.support.raw import at_most, uris
 from tests.support.replicas import cluster, events_are_lost
 from tests.support.virtual_time import cycles
+
+Step = Callable[[], Coroutine[Any, Any, None]]
 
 pytestmark = [pytest.mark.anyio, pytest.mark.in_process]
 
@@ -38,7 +44,9 @@ async def test_a_reader_that_died_does_not_end_the_rounds() -> None:
 
 
 @pytest.mark.fails_in_background("a step of the rounds over watched streams")
-async def test_what_is_wrong_with_one_step_of_a_round_keeps_no_other_from_being_done() -> None:
+async def test_what_is_wrong_with_one_step_of_a_round_keeps_no_other_from_being_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with cluster(2) as c:
         bus = c[0].layer._bus  # pyright: ignore[reportPrivateUsage]
         assert isinstance(bus, SharedBus)
@@ -50,8 +58,11 @@ async def test_what_is_wrong_with_one_step_of_a_round_keeps_no_other_from_being_
         async def counts() -> None:
             done.append(c.clock())
 
-        bus.each_round[:0] = [fails]
-        bus.each_round.append(counts)
+        def steps(handlers: ClusterHandlers) -> list[Step]:
+            return [fails, *own(handlers), counts]
+
+        own = ClusterHandlers.round
+        monkeypatch.setattr(ClusterHandlers, "round", steps)
         for _ in range(3):
             await bus.round()
         assert len(done) == 3

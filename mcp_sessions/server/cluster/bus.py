@@ -1,13 +1,12 @@
-"""The other processes that serve the same sessions: what they tell, and what they store.
+"""The other processes that serve the same sessions, and how this one reaches them.
 
 A process always has a bus. That of a process which has its store alone (:class:`LocalBus`)
-reaches nobody; over a store that several share (:class:`SharedBus`):
+reaches nobody. Over a store that several share (:class:`SharedBus`) messages may be lost
+(:mod:`mcp_sessions.server.cluster.messages`), so that:
 
-1. A message may be lost and is heard at most once. Whatever must happen has another way to
-   happen: a round that looks at the store every few seconds, or a question that is asked
-   again.
-2. A message is a hint. Who may do what, and what is so, says the store.
-3. What is appended to a watched stream is heard by whoever has it open here; what is missed
+1. Whatever must happen has another way to happen: a round that looks at the store every few
+   seconds, or a question that is asked again.
+2. What is appended to a watched stream is heard by whoever has it open here; what is missed
    is seen by its number, and read.
 """
 
@@ -16,22 +15,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeGuard
 
 from mcp_sessions.background import Background, report
 from mcp_sessions.core.log import LoggedEvent
-from mcp_sessions.core.messages import decode, encode
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import Position, SessionId, StreamName
+from mcp_sessions.server.cluster.codec import MalformedMessage, decode, encode
+from mcp_sessions.server.cluster.messages import Message
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.records import Attachment
 
 logger = logging.getLogger(__name__)
-
-VERSION = 1
-"""Of the messages. A replica leaves out what another version says: the rounds remain."""
 
 ROUND = 4.0
 """Seconds between two looks at what is watched."""
@@ -39,8 +36,6 @@ ROUND = 4.0
 _AT_ONCE = 32
 """Questions to the store that one round asks at the same time."""
 
-Members = dict[str, Any]
-Handler = Callable[[Members], Coroutine[Any, Any, None] | None]
 _Key = tuple[SessionId, StreamName]
 
 
@@ -60,6 +55,22 @@ class Watcher(Protocol):
         ...
 
 
+class Handlers(Protocol):
+    """What this process does with what the others tell."""
+
+    def handle(self, sender: str, message: Message) -> Coroutine[Any, Any, None] | None:
+        """Do what a message says; what takes waiting is returned, and run as a task."""
+        ...
+
+    async def session_over(self, session_id: SessionId) -> None:
+        """Somebody here watches a stream of a session that is over."""
+        ...
+
+    def round(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
+        """The steps of one round: each finds in the store what no message brought."""
+        ...
+
+
 class ClusterBus(Protocol):
     """This process among those that serve the same sessions."""
 
@@ -69,28 +80,18 @@ class ClusterBus(Protocol):
     is_shared: bool
     """Whether there may be others."""
 
-    on_over: Callable[[SessionId], Coroutine[Any, Any, None]]
-    """Called for a session that somebody watches a stream of, and that is over."""
-
-    each_round: list[Callable[[], Coroutine[Any, Any, None]]]
-    """Called once a round."""
-
     def is_elsewhere(self, process: str | None) -> TypeGuard[str]:
         """Whether that names another process, which may live or not. None is no process."""
         ...
 
-    def on(self, kind: str, handler: Handler) -> None:
-        """Take messages of a kind. What the handler returns is run as a task."""
-        ...
-
-    async def tell(self, kind: str, *, to: str | None = None, **members: Any) -> None:
-        """Send a message to one process, or to all others. That it could not be sent is a
-        line in the log: nothing may depend on it.
+    async def tell(self, message: Message, *, to: str | None = None) -> None:
+        """Send a message to one process, or to all others; that it could not be sent is a line
+        in the log.
         """
         ...
 
-    async def ask(self, kind: str, *, to: str | None, **members: Any) -> None:
-        """Send a message that somebody waits for the outcome of, to one process or to all.
+    async def send(self, message: Message, *, to: str | None = None) -> None:
+        """As :meth:`tell`, for who has to know that it was sent.
 
         Raises:
             StoreUnavailable: Unknown whether it was sent.
@@ -121,8 +122,8 @@ class ClusterBus(Protocol):
         """
         ...
 
-    async def join(self) -> None:
-        """Be one of them.
+    async def join(self, handlers: Handlers) -> None:
+        """Be one of them, and do what they tell.
 
         Raises:
             StoreUnavailable: It is not.
@@ -151,20 +152,15 @@ class LocalBus:
 
     def __init__(self, process: str) -> None:
         self.process = process
-        self.on_over: Callable[[SessionId], Coroutine[Any, Any, None]] = _nothing
-        self.each_round: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._background = Background()
 
     def is_elsewhere(self, process: str | None) -> TypeGuard[str]:
         return False
 
-    def on(self, kind: str, handler: Handler) -> None:
+    async def tell(self, message: Message, *, to: str | None = None) -> None:
         return None
 
-    async def tell(self, kind: str, *, to: str | None = None, **members: Any) -> None:
-        return None
-
-    async def ask(self, kind: str, *, to: str | None, **members: Any) -> None:
+    async def send(self, message: Message, *, to: str | None = None) -> None:
         return None
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -180,7 +176,7 @@ class LocalBus:
         # Another one that had this store before is gone.
         return process == self.process
 
-    async def join(self) -> None:
+    async def join(self, handlers: Handlers) -> None:
         return None
 
     async def leave(self) -> None:
@@ -191,15 +187,6 @@ class LocalBus:
 
     async def run(self) -> None:
         return None
-
-
-def written(kind: str, process: str, **members: Any) -> bytes:
-    """A message between replicas.
-
-    Args:
-        process: Who says so; empty: one that serves nothing.
-    """
-    return encode({"v": VERSION, "kind": kind, "from": process, **members})
 
 
 class SharedBus:
@@ -216,7 +203,7 @@ class SharedBus:
         self.process = process
         self._store = store
         self._exchange = exchange
-        self._handlers: dict[str, Handler] = {}
+        self._handlers: Handlers | None = None
         self._watchers: dict[_Key, list[Watcher]] = {}
         self._watched: set[_Key] = set()
         self._settling: weakref.WeakValueDictionary[_Key, asyncio.Lock] = (
@@ -225,39 +212,33 @@ class SharedBus:
         self._background = Background()
         self._alive: dict[str, tuple[float, bool]] = {}
         self._joined = False
-        self.on_over: Callable[[SessionId], Coroutine[Any, Any, None]] = _nothing
-        self.each_round: list[Callable[[], Coroutine[Any, Any, None]]] = []
 
     def is_elsewhere(self, process: str | None) -> TypeGuard[str]:
         return process is not None and process != self.process
 
     # --- messages --------------------------------------------------------------------------
 
-    def on(self, kind: str, handler: Handler) -> None:
-        self._handlers[kind] = handler
-
-    async def tell(self, kind: str, *, to: str | None = None, **members: Any) -> None:
+    async def tell(self, message: Message, *, to: str | None = None) -> None:
         try:
-            await self._exchange.send(written(kind, self.process, **members), to=to)
+            await self._exchange.send(encode(message, self.process), to=to)
         except StoreUnavailable as failed:
-            logger.warning("%r was not told to the other replicas: %s", kind, failed)
+            logger.warning("%r was not told to the other replicas: %s", message.kind, failed)
 
-    async def ask(self, kind: str, *, to: str | None, **members: Any) -> None:
-        await self._exchange.send(written(kind, self.process, **members), to=to)
+    async def send(self, message: Message, *, to: str | None = None) -> None:
+        await self._exchange.send(encode(message, self.process), to=to)
 
     def on_message(self, message: bytes) -> None:
         """See :class:`~mcp_sessions.stores.exchange.ExchangeListener`."""
         try:
-            members: Any = decode(message)
-            handler = self._handlers.get(members["kind"]) if members["v"] == VERSION else None
-            if handler is None:
-                logger.debug("a message between replicas was left out")
-                return
-            work = handler(members)
-        except (ValueError, TypeError, KeyError):
+            told = decode(message)
+        except MalformedMessage as malformed:
             # Of a replica with another idea of the messages, or of nobody.
-            logger.warning("a message between replicas is malformed", exc_info=True)
+            logger.warning("a message between replicas is malformed: %s", malformed)
             return
+        if told is None or self._handlers is None:
+            logger.debug("a message between replicas was left out")
+            return
+        work = self._handlers.handle(*told)
         if work is not None:
             self.spawn(work)
 
@@ -343,7 +324,8 @@ class SharedBus:
 
     # --- from start to end -----------------------------------------------------------------
 
-    async def join(self) -> None:
+    async def join(self, handlers: Handlers) -> None:
+        self._handlers = handlers
         await self._exchange.join(self.process, self)
         self._joined = True
 
@@ -384,15 +366,15 @@ class SharedBus:
             )
             for key, head in zip(some, heads, strict=True):
                 await _alone(self._looked(key, head))
-        for work in list(self.each_round):
-            await _alone(work())
+        for step in self._handlers.round() if self._handlers is not None else ():
+            await _alone(step())
 
     async def _looked(self, key: _Key, head: Position | None) -> None:
         session_id, _ = key
         watchers = list(self._watchers.get(key, ()))
-        if head is None and watchers:
+        if head is None and watchers and self._handlers is not None:
             if await self._store.load(session_id, now=0) is None:
-                await self.on_over(session_id)
+                await self._handlers.session_over(session_id)
                 return
         for watcher in watchers:
             watcher.check_position(session_id, head)
@@ -410,7 +392,3 @@ async def _alone(step: Coroutine[Any, Any, None]) -> None:
         raise
     except Exception as failed:
         report("a step of the rounds over watched streams", failed)
-
-
-async def _nothing(_: SessionId) -> None:
-    return None

@@ -11,6 +11,7 @@ from mcp_sessions.core.messages import Answer
 from mcp_sessions.ids import process_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.messages import QuestionAnswered, QuestionProgress
 
 
 async def forward_answer(bus: ClusterBus, answer: Answer, principal: Principal) -> bool:
@@ -19,17 +20,15 @@ async def forward_answer(bus: ClusterBus, answer: Answer, principal: Principal) 
     Raises:
         StoreUnavailable: Unknown whether it was handed on.
     """
-    process = process_of(answer.id) if isinstance(answer.id, str) else None
+    if not isinstance(answer.id, str):
+        return False
+    process = process_of(answer.id)
     if not bus.is_elsewhere(process) or not await bus.is_alive(process):
         return False
-    await bus.ask(
-        "answer",
-        to=process,
-        id=answer.id,
-        result=answer.result,
-        error=answer.error,
-        principal=written_principal(principal),
+    answered = QuestionAnswered(
+        id=answer.id, result=answer.result, error=answer.error, principal=principal
     )
+    await bus.send(answered, to=process)
     return True
 
 
@@ -40,17 +39,4 @@ async def forward_progress(
     token = (params or {}).get("progressToken")
     process = process_of(token) if isinstance(token, str) else None
     if bus.is_elsewhere(process):
-        await bus.tell(
-            "progress", to=process, params=params, principal=written_principal(principal)
-        )
-
-
-def written_principal(principal: Principal) -> list[str | None]:
-    """As it stands in a message."""
-    return [principal.client_id, principal.issuer, principal.subject]
-
-
-def read_principal(written: list[str | None]) -> Principal:
-    """The principal that :func:`written_principal` wrote."""
-    client_id, issuer, subject = written
-    return Principal(client_id, issuer, subject)
+        await bus.tell(QuestionProgress(params=params, principal=principal), to=process)

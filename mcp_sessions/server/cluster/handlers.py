@@ -1,41 +1,77 @@
-"""What replicas tell each other of sessions: taken over, ended, asked, answered, cancelled.
+"""What this process does with what the others tell: of sessions, of requests, of changes.
 
-Each handler looks at the store, or at what this process knows itself, before it does what a
-message says; see :mod:`mcp_sessions.server.cluster.bus`.
+Each step looks at the store, or at what this process knows itself, before it does what a
+message says; see :mod:`mcp_sessions.server.cluster.messages`.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, assert_never
 
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.messages import Answer, error_body
-from mcp_sessions.errors import INVALID_REQUEST, Detached
-from mcp_sessions.ids import ConnectionId, FencingEpoch, RequestKey, SessionId
-from mcp_sessions.server.cluster.bus import ClusterBus, Members
-from mcp_sessions.server.cluster.forwarding import read_principal
+from mcp_sessions.errors import INVALID_REQUEST
+from mcp_sessions.ids import ConnectionId, SessionId
+from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.messages import (
+    CancelKeyed,
+    CancelRequest,
+    CannotAsk,
+    Displaced,
+    GetStreamOpened,
+    JoinerListening,
+    JoinRun,
+    Message,
+    PushQuestion,
+    QuestionAnswered,
+    QuestionProgress,
+    RunEmitted,
+    RunOver,
+    ServerChanged,
+    SessionAttached,
+    SessionEnded,
+    StreamRead,
+    Withdrawn,
+)
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.requests.joining import Joining
 from mcp_sessions.server.requests.questions import may_ask
 from mcp_sessions.server.requests.runner import REQUEST_CANCELLED, RequestRunner
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.stores.records import Attachment
-
-logger = logging.getLogger(__name__)
 
 _ATTACHED_EVERY = 4
 """Rounds between two looks at who has what is attached here. The next event would show it."""
 
 _CANCELLED = error_body(REQUEST_CANCELLED, "Request cancelled")
 
+Work = Coroutine[Any, Any, None]
 Publish = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
 
 
-class Telling:
-    """Does what the other replicas tell."""
+class HttpStreams(Protocol):
+    """The streams that HTTP connections have open here, of sessions that others serve, too."""
+
+    def get_opened(self, sender: str, message: GetStreamOpened) -> Work | None:
+        """Another process opened a connection's GET stream."""
+        ...
+
+    def stream_read(self, sender: str, message: StreamRead) -> Work | None:
+        """Another process serves a response stream, or does not any more."""
+        ...
+
+    def withdrawn(self, message: Withdrawn) -> Work | None:
+        """Another process took a session from a connection."""
+        ...
+
+    async def round(self) -> None:
+        """Make good what a process that died left undone."""
+        ...
+
+
+class ClusterHandlers:
+    """The :class:`~mcp_sessions.server.cluster.bus.Handlers` of a layer."""
 
     def __init__(
         self,
@@ -45,6 +81,7 @@ class Telling:
         broadcaster: ChangeBroadcaster,
         runner: RequestRunner,
         joining: Joining,
+        streams: HttpStreams,
         *,
         forget: Callable[[SessionId, ConnectionId | None], Awaitable[None]],
         publish: Publish,
@@ -52,11 +89,7 @@ class Telling:
         """Take what it works with.
 
         Args:
-            store: What they share.
-            hub: The connections of this one.
-            broadcaster: Tells the connections of this one what changed.
-            runner: The requests of this one.
-            joining: Those that wait here for another process.
+            joining: The requests that wait here for another process.
             forget: Ends what is at work here for a session that is over in the store.
             publish: Puts a change on the server's own bus, and tells nobody else.
         """
@@ -66,102 +99,60 @@ class Telling:
         self._broadcaster = broadcaster
         self._runner = runner
         self._joining = joining
+        self._streams = streams
         self._forget = forget
         self._publish = publish
         self._rounds = 0
-        bus.on("answer", self._answered)
-        bus.on("attached", self._attached)
-        bus.on("cancel", self._cancel)
-        bus.on("cancel_keyed", self._cancel_keyed)
-        bus.on("change", self._changed)
-        bus.on("displaced", self._displaced)
-        bus.on("ended", self._ended)
-        bus.on("progress", self._progressed)
-        bus.on("push", self._pushed)
-        bus.on("unasked", self._unasked)
-        bus.on_over = self._over
-        bus.each_round.append(self._round)
 
-    async def _answered(self, message: Members) -> None:
-        answer = Answer(message["id"], message["result"], message["error"])
-        self._runner.questions.resolve(answer, read_principal(message["principal"]))
+    def handle(self, sender: str, message: Message) -> Work | None:
+        """See :class:`~mcp_sessions.server.cluster.bus.Handlers`."""
+        match message:
+            case SessionAttached():
+                return self._runner.ask_elsewhere(message.session_id)
+            case Displaced():
+                return self._displaced(message)
+            case Withdrawn():
+                return self._streams.withdrawn(message)
+            case SessionEnded():
+                return self._ended(message)
+            case GetStreamOpened():
+                return self._streams.get_opened(sender, message)
+            case StreamRead():
+                return self._streams.stream_read(sender, message)
+            case CancelRequest():
+                return self._cancel(message)
+            case CancelKeyed():
+                return self._cancel_keyed(message)
+            case JoinRun():
+                return self._joining.asked(sender, message)
+            case RunEmitted():
+                return self._joining.emitted(sender, message)
+            case RunOver():
+                return self._joining.over(sender, message)
+            case JoinerListening():
+                return self._joining.heard(sender, message)
+            case PushQuestion():
+                return self._push(sender, message)
+            case CannotAsk():
+                return self._cannot_ask(message)
+            case QuestionAnswered():
+                return self._answered(message)
+            case QuestionProgress():
+                return self._runner.questions.progress(message.params, message.principal)
+            case ServerChanged():
+                return self._changed(message)
+            case _:
+                assert_never(message)
 
-    async def _progressed(self, message: Members) -> None:
-        await self._runner.questions.progress(
-            message["params"], read_principal(message["principal"])
-        )
-
-    async def _attached(self, message: Members) -> None:
-        await self._runner.ask_elsewhere(SessionId(message["session"]))
-
-    async def _cancel(self, message: Members) -> None:
-        connection_id = ConnectionId(message["connection"])
-        join = self._joining.of_request(connection_id, message["id"])
-        if join is not None:
-            await self._joining.cancel(join)
-        connection = self._hub.local(connection_id)
-        running = connection.requests.get(message["id"]) if connection is not None else None
-        if running is not None:
-            await self._runner.abort(running, _CANCELLED)
-
-    async def _cancel_keyed(self, message: Members) -> None:
-        running = self._runner.by_key(SessionId(message["session"]), RequestKey(message["key"]))
-        if running is not None:
-            await self._runner.abort(running, _CANCELLED)
-
-    async def _changed(self, message: Members) -> None:
-        method, params = message["method"], message["params"]
-        if not self._broadcaster.is_new(message.get("id")):
-            return
-        await self._broadcaster.tell_sessionless(method, params)
-        await self._publish(method, params)
-
-    async def _displaced(self, message: Members) -> None:
-        session_id = SessionId(message["session"])
-        previous = Attachment(ConnectionId(message["connection"]), FencingEpoch(message["epoch"]))
-        connection = self._hub.local(previous.connection_id)
-        if connection is not None:
-            reason = Detached(message["reason"])
-            await self._hub.check_attached(
-                session_id,
-                connection,
-                reason=reason,
-                newer=message["newer"],
-                # A replica of the version before does not say it.
-                instance=message.get("instance"),
-            )
-
-    async def _ended(self, message: Members) -> None:
-        session_id = SessionId(message["session"])
-        given = message["connection"]
-        connection_id = ConnectionId(given) if given is not None else None
-        knows = session_id in self._runner.held or self._hub.knows(session_id)
-        known = connection_id is not None and self._hub.local(connection_id) is not None
-        if (knows or known) and await self._store.load(session_id, now=0) is None:
-            await self._forget(session_id, connection_id)
-
-    async def _over(self, session_id: SessionId) -> None:
+    async def session_over(self, session_id: SessionId) -> None:
+        """See :class:`~mcp_sessions.server.cluster.bus.Handlers`."""
         await self._forget(session_id, None)
 
-    async def _pushed(self, message: Members) -> None:
-        session_id = SessionId(message["session"])
-        connection = self._hub.local(ConnectionId(message["connection"]))
-        if connection is None or connection.attached.get(session_id) != message["epoch"]:
-            # It left meanwhile; what is open is asked again where it attaches next.
-            return
-        if message["method"] is not None and not may_ask(connection.peer, message["method"]):
-            await self._bus.tell("unasked", to=message["from"], call=message["call"])
-            return
-        draft = Draft(message["text"].encode(), None, message.get("key"), session_id)
-        await connection.send(draft)
+    def round(self) -> Sequence[Callable[[], Work]]:
+        """See :class:`~mcp_sessions.server.cluster.bus.Handlers`."""
+        return (self._joining.round, self._check_sessions, self._streams.round)
 
-    async def _unasked(self, message: Members) -> None:
-        question = self._runner.questions.get(message["call"])
-        if question is not None:
-            text = f"the client cannot be asked {question.method!r}"
-            self._runner.questions.fail(question, INVALID_REQUEST, text)
-
-    async def _round(self) -> None:
+    async def _check_sessions(self) -> None:
         """Sessions at work here may have ended elsewhere, or left a connection of this
         process for one elsewhere, and nobody was heard to say so.
         """
@@ -174,3 +165,67 @@ class Telling:
             if await self._store.head(session_id) is None:
                 if await self._store.load(session_id, now=0) is None:
                     await self._forget(session_id, None)
+
+    # --- sessions ----------------------------------------------------------------------------
+
+    async def _displaced(self, message: Displaced) -> None:
+        connection = self._hub.local(message.connection_id)
+        if connection is not None:
+            await self._hub.check_attached(
+                message.session_id,
+                connection,
+                reason=message.reason,
+                newer=message.newer,
+                instance=message.instance,
+            )
+
+    async def _ended(self, message: SessionEnded) -> None:
+        session_id, connection_id = message.session_id, message.connection_id
+        knows = session_id in self._runner.held or self._hub.knows(session_id)
+        known = connection_id is not None and self._hub.local(connection_id) is not None
+        if (knows or known) and await self._store.load(session_id, now=0) is None:
+            await self._forget(session_id, connection_id)
+
+    # --- requests, and questions to clients ----------------------------------------------------
+
+    async def _cancel(self, message: CancelRequest) -> None:
+        join = self._joining.of_request(message.connection_id, message.id)
+        if join is not None:
+            await self._joining.cancel(join)
+        connection = self._hub.local(message.connection_id)
+        running = connection.requests.get(message.id) if connection is not None else None
+        if running is not None:
+            await self._runner.abort(running, _CANCELLED)
+
+    async def _cancel_keyed(self, message: CancelKeyed) -> None:
+        running = self._runner.by_key(message.session_id, message.key)
+        if running is not None:
+            await self._runner.abort(running, _CANCELLED)
+
+    async def _push(self, sender: str, message: PushQuestion) -> None:
+        session_id = message.session_id
+        connection = self._hub.local(message.connection_id)
+        if connection is None or connection.attached.get(session_id) != message.fencing_epoch:
+            # It left meanwhile; what is open is asked again where it attaches next.
+            return
+        if message.method is not None and not may_ask(connection.peer, message.method):
+            await self._bus.tell(CannotAsk(call=message.call), to=sender)
+            return
+        await connection.send(Draft(message.text.encode(), None, message.key, session_id))
+
+    async def _cannot_ask(self, message: CannotAsk) -> None:
+        call = self._runner.questions.get(message.call)
+        if call is not None:
+            text = f"the client cannot be asked {call.method!r}"
+            self._runner.questions.fail(call, INVALID_REQUEST, text)
+
+    async def _answered(self, message: QuestionAnswered) -> None:
+        answer = Answer(message.id, message.result, message.error)
+        self._runner.questions.resolve(answer, message.principal)
+
+    # --- changes -----------------------------------------------------------------------------
+
+    async def _changed(self, message: ServerChanged) -> None:
+        if self._broadcaster.is_new(message.id):
+            await self._broadcaster.tell_sessionless(message.method, message.params)
+            await self._publish(message.method, message.params)

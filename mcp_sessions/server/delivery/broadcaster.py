@@ -33,6 +33,7 @@ from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.messages import ServerChanged
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.delivery.announced import Outcome, note
 from mcp_sessions.server.delivery.hub import Hub
@@ -327,8 +328,8 @@ class ChangeBroadcaster:
         waiting.is_served = False
         if not waiting.is_told_elsewhere:
             # Once for all sessions, here; their bare connections are told by each of them.
-            await self._bus.ask(
-                "change", to=None, id=change.id, method=waiting.method, params=waiting.params
+            await self._bus.send(
+                ServerChanged(id=change.id, method=waiting.method, params=waiting.params)
             )
             waiting.is_told_elsewhere = True
         if not waiting.is_told_sessionless:

@@ -11,7 +11,6 @@ import logging
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import Any
 
 from mcp_sessions import metrics
 from mcp_sessions.background import report
@@ -28,6 +27,7 @@ from mcp_sessions.ids import (
     process_of,
 )
 from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.messages import Displaced, SessionAttached, Withdrawn
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.delivery.detached import tell_detached
 from mcp_sessions.server.delivery.owed import Owed
@@ -318,7 +318,7 @@ class Hub:
         if connection is not None:
             await self.on_attached(session_id, connection)
         # Whoever has a question open for this session's client asks it again.
-        await self._bus.tell("attached", session=session_id)
+        await self._bus.tell(SessionAttached(session_id=session_id))
         return attached
 
     async def _begin(
@@ -475,17 +475,17 @@ class Hub:
             instance: How the client that has it now calls itself; None: it does not say.
         """
         home = process_of(previous.connection_id)
-        members: dict[str, Any] = {
-            "session": session_id,
-            "connection": previous.connection_id,
-            "epoch": previous.fencing_epoch,
-            "reason": reason.value,
-            "newer": newer,
-            "instance": instance,
-        }
         if home is not None and previous.connection_id not in self._connections:
             if self._bus.is_elsewhere(home):
-                await self._bus.tell("displaced", to=home, **members)
+                displaced = Displaced(
+                    session_id=session_id,
+                    connection_id=previous.connection_id,
+                    fencing_epoch=previous.fencing_epoch,
+                    reason=reason,
+                    newer=newer,
+                    instance=instance,
+                )
+                await self._bus.tell(displaced, to=home)
             return
         connection = await self.find(previous.connection_id)
         if connection is None:
@@ -493,7 +493,8 @@ class Hub:
         await self.displaced_here(session_id, previous, reason, connection, newer, instance)
         if home is None:
             # Its stream may be open anywhere; what waits there unsent is taken back.
-            await self._bus.tell("withdrawn", session=session_id, connection=previous.connection_id)
+            withdrawn = Withdrawn(session_id=session_id, connection_id=previous.connection_id)
+            await self._bus.tell(withdrawn)
 
     async def displaced_here(
         self,

@@ -19,6 +19,7 @@ from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import GET_STREAM, ConnectionId, SessionId, process_of
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.messages import PushQuestion
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.relaying import Relay
@@ -187,14 +188,13 @@ class Publisher:
             return
         home = process_of(attachment.connection_id)
         if home is not None:
-            await self._bus.tell(
-                "push",
-                to=home,
-                session=session_id,
-                connection=attachment.connection_id,
-                epoch=attachment.fencing_epoch,
+            push = PushQuestion(
+                session_id=session_id,
+                connection_id=attachment.connection_id,
+                fencing_epoch=attachment.fencing_epoch,
                 text=message.decode(),
                 call=question.id,
                 method=question.method,
                 key=question.log_key,
             )
+            await self._bus.tell(push, to=home)

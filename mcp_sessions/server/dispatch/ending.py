@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import SessionId, process_of
-from mcp_sessions.server.cluster.bus import written
+from mcp_sessions.server.cluster.codec import encode
+from mcp_sessions.server.cluster.messages import SessionEnded
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
 
@@ -23,6 +24,5 @@ async def ended_beside(store: SessionStore, record: SessionRecord) -> None:
     elif connection_id is not None and process_of(connection_id) is None:
         await store.drop_origin(SessionId(connection_id), record.session_id)
     if store.exchange is not None:
-        session_id = record.session_id
-        message = written("ended", "", session=session_id, connection=connection_id)
-        await store.exchange.send(message)
+        ended = SessionEnded(session_id=record.session_id, connection_id=connection_id)
+        await store.exchange.send(encode(ended, sender=""))

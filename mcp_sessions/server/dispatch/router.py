@@ -38,6 +38,7 @@ from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.forwarding import forward_answer, forward_progress
+from mcp_sessions.server.cluster.messages import CancelKeyed, CancelRequest
 from mcp_sessions.server.connection import Inbound, TransportConnection
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.publisher import Publisher
@@ -381,7 +382,7 @@ class Router:
                     return
             if running is None and inbound.record is not None:
                 # Over HTTP the request may have come to any replica.
-                await self._bus.tell("cancel", connection=connection.id, id=request_id)
+                await self._bus.tell(CancelRequest(connection_id=connection.id, id=request_id))
         if running is not None:
             await self._runner.abort(running, error_body(REQUEST_CANCELLED, "Request cancelled"))
 
@@ -392,7 +393,7 @@ class Router:
             return
         record = await self._store.load(session_id, now=self._clock())
         if record is not None and record.principal == inbound.principal:
-            await self._bus.tell("cancel_keyed", session=session_id, key=key)
+            await self._bus.tell(CancelKeyed(session_id=session_id, key=key))
 
 
 def _duplicate_id() -> InvalidRequest:

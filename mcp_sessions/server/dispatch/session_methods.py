@@ -45,6 +45,7 @@ from mcp_sessions.ids import ConnectionId, SessionEventId, SessionId, digest, pa
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.messages import SessionEnded
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.owed import Owed
@@ -155,7 +156,8 @@ class SessionMethods:
         await self._hub.forget(record)
         attachment = record.attachment
         connection_id = attachment.connection_id if attachment is not None else None
-        await self._bus.tell("ended", session=record.session_id, connection=connection_id)
+        ended = SessionEnded(session_id=record.session_id, connection_id=connection_id)
+        await self._bus.tell(ended)
 
     async def forget_here(self, session_id: SessionId, connection_id: ConnectionId | None) -> None:
         """Another process ended a session: end what is at work for it here."""

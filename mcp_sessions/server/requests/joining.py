@@ -11,14 +11,20 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from mcp_sessions.core.messages import Request, RequestId, progress_token, wire_error
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import OutcomeUnknown, SessionNotFound, StoreUnavailable, WireError
 from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
 from mcp_sessions.security import mint_request_id
-from mcp_sessions.server.cluster.bus import ClusterBus, Members
+from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.messages import (
+    CancelKeyed,
+    JoinerListening,
+    JoinRun,
+    RunEmitted,
+    RunOver,
+)
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.requests.runner import RequestRunner, load_of
 from mcp_sessions.server.requests.running import Waiter
@@ -56,14 +62,14 @@ class RemoteChannel:
         """See :class:`RequestChannel`. There is no room to wait for: how fast that client
         takes is not known here.
         """
-        await self._bus.tell("join_emit", to=self.process, join=self._join, text=_text(message))
+        await self._bus.tell(RunEmitted(join=self._join, text=message.decode()), to=self.process)
         await asyncio.sleep(0)
 
     async def answer(
         self, message: bytes, *, code: int | None = None, is_away: bool = False
     ) -> None:
         """See :class:`RequestChannel`: the answer is in the store."""
-        await self._bus.tell("join_done", to=self.process, join=self._join)
+        await self._bus.tell(RunOver(join=self._join), to=self.process)
 
     def after_answer(self, callback: Callable[[], None]) -> None:
         """See :class:`RequestChannel`."""
@@ -135,11 +141,6 @@ class Joining:
         self._joins: dict[str, _Join] = {}
         self._by_request: dict[tuple[ConnectionId, RequestId], _Join] = {}
         self._channels: dict[str, RemoteChannel] = {}
-        bus.on("join", self._asked_to)
-        bus.on("join_emit", self._emitted)
-        bus.on("join_done", self._is_done)
-        bus.on("join_heard", self._heard)
-        bus.each_round.append(self._round)
 
     # --- where the request was sent again ----------------------------------------------------
 
@@ -161,7 +162,8 @@ class Joining:
 
     async def cancel(self, join: _Join) -> None:
         """Its client cancelled it."""
-        await self._bus.ask("cancel_keyed", to=join.runner, session=join.session_id, key=join.key)
+        cancel = CancelKeyed(session_id=join.session_id, key=join.key)
+        await self._bus.send(cancel, to=join.runner)
 
     async def _wait(self, join: _Join) -> None:
         waiter = join.waiter
@@ -222,7 +224,7 @@ class Joining:
         if join.is_over:
             join.news.set()
         else:
-            await self._bus.tell("join", to=join.runner, **_joined(join, name))
+            await self._bus.tell(_asking(join, name), to=join.runner)
 
     async def _went_on(self, join: _Join, name: str) -> bool:
         """One step; whether the request is answered, or has to be begun here.
@@ -264,64 +266,66 @@ class Joining:
         await inbound.channel.answer(message, code=refused.code)
 
     def _tell_heard(self, join: _Join, name: str, *, is_open: bool) -> None:
-        self._bus.spawn(self._bus.tell("join_heard", to=join.runner, join=name, is_open=is_open))
+        listening = JoinerListening(join=name, is_open=is_open)
+        self._bus.spawn(self._bus.tell(listening, to=join.runner))
 
-    def _emitted(self, message: Members) -> None:
-        join = self._joins.get(message["join"])
-        if join is None or message["from"] != join.runner:
+    def emitted(self, sender: str, message: RunEmitted) -> None:
+        """The handler of a request that waits here sent something."""
+        join = self._joins.get(message.join)
+        if join is None or sender != join.runner:
             return
-        text: str = message["text"]
-        if len(join.messages) >= _MOST and '"id"' not in text:
+        if len(join.messages) >= _MOST and '"id"' not in message.text:
             logger.warning("a client takes too slowly what its request reports; some is left out")
             return
-        join.messages.append(text.encode())
+        join.messages.append(message.text.encode())
         join.news.set()
 
-    def _is_done(self, message: Members) -> None:
-        join = self._joins.get(message["join"])
-        if join is not None and message["from"] == join.runner:
+    def over(self, sender: str, message: RunOver) -> None:
+        """A request that waits here does not run any more, or never did."""
+        join = self._joins.get(message.join)
+        if join is not None and sender == join.runner:
             join.is_over = True
-            join.never_began = message.get("never_began") is True
+            join.never_began = message.never_began
             join.news.set()
 
     # --- where it runs -----------------------------------------------------------------------
 
-    async def _asked_to(self, message: Members) -> None:
-        process, name = message["from"], message["join"]
-        session_id, key = SessionId(message["session"]), RequestKey(message["key"])
+    async def asked(self, sender: str, message: JoinRun) -> None:
+        """A request that runs here, perhaps, was sent again elsewhere."""
+        name, session_id, key = message.join, message.session_id, message.key
         async with self._begins(session_id, key):
             if name in self._channels:
                 # Asked again: whoever waits there cannot know that the first word came.
                 return
             running = self._runner.by_key(session_id, key)
             if running is None or running.done:
-                # An older version does not say which run it means.
-                never_began = self._runner.runs.never_began(message.get("run"))
-                await self._bus.tell("join_done", to=process, join=name, never_began=never_began)
+                never_began = self._runner.runs.never_began(message.run)
+                await self._bus.tell(RunOver(join=name, never_began=never_began), to=sender)
                 return
-            channel = RemoteChannel(self._bus, process, name)
+            channel = RemoteChannel(self._bus, sender, name)
             self._channels[name] = channel
-            meta = {"progressToken": message["token"]} if message["token"] is not None else {}
-            peer = Peer(message["version"], message["params"], modern=message["modern"])
+            meta = {"progressToken": message.token} if message.token is not None else {}
+            peer = Peer(message.version, message.params, modern=message.modern)
             # Who sent it is who owns the session: there the store let it in.
             inbound = Inbound(
                 running.waiters[0].inbound.principal,
                 peer,
                 None,
                 channel,
-                modern=message["modern"],
-                kind=message["transport"],
-                is_answerable=message["is_answerable"],
+                modern=message.modern,
+                kind=message.transport,
+                is_answerable=message.is_answerable,
             )
             request = Request(name, running.request.method, {"_meta": meta})
             await self._runner.join(running, Waiter(request, inbound, named=False))
 
-    def _heard(self, message: Members) -> None:
-        channel = self._channels.get(message["join"])
-        if channel is not None and channel.process == message["from"]:
-            channel.hear(is_open=message["is_open"])
+    def heard(self, sender: str, message: JoinerListening) -> None:
+        """Where a request that runs here was sent again, its client left or came back."""
+        channel = self._channels.get(message.join)
+        if channel is not None and channel.process == sender:
+            channel.hear(is_open=message.is_open)
 
-    async def _round(self) -> None:
+    async def round(self) -> None:
         """Whoever asked from a process that died does not listen any more."""
         running = {
             id(waiter.inbound.channel)
@@ -335,26 +339,19 @@ class Joining:
                 channel.hear(is_open=False)
 
 
-def _joined(join: _Join, name: str) -> dict[str, Any]:
+def _asking(join: _Join, name: str) -> JoinRun:
     inbound, request = join.waiter.inbound, join.waiter.request
-    asked = inbound.asked
-    params = inbound.peer.initialize_params or {}
-    return {
-        "join": name,
-        "session": join.session_id,
-        "key": join.key,
-        "run": join.run,
-        "token": progress_token(request.params),
-        "version": inbound.peer.protocol_version,
-        # Of a handshake only what it can be asked matters; None: there was none.
-        "params": {"capabilities": params.get("capabilities")}
-        if inbound.peer.initialize_params is not None
-        else None,
-        "modern": inbound.modern,
-        "transport": inbound.connection.kind if inbound.connection is not None else inbound.kind,
-        "is_answerable": asked is not None,
-    }
-
-
-def _text(message: bytes) -> str:
-    return message.decode()
+    params = inbound.peer.initialize_params
+    return JoinRun(
+        join=name,
+        session_id=join.session_id,
+        key=join.key,
+        run=join.run,
+        token=progress_token(request.params),
+        version=inbound.peer.protocol_version,
+        # Of a handshake only what it can be asked matters.
+        params={"capabilities": params.get("capabilities")} if params is not None else None,
+        modern=inbound.modern,
+        transport=inbound.connection.kind if inbound.connection is not None else inbound.kind,
+        is_answerable=inbound.asked is not None,
+    )

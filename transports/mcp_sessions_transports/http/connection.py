@@ -27,6 +27,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.messages import GetStreamOpened
 from mcp_sessions.server.connection import ReadEvents
 from mcp_sessions.server.delivery.relaying import Relay
 from mcp_sessions.server.delivery.streams import Streams
@@ -397,7 +398,7 @@ class HttpConnection:
 
     async def _tell_opened(self, *, to: str | None) -> None:
         at = self._get_opened[1]
-        await self._bus.tell("get_opened", to=to, session=self.session_id, at=at)
+        await self._bus.tell(GetStreamOpened(session_id=self.session_id, at=at), to=to)
 
     async def insist(self, process: str) -> None:
         """Tell a process whose GET stream is the older one."""

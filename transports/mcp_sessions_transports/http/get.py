@@ -18,8 +18,8 @@ from mcp_sessions.errors import Detached, OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import process_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions_transports.http.cluster import catch_up
 from mcp_sessions_transports.http.connection import HttpConnection
-from mcp_sessions_transports.http.elsewhere import catch_up
 from mcp_sessions_transports.http.io import Headers, accepts, refusal, send_json
 from mcp_sessions_transports.http.post_streams import (
     PostPosition,

@@ -44,7 +44,6 @@ from mcp_sessions.stores.records import Peer, SessionRecord
 from mcp_sessions_transports.credentials import Watch
 from mcp_sessions_transports.http.channel import PostChannel
 from mcp_sessions_transports.http.connection import HttpConnection
-from mcp_sessions_transports.http.elsewhere import Elsewhere
 from mcp_sessions_transports.http.get import HttpGet
 from mcp_sessions_transports.http.io import (
     BodyTooLarge,
@@ -87,7 +86,6 @@ class HandshakeHttp:
         """How many notifications of a sender are handled now."""
 
         self._loop_or_none: asyncio.AbstractEventLoop | None = None
-        Elsewhere(served).start()
 
     @property
     def _loop(self) -> asyncio.AbstractEventLoop:

@@ -20,6 +20,7 @@ from mcp_sessions.errors import OutcomeUnknown, StoreUnavailable
 from mcp_sessions.ids import Position, SessionId, process_of
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.messages import StreamRead
 from mcp_sessions.server.delivery.streams import StreamLog
 from mcp_sessions.stores.records import Attachment
 from mcp_sessions_transports.http.post_streams import post_event_id
@@ -106,13 +107,8 @@ class RemoteResponse:
 
     async def _tell(self, *, is_read: bool) -> None:
         if self._runner is not None:
-            await self._bus.tell(
-                "stream_read",
-                to=self._runner,
-                session=self.log.session_id,
-                stream=self.log.name,
-                is_read=is_read,
-            )
+            read = StreamRead(session_id=self.log.session_id, stream=self.log.name, is_read=is_read)
+            await self._bus.tell(read, to=self._runner)
 
     async def _watch_runner(self, feed: LogFeed[SseStream]) -> None:
         while not self.stream.closed:

@@ -1,0 +1,132 @@
+"""How a message between replicas stands in the store's exchange: as a JSON object.
+
+``{"v": 1, "kind": …, "from": …}`` and the message's members. Replicas of two releases serve
+together while one replaces the other: what one does not know it leaves out, a member with a
+default may be missing, and a member that is not known is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from types import UnionType
+from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
+
+from mcp_sessions.core import messages as json_rpc
+from mcp_sessions.errors import Detached
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.cluster.messages import Message
+
+VERSION = 1
+"""A replica leaves out what another version says: the rounds remain."""
+
+_WIRE_NAMES = {"session_id": "session", "connection_id": "connection", "fencing_epoch": "epoch"}
+
+
+class MalformedMessage(Exception):
+    """A message that no replica of this version sends; the text says which member is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    name: str
+    wire_name: str
+    type: Any
+    is_required: bool
+
+
+def _members(message: type[Message]) -> list[_Member]:
+    types = get_type_hints(message)
+    return [
+        _Member(
+            field.name,
+            _WIRE_NAMES.get(field.name, field.name),
+            types[field.name],
+            field.default is MISSING,
+        )
+        for field in fields(message)
+    ]
+
+
+KINDS: Mapping[str, type[Message]] = {message.kind: message for message in get_args(Message)}
+"""Every message by its kind."""
+
+_MEMBERS = {message: _members(message) for message in KINDS.values()}
+
+
+def encode(message: Message, sender: str) -> bytes:
+    """A message as it is sent.
+
+    Args:
+        message: The message.
+        sender: The process that sends it; empty: one that serves nothing.
+
+    Raises:
+        TypeError: A member holds what JSON cannot say.
+    """
+    members: dict[str, Any] = {"v": VERSION, "kind": message.kind, "from": sender}
+    for member in _MEMBERS[type(message)]:
+        members[member.wire_name] = _written(getattr(message, member.name))
+    return json_rpc.encode(members)
+
+
+def decode(text: bytes) -> tuple[str, Message] | None:
+    """Who sends a message, and the message; None: it is of another version or an unknown kind.
+
+    Raises:
+        MalformedMessage: It is no message, or a member is missing or of another type.
+    """
+    try:
+        members = json_rpc.decode(text)
+    except ValueError as failed:
+        raise MalformedMessage("no JSON") from failed
+    match members:
+        case {"v": version, "kind": str(kind)}:
+            message = KINDS.get(kind) if version == VERSION else None
+        case _:
+            raise MalformedMessage("neither version nor kind")
+    if message is None:
+        return None
+    sender = _read(members, "from", str)
+    values = {
+        member.name: _read(members, member.wire_name, member.type)
+        for member in _MEMBERS[message]
+        if member.is_required or member.wire_name in members
+    }
+    return sender, message(**values)
+
+
+def _written(value: object) -> object:
+    match value:
+        case Principal():
+            return [value.client_id, value.issuer, value.subject]
+        case Detached():
+            return value.value
+        case _:
+            return value
+
+
+def _read(members: Mapping[str, Any], name: str, kind: Any) -> Any:
+    try:
+        value = members[name]
+        if kind is Principal:
+            client_id, issuer, subject = value
+            if all(_is(each, str | None) for each in value):
+                return Principal(client_id, issuer, subject)
+        elif kind is Detached:
+            return Detached(value)
+        elif _is(value, kind):
+            return value
+    except (KeyError, TypeError, ValueError):
+        pass
+    # Not what it holds: that may name a session.
+    raise MalformedMessage(f"{name!r} is missing or of another type")
+
+
+def _is(value: object, kind: Any) -> bool:
+    if get_origin(kind) in (Union, UnionType):
+        return any(_is(value, one) for one in get_args(kind))
+    if isinstance(kind, NewType):
+        return _is(value, kind.__supertype__)
+    # JSON knows one kind of number.
+    return isinstance(value, (float, int) if kind is float else get_origin(kind) or kind)

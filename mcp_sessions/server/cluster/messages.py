@@ -1,0 +1,297 @@
+"""What the processes that serve the same sessions tell each other: one class for each kind.
+
+1. A message may be lost, and is heard at most once.
+2. A message is a hint. Who hears it looks at the store, or at what it knows itself, before it
+   does what follows from it.
+3. ``kind`` and the members are what stands on the wire between two releases: a member that is
+   new has a default, for the release before does not send it.
+
+:mod:`mcp_sessions.server.cluster.codec` writes and reads them,
+:mod:`mcp_sessions.server.cluster.handlers` does what they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from mcp_sessions.core.messages import RequestId
+from mcp_sessions.errors import Detached
+from mcp_sessions.ids import ConnectionId, FencingEpoch, RequestKey, SessionId, StreamName
+from mcp_sessions.principal import Principal
+
+# --- sessions and their connections ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionAttached:
+    """To all, from who attached a session, to a connection or to none: whoever has a question
+    open for its client asks it again.
+    """
+
+    kind: ClassVar[str] = "attached"
+    session_id: SessionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Displaced:
+    """To the process whose connection had a session, from the one that took it: unless the
+    store has that attachment still, the connection's client is told, and hears no more of it.
+    """
+
+    kind: ClassVar[str] = "displaced"
+    session_id: SessionId
+    connection_id: ConnectionId
+    fencing_epoch: FencingEpoch
+    """By which it was attached there."""
+
+    reason: Detached
+    newer: str | None
+    """The kind of the connection that has it now; None: none has."""
+
+    instance: str | None = None
+    """How the client that has it now calls itself (TKO12); None: it does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawn:
+    """To all, from who took a session from an HTTP connection, whose GET stream may be open
+    anywhere: what waits there unsent of the session is taken back.
+    """
+
+    kind: ClassVar[str] = "withdrawn"
+    session_id: SessionId
+    connection_id: ConnectionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEnded:
+    """To all, from who ended a session of either mode, or from an operator's command: if the
+    store has it no more, what is at work for it ends.
+    """
+
+    kind: ClassVar[str] = "ended"
+    session_id: SessionId
+    connection_id: ConnectionId | None
+    """Where it was attached."""
+
+
+# --- HTTP streams ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetStreamOpened:
+    """To all, from who opened a GET stream of an HTTP connection; or to one whose own is the
+    older of two that were opened in the same moment: an older one ends.
+    """
+
+    kind: ClassVar[str] = "get_opened"
+    session_id: SessionId
+    """The transport-mode session."""
+
+    at: float
+    """When, by the sender's clock; seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRead:
+    """To the process that runs a request, from where its client came back for the response
+    stream: its answer has somebody who hears it, or (not ``is_read``) has nobody there any more.
+    """
+
+    kind: ClassVar[str] = "stream_read"
+    session_id: SessionId
+    """The transport-mode session."""
+
+    stream: StreamName
+    is_read: bool
+
+
+# --- requests --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRequest:
+    """To all, from where a connection's client cancelled a request that does not run there:
+    it is cancelled where it runs. The sender checked whose the connection is.
+    """
+
+    kind: ClassVar[str] = "cancel"
+    connection_id: ConnectionId
+    id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelKeyed:
+    """To all, or to where it runs, from where the session's owner cancelled a request by its
+    key: it is cancelled where it runs.
+    """
+
+    kind: ClassVar[str] = "cancel_keyed"
+    session_id: SessionId
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRun:
+    """To the process that runs a keyed request, from where it was sent again: what its handler
+    sends from now on is told to the sender, and that it is over. Said again until then.
+    """
+
+    kind: ClassVar[str] = "join"
+    join: str
+    """The sender's name for this sending of the request."""
+
+    session_id: SessionId
+    key: RequestKey
+    run: str | None = None
+    """Which run of the key the sender means; None: it does not know."""
+
+    token: RequestId | None
+    """The progress token of this sending."""
+
+    version: str
+    """The protocol version of who sent it."""
+
+    params: Mapping[str, Any] | None
+    """``{"capabilities": …}`` of its handshake; None: there was none."""
+
+    modern: bool
+    transport: str
+    """The kind of its connection."""
+
+    is_answerable: bool
+    """Whether it can be asked something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEmitted:
+    """To where a keyed request was sent again, from where it runs: its handler sent this."""
+
+    kind: ClassVar[str] = "join_emit"
+    join: str
+    text: str
+    """The JSON-RPC message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOver:
+    """To where a keyed request was sent again, from where it ran: its answer is in the store,
+    or it does not run.
+    """
+
+    kind: ClassVar[str] = "join_done"
+    join: str
+    never_began: bool = False
+    """Its run was recorded, began nothing, and never will: it may begin anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinerListening:
+    """To where a keyed request runs, from where it was sent again: the client there left, or
+    came back.
+    """
+
+    kind: ClassVar[str] = "join_heard"
+    join: str
+    is_open: bool
+
+
+# --- questions to clients --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushQuestion:
+    """To the process where a session is attached, from the one whose handler asks its client
+    something, or asks no more: if it is attached there still, it is sent.
+    """
+
+    kind: ClassVar[str] = "push"
+    session_id: SessionId
+    connection_id: ConnectionId
+    fencing_epoch: FencingEpoch
+    text: str
+    """The JSON-RPC message."""
+
+    call: str
+    """The id of the question."""
+
+    method: str | None
+    """What is asked."""
+
+    key: str | None = None
+    """Under which it is in a stream's log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CannotAsk:
+    """To who sent a :class:`PushQuestion`: the client there answers no such question."""
+
+    kind: ClassVar[str] = "unasked"
+    call: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionAnswered:
+    """To the process whose name is in a question's id, from where its answer came in: the
+    question is answered, if that principal was asked.
+    """
+
+    kind: ClassVar[str] = "answer"
+    id: str
+    result: dict[str, Any] | None
+    error: dict[str, Any] | None
+    principal: Principal
+    """Who answers, without its scopes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionProgress:
+    """To the process whose name is in a progress token, from where the client reported
+    progress on its question.
+    """
+
+    kind: ClassVar[str] = "progress"
+    params: Mapping[str, Any] | None
+    principal: Principal
+    """Who reports, without its scopes."""
+
+
+# --- changes of the server -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerChanged:
+    """To all, from where a list or a resource of the server was announced as changed: each
+    tells its connections without a session, and its server's own listeners. Sessions are told
+    by the sender alone. Said again if it is unknown whether it was sent.
+    """
+
+    kind: ClassVar[str] = "change"
+    id: str | None = None
+    """By which it is known when it is said again; None: it is said once."""
+
+    method: str
+    params: Mapping[str, Any] | None
+
+
+Message = (
+    SessionAttached
+    | Displaced
+    | Withdrawn
+    | SessionEnded
+    | GetStreamOpened
+    | StreamRead
+    | CancelRequest
+    | CancelKeyed
+    | JoinRun
+    | RunEmitted
+    | RunOver
+    | JoinerListening
+    | PushQuestion
+    | CannotAsk
+    | QuestionAnswered
+    | QuestionProgress
+    | ServerChanged
+)

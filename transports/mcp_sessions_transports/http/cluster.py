@@ -1,0 +1,97 @@
+"""What other processes do with the HTTP connections that are open here, and leave undone.
+
+Any process may serve the next request of a transport-mode session. What it tells of that is a
+hint (see :mod:`mcp_sessions.server.cluster.messages`); what a message did not bring, the round
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from mcp_sessions.errors import Detached
+from mcp_sessions.ids import ConnectionId
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.messages import GetStreamOpened, StreamRead, Withdrawn
+from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions_transports.http.channel import PostChannel
+from mcp_sessions_transports.http.connection import HttpConnection
+
+
+class ClusterStreams:
+    """The :class:`~mcp_sessions.server.cluster.handlers.HttpStreams` of a layer."""
+
+    def __init__(
+        self, hub: Hub, bus: ClusterBus, policy: SessionPolicy, clock: Callable[[], float]
+    ) -> None:
+        self._hub = hub
+        self._bus = bus
+        self._policy = policy
+        self._clock = clock
+
+    def get_opened(self, sender: str, message: GetStreamOpened) -> Coroutine[Any, Any, None] | None:
+        """See :class:`~mcp_sessions.server.cluster.handlers.HttpStreams`."""
+        connection = self._local(ConnectionId(message.session_id))
+        if connection is None:
+            return None
+        if connection.opened_elsewhere((message.at, sender), self._bus.process):
+            return None
+        return connection.insist(sender)
+
+    def stream_read(self, sender: str, message: StreamRead) -> Coroutine[Any, Any, None] | None:
+        """See :class:`~mcp_sessions.server.cluster.handlers.HttpStreams`."""
+        connection = self._local(ConnectionId(message.session_id))
+        channel = connection.responses.channels.get(message.stream) if connection else None
+        if channel is None:
+            return None
+        if message.is_read:
+            channel.read_elsewhere(sender)
+            return None
+        return channel.left_elsewhere(sender)
+
+    def withdrawn(self, message: Withdrawn) -> Coroutine[Any, Any, None] | None:
+        """See :class:`~mcp_sessions.server.cluster.handlers.HttpStreams`."""
+        connection = self._local(message.connection_id)
+        if connection is None:
+            return None
+        return connection.withdrawn_elsewhere(message.session_id)
+
+    async def round(self) -> None:
+        """See :class:`~mcp_sessions.server.cluster.handlers.HttpStreams`; and forget what is
+        not in use.
+        """
+        unused = self._clock() - self._policy.idle_timeout
+        for connection in self._hub.connections():
+            if not isinstance(connection, HttpConnection):
+                continue
+            if connection.is_streaming:
+                await catch_up(connection, self._hub)
+            elif connection.used_at < unused and not (
+                connection.responses.channels or connection.requests
+            ):
+                await self._hub.let_go(connection)
+            for channel in list(connection.responses.channels.values()):
+                await self._check_readers(channel)
+
+    async def _check_readers(self, channel: PostChannel) -> None:
+        # One that is gone is taken out, and others come, while this waits for the store.
+        for process in list(channel.readers):
+            if not await self._bus.is_alive(process):
+                await channel.left_elsewhere(process)
+
+    def _local(self, connection_id: ConnectionId) -> HttpConnection | None:
+        connection = self._hub.local(connection_id)
+        return connection if isinstance(connection, HttpConnection) else None
+
+
+async def catch_up(connection: HttpConnection, hub: Hub) -> None:
+    """Relay what a process stored for a connection's sessions before it died; a session that
+    cannot go on there is told to resume.
+
+    Raises:
+        StoreUnavailable: Not all of it was relayed.
+    """
+    for session_id in await connection.catch_up():
+        await hub.displace(session_id, Detached.EVICTED)
