@@ -13,14 +13,13 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from mcp_sessions import __version__
-from mcp_sessions.cli import arguments as types
 from mcp_sessions.cli import logs
-from mcp_sessions.cli.targets import SHAPE, load_target
+from mcp_sessions.cli.serve_options import DEFAULT_PORT, DEFAULT_STORE, parsed, wants_json
+from mcp_sessions.cli.targets import load_target
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
 
@@ -28,14 +27,9 @@ if TYPE_CHECKING:
     from mcp_sessions.layer import SessionLayer
     from mcp_sessions_transports.origin import SecuritySettings
 
-DEFAULT_STORE = "memory://"
-
 HANDSHAKE_ERA = ("2025-03-26", "2025-06-18", "2025-11-25")
 MODERN_ERA = ("2026-07-28",)
 TRANSPORTS = ("Streamable HTTP", "WebSocket")
-DEFAULT_PORT = 8000
-DEFAULT_GRACE = 10
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 LISTEN_BACKLOG = 2048
 """Connections that the system accepts before we do, as uvicorn asks for."""
@@ -50,11 +44,10 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: The store, the target, an option or the port is wrong.
     """
-    if _wants_json(arguments):
+    if wants_json(arguments):
         # What is wrong with the arguments is said so as well.
         logs.configure(level="info", format="json")
-    options = _parser().parse_args(arguments)
-    _check(options)
+    options = parsed(arguments)
     logs.configure(level=options.log_level, format=options.log_format, access=options.access_log)
     if options.workers is not None and options.worker is None:
         return _keep_workers(options, arguments)
@@ -147,38 +140,6 @@ def _work(options: argparse.Namespace, layer: SessionLayer, store: str) -> int:
     worker.begin()
     with worker.listener as sock:
         return _serve(options, layer, sock, worker.is_ready)
-
-
-def _wants_json(arguments: Sequence[str]) -> bool:
-    return "--log-format=json" in arguments or ("--log-format", "json") in pairwise(arguments)
-
-
-def _check(options: argparse.Namespace) -> None:
-    """Refuse options that do not go together.
-
-    Raises:
-        ConfigurationError: They do not.
-    """
-    if options.allowed_origin and not options.allowed_host and options.host not in LOOPBACK:
-        raise ConfigurationError(
-            f"--allowed-origin on --host {options.host} also needs --allowed-host NAME: "
-            "what checks the one header checks the other"
-        )
-    if options.stdio and options.workers is not None:
-        raise ConfigurationError("--workers: standard input and output belong to one process")
-    if options.stdio and options.port is None:
-        given = {
-            "--allowed-host": options.allowed_host,
-            "--allowed-origin": options.allowed_origin,
-            "--health": options.health,
-            "--drain-delay": options.drain_delay,
-            "--access-log": options.access_log,
-        }
-        refused = [name for name, value in given.items() if value]
-        if refused:
-            raise ConfigurationError(
-                f"{' '.join(refused)}: for HTTP, and --stdio without --port serves none"
-            )
 
 
 def _security(options: argparse.Namespace) -> SecuritySettings | None:
@@ -304,106 +265,3 @@ def _start_up(options: argparse.Namespace, sock: socket.socket | None, store: st
         f"  store       {store}",
     ]
     print("\n".join(lines), file=sys.stderr, flush=True)
-
-
-def _parser() -> argparse.ArgumentParser:
-    limits = SessionPolicy()
-    parser = types.OneLineParser(
-        prog="mcp-sessions serve",
-        description="Serve an MCP server whose sessions survive a cut connection.",
-    )
-    parser.add_argument(
-        "target",
-        metavar="TARGET",
-        help=f"{SHAPE}: a server or a SessionLayer; without attr the only one in the file",
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
-    parser.add_argument(
-        "--port",
-        type=types.port,
-        help=f"0: any free one; default: {DEFAULT_PORT}, with --stdio: none",
-    )
-    parser.add_argument(
-        "--stdio",
-        action="store_true",
-        help="serve the client at standard input and output; with --port HTTP and WebSocket too",
-    )
-    parser.add_argument("--path", type=types.url_path, default="/mcp", help="default: %(default)s")
-    parser.add_argument(
-        "--allowed-host",
-        metavar="NAME",
-        type=types.host,
-        action="append",
-        default=[],
-        help="a name that clients call this server by, such as mcp.example.com behind a proxy; "
-        "may be given several times; default: on a loopback --host loopback names, else any",
-    )
-    parser.add_argument(
-        "--allowed-origin",
-        metavar="URL",
-        type=types.origin,
-        action="append",
-        default=[],
-        help="whose pages may call this server from a browser, such as https://app.example.com; "
-        "may be given several times",
-    )
-    parser.add_argument(
-        "--health",
-        metavar="PATH",
-        type=types.url_path,
-        help="serve PATH/healthz (200: alive) and PATH/readyz (200: store reachable and not "
-        "draining, else 503); '/' for /healthz and /readyz; default: neither",
-    )
-    parser.add_argument(
-        "--grace",
-        metavar="S",
-        type=types.duration,
-        default=DEFAULT_GRACE,
-        help="seconds that running calls get when the server is stopped; default: %(default)s",
-    )
-    parser.add_argument(
-        "--workers",
-        metavar="N",
-        type=types.count,
-        help="serve with N processes on the one port, each started again if it ends; needs a "
-        "store that processes share (redis://...)",
-    )
-    # What a worker is given by the process that keeps it.
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--drain-delay",
-        metavar="S",
-        type=types.duration,
-        help="seconds after SIGTERM in which new connections are still taken and readyz is 503, "
-        "for a load balancer to notice; default: 3 where replicas share the store, else 0",
-    )
-    parser.add_argument(
-        "--store",
-        metavar="URL",
-        help=f"where sessions are kept, such as sqlite:///notes.db; default: {DEFAULT_STORE}",
-    )
-    parser.add_argument(
-        "--idle-timeout",
-        type=types.seconds,
-        metavar="S",
-        help=f"seconds after which an unused session expires; default: {limits.idle_timeout:g}",
-    )
-    parser.add_argument(
-        "--max-events",
-        type=types.count,
-        metavar="N",
-        help=f"events that one session keeps for replay; default: {limits.max_events}",
-    )
-    parser.add_argument(
-        "--log-level",
-        choices=logs.LEVELS,
-        default="info",
-        help="of mcp_sessions.*; default: %(default)s",
-    )
-    parser.add_argument(
-        "--access-log", action="store_true", help="log a line for each HTTP request and WebSocket"
-    )
-    parser.add_argument(
-        "--log-format", choices=logs.FORMATS, default="text", help="default: %(default)s"
-    )
-    return parser
