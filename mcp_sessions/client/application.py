@@ -71,8 +71,7 @@ class Application:
             for message in self.listens.everything():
                 await self.deliver(message)
             return
-        known = self._peer.abilities
-        for name in known.lists if known is not None else ():
+        for name in self._peer.abilities.lists:
             await self.deliver(wire.notification(f"notifications/{name}/list_changed"))
         for uri in list(self._peer.subscribed):
             await self.deliver(wire.notification(wire.RESOURCE_UPDATED, {"uri": uri}))

@@ -20,7 +20,7 @@ from mcp_sessions.client.outcome import ResumeOutcome
 from mcp_sessions.client.peer import Peer
 from mcp_sessions.client.state import Runtime
 from mcp_sessions.core.messages import INSTANCE_META, SESSION_META
-from mcp_sessions.core.resume import AWAY, NEVER_RAN, Abilities, Cause, Step, after_status
+from mcp_sessions.core.resume import AWAY, NEVER_RAN, Cause, Step, after_status
 from mcp_sessions.errors import METHOD_NOT_FOUND, SESSION_NOT_FOUND
 from mcp_sessions.ids import digest
 
@@ -99,7 +99,7 @@ class SessionControl:
             Failed: The link is of no use; another may be.
             Hopeless: The session is gone once too often.
         """
-        if self._peer.session is not None or self._peer.has_sessions:
+        if self._peer.session is not None or self._peer.abilities.has_sessions:
             return await self.attach(link)
         # A transport session only, and it was lost.
         await self._look_for_server(link)
@@ -173,7 +173,7 @@ class SessionControl:
                 self.gave_up_on_attempt(failure)
                 if failure.status is None:
                     raise
-                if failure.status in AWAY and self._peer.is_ours:
+                if failure.status in AWAY and self._peer.abilities.is_ours:
                     # It keeps its sessions while it is away (HTP5, HTP6): perhaps elsewhere.
                     raise
                 # The path to the server works, and it says no: 503, 400, 404, 410.
@@ -224,7 +224,7 @@ class SessionControl:
             Failed: The link is of no use.
         """
         peer, known = self._peer, self._peer.abilities
-        if known is None or not known.has_sessions:
+        if not known.has_sessions:
             return
         started = None
         try:
@@ -282,7 +282,7 @@ class SessionControl:
         if session is None:
             return
         try:
-            if session.resumable and (self._peer.abilities or Abilities()).may("end"):
+            if session.resumable and self._peer.abilities.may("end"):
                 params: Json = {"sessionId": session.session_id}
                 await self._ask(link, "session/end", params, within)
             else:

@@ -26,16 +26,15 @@ class Refused(Exception):
 class _Waiter:
     link: Link
     done: anyio.Event = field(default_factory=anyio.Event)
-    message: Json | None = None
-    failure: Failure | None = None
+    outcome: Json | Failure | None = None
+    """The answer, or why there is none."""
 
-    def answered(self, message: Json) -> None:
-        self.message = message
+    def settle(self, outcome: Json | Failure) -> bool:
+        if self.done.is_set():
+            return False
+        self.outcome = outcome
         self.done.set()
-
-    def failed(self, failure: Failure) -> None:
-        self.failure = failure
-        self.done.set()
+        return True
 
 
 class Exchanges:
@@ -77,36 +76,31 @@ class Exchanges:
             raise Failed(Failure(Cause.SILENT, f"no answer to {method} in time")) from None
         finally:
             del self._open[request_id]
-            if waiter.message is None and waiter.failure is None:
+            if waiter.outcome is None:
                 link.abandon(request_id)
-        if waiter.failure is not None:
-            if waiter.failure.is_answer and waiter.failure.error is not None:
-                if not waiter.failure.says_session:
-                    raise Refused(waiter.failure.error)
-            raise Failed(waiter.failure)
-        answer = cast("Json", waiter.message)
-        if "error" in answer:
-            raise Refused(cast("Json", answer["error"]))
-        return cast("Json", answer.get("result") or {})
+        outcome = cast("Json | Failure", waiter.outcome)
+        if isinstance(outcome, Failure):
+            if outcome.is_answer and outcome.error is not None and not outcome.says_session:
+                raise Refused(outcome.error)
+            raise Failed(outcome)
+        if "error" in outcome:
+            raise Refused(cast("Json", outcome["error"]))
+        return cast("Json", outcome.get("result") or {})
 
     def answered(self, message: Json) -> bool:
         """Take an answer; False: it is to none of ours, or a second one."""
-        waiter = self._open.get(message.get("id"))
-        if waiter is None or waiter.done.is_set():
-            return False
-        waiter.answered(message)
-        return True
+        return self._settle(message.get("id"), message)
 
     def failed(self, request_id: object, failure: Failure) -> bool:
-        """Take a failure; False: it is of none of ours."""
+        """Take a failure; False: it is of none of ours, or comes after another outcome."""
+        return self._settle(request_id, failure)
+
+    def _settle(self, request_id: object, outcome: Json | Failure) -> bool:
         waiter = self._open.get(request_id)
-        if waiter is None or waiter.done.is_set():
-            return False
-        waiter.failed(failure)
-        return True
+        return waiter is not None and waiter.settle(outcome)
 
     def down(self, link: Link, failure: Failure) -> None:
         """A link is over, and all that was asked on it."""
         for waiter in self._open.values():
-            if waiter.link is link and not waiter.done.is_set():
-                waiter.failed(failure)
+            if waiter.link is link:
+                waiter.settle(failure)

@@ -35,8 +35,6 @@ def _is_unreachable(error: Failed | Refused) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Listener:
-    """One client's listening."""
-
     _runtime: Runtime
     _state: ClientState
     _peer: Peer

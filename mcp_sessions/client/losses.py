@@ -31,8 +31,6 @@ _MOVE_WITHIN = 1.0
 
 @dataclass(slots=True, eq=False)
 class Losses:
-    """One client's."""
-
     _runtime: Runtime
     _state: ClientState
     _peer: Peer
@@ -57,7 +55,7 @@ class Losses:
             for pending in left:
                 await self._sender.orphaned(pending)
             return
-        state.cut()
+        state.use(None)
         self._app.listens.cut()
         logger.info("%s: %s", link.name, failure.explanation)
         if state.phase is Phase.BUSY:

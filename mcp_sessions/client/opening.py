@@ -19,8 +19,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Opening:
-    """One client's."""
-
     _runtime: Runtime
     _state: ClientState
     _app: Application
@@ -36,13 +34,14 @@ class Opening:
         reason = ""
         for _ in range(len(state.addresses)):
             try:
-                state.opened(await self._recovery.connect(state.addresses.current))
+                state.use(await self._recovery.connect(state.addresses.current))
             except Failed as failed:
                 # For who sees no more than the log: one is told of the last address only.
                 logger.warning("%s", failed)
                 reason = f": {failed}"
                 state.addresses.move_on()
             else:
+                state.apply(Change.OPENED)
                 return True
         state.apply(Change.NOT_OPENED)
         text = f"Connection closed: no server can be reached{reason}"

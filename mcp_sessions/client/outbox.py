@@ -23,8 +23,6 @@ _MOST_WAITING = 1_000
 
 @dataclass(slots=True, eq=False)
 class Outbox:
-    """One client's."""
-
     _state: ClientState
     _peer: Peer
     _app: Application

@@ -41,8 +41,9 @@ class Peer:
         self.session: SessionView | None = None
         self.follower = Follower()
         self.lives = Lives()
-        self.abilities: Abilities | None = None
-        """None: the server has not said yet."""
+        self.abilities = Abilities()
+        self.has_said = False
+        """The server said what it can do."""
 
         self.initialize: Json | None = None
         """The params of the application's ``initialize``; None: the modern era."""
@@ -64,7 +65,7 @@ class Peer:
         if message["method"] == wire.INITIALIZE:
             message = stamping.declared(message)
             self.initialize = cast("Json", message.get("params") or {})
-            self.abilities = None
+            self.abilities, self.has_said = Abilities(), False
         elif self.initialize is None:
             self.envelope = stamping.envelope_of(message) or self.envelope
         return message
@@ -94,14 +95,14 @@ class Peer:
 
     def learn(self, result: Json) -> None:
         """Read an ``initialize`` or ``server/discover`` result."""
-        self.abilities = abilities(result.get("capabilities"))
+        self.abilities, self.has_said = abilities(result.get("capabilities")), True
         version = result.get("protocolVersion")
         if isinstance(version, str) and is_sendable(version):
             self.protocol_version = version
 
     def has_none(self) -> None:
         """The server has no sessions, whatever it says."""
-        self.session, self.abilities = None, Abilities()
+        self.session, self.abilities, self.has_said = None, Abilities(), True
 
     def settings(self) -> LinkSettings:
         """What a link has to know of its server."""
@@ -112,30 +113,10 @@ class Peer:
         )
 
     @property
-    def has_sessions(self) -> bool:
-        """Whether the server said that it has any."""
-        return self.abilities is not None and self.abilities.has_sessions
-
-    @property
     def has_keys(self) -> bool:
         """Whether requests are sent with a key."""
         known = self.abilities
-        return (
-            self.session is not None
-            and known is not None
-            and known.key_lifetime > 0
-            and known.may("requestKey")
-        )
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether the server is one of this project."""
-        return self.abilities is not None and self.abilities.is_ours
-
-    @property
-    def key_lifetime(self) -> float:
-        """Seconds for which the server knows a key."""
-        return self.abilities.key_lifetime if self.abilities is not None else 0.0
+        return self.session is not None and known.key_lifetime > 0 and known.may("requestKey")
 
     # --- the session ---------------------------------------------------------------------------
 
@@ -191,7 +172,7 @@ class Peer:
         session = self.session
         if session is None or session.session_id != session_id or state is None:
             return False
-        if not (self.is_ours and session.resumable):
+        if not (self.abilities.is_ours and session.resumable):
             return False
         if session.state == state:
             logger.warning("session %s goes on without its state token", digest(session.session_id))

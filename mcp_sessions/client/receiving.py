@@ -42,8 +42,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Receiver:
-    """One client's."""
-
     _runtime: Runtime
     _state: ClientState
     _peer: Peer
@@ -197,7 +195,7 @@ class Receiver:
     def _says_lost(self, pending: Pending, result: Json | None, error: Json) -> bool:
         if error.get("code") == SESSION_NOT_FOUND:
             return True
-        if result is None or pending.method != wire.TOOL_CALL or self._peer.is_ours:
+        if result is None or pending.method != wire.TOOL_CALL or self._peer.abilities.is_ours:
             return False
         # Some servers say it as the result of the tool.
         return says_session_not_found(result)

@@ -126,9 +126,9 @@ class Recovery:
         """Start a session, or go on with the jar's; None: nothing to tell."""
         peer = self._peer
         was_saved = peer.session is not None
-        if peer.abilities is None and peer.is_modern:
+        if peer.is_modern and not peer.has_said:
             await self._control.discover(link)
-        if not peer.has_sessions:
+        if not peer.abilities.has_sessions:
             peer.leave_session()
             return None
         try:

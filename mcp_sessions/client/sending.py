@@ -75,7 +75,7 @@ class Sender:
             message = {**message, "id": wire_id}
         else:
             key = self._mint_key() if pending.key is None and peer.has_keys else pending.key
-            pending.stamped(session, key, peer.lives.generation, peer.key_lifetime)
+            pending.stamped(session, key, peer.lives.generation, peer.abilities.key_lifetime)
             message = stamping.stamped(message, wire_id, session, pending.key, peer.is_modern)
             if peer.is_modern:
                 headers.update(stamping.session_headers(session))
@@ -119,7 +119,7 @@ class Sender:
             first_sent=pending.first_sent,
             same_session=pending.generation == self._peer.lives.generation,
             now=self._runtime.elapsed(),
-            key_lifetime=min(pending.key_lifetime, self._peer.key_lifetime),
+            key_lifetime=min(pending.key_lifetime, self._peer.abilities.key_lifetime),
         )
 
     # --- what becomes of it ------------------------------------------------------------------

@@ -154,19 +154,10 @@ class ClientState:
             self._before_move = self.phase
         self.phase = TRANSITIONS[change][1] or self._before_move
 
-    def opened(self, link: Link) -> None:
-        """The first link is there."""
-        self.link = link
-        self.apply(Change.OPENED)
-
-    def use(self, link: Link) -> Link | None:
+    def use(self, link: Link | None) -> Link | None:
         """From now on requests go out on ``link``; the one before."""
         previous, self.link = self.link, link
         return previous
-
-    def cut(self) -> None:
-        """The link is gone."""
-        self.link = None
 
     def is_ready_on(self, link: Link) -> bool:
         """Whether it works, and on this link."""
