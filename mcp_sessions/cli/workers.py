@@ -35,19 +35,17 @@ _INTERRUPTED = 130
 
 
 class Workers:
-    """The processes that serve."""
+    """The processes that serve.
+
+    Args:
+        arguments: Of ``serve``; each worker gets them as well.
+        number: How many there are.
+        keys: ``MCP_SESSIONS_KEYS``; None: keys that end with this process, the same for all.
+    """
 
     def __init__(
         self, arguments: Sequence[str], number: int, listener: socket.socket, keys: str | None
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            arguments: Of ``serve``; each worker gets them as well.
-            number: How many there are.
-            listener: Listens.
-            keys: ``MCP_SESSIONS_KEYS``; None: keys that end with this process, the same for all.
-        """
         self._command = [sys.executable, "-m", "mcp_sessions.cli", "serve", *arguments]
         self._number = number
         self._listener = listener
@@ -143,10 +141,13 @@ def _said(descriptor: int) -> bytes:
 
 
 class Worker:
-    """What a worker was given by its keeper."""
+    """What a worker was given by its keeper.
+
+    Args:
+        descriptors: The value of ``--worker``.
+    """
 
     def __init__(self, descriptors: str) -> None:
-        """Take the value of ``--worker``."""
         listener, self._says_to, self._alive = map(int, descriptors.split(","))
         self.listener = socket.socket(fileno=listener)
 

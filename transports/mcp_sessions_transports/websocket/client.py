@@ -62,7 +62,6 @@ class WebSocketDialer:
         auth: httpx2.Auth | None = None,
         policy: ReconnectPolicy,
     ) -> None:
-        """Take what its links work with."""
         self.target = without_credentials(url)
         self._url = url
         self._headers = dict(headers or {})

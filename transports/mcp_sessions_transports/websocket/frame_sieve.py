@@ -25,10 +25,13 @@ _FIN, _MASKED = 0x80, 0x80
 
 
 class FrameSieve:
-    """One connection's bytes, from the answer to the handshake on."""
+    """One connection's bytes, from the answer to the handshake on.
+
+    Args:
+        limit: Bytes of one message.
+    """
 
     def __init__(self, limit: int) -> None:
-        """Take the limit of one message, in bytes."""
         self._limit = limit
         self._in = bytearray()
         self._is_open = self._is_off = False

@@ -52,7 +52,13 @@ class ReadEvent:
 
 
 class SseReader:
-    """The events of one stream."""
+    """The events of one stream.
+
+    Args:
+        max_bytes: Of one event.
+        drops: What is over the limit is passed over (`ReadEvent.dropped`), up to `MOST` times
+            the limit.
+    """
 
     __slots__ = (
         "_after_cr",
@@ -70,12 +76,6 @@ class SseReader:
     )
 
     def __init__(self, *, max_bytes: int, drops: bool = False) -> None:
-        """Take the limit of one event.
-
-        Args:
-            drops: What is over the limit is passed over (`ReadEvent.dropped`), up to `MOST`
-                times the limit.
-        """
         self._limit = max_bytes
         self._drops = drops
         self._line = bytearray()
