@@ -9,7 +9,7 @@ cannot read it. *Signed*, HMAC-SHA256 by itsdangerous: it can.
     v1.  base64url( key id (8) | nonce (12) | ciphertext | tag (16) )
     v1s. base64url( JSON ) . base64url( signature (32) )
 
-Rules, owned by ``tests/security/test_sealing.py``:
+Rules, owned by ``tests/test_sealing.py``:
 
 1. A token opens with the ring, purpose and binding that it was made with, and no other.
 2. A token has one spelling. What opens is, character by character, what was sealed.

@@ -1,6 +1,6 @@
 """What rests on randomness and keys: ids that cannot be guessed, tokens that cannot be made.
 
-Rules, owned by ``tests/core/test_security.py`` and ``tests/security/``:
+Rules, owned by ``tests/security/test_minting.py`` and ``tests/security/``:
 
 1. This is the one place where ids are minted. A caller's id is never adopted (SES6).
 2. A token is good for the session, principal and audience that it was made for, until it

@@ -1,6 +1,6 @@
 """One client's connection: reads its messages, and answers them.
 
-Rules that must hold, and that ``tests/acp/test_connection.py`` owns:
+Rules that must hold, and that ``tests/acp/test_link.py`` owns:
 
 1. Whatever a client sends, each request gets one answer, and nothing ends the connection but
    the end of its input or its output.

@@ -1,6 +1,6 @@
 """``session/new``, ``session/load``, ``session/resume``, ``session/list``, ``session/close``.
 
-Rules that must hold, and that ``tests/acp/test_loading.py`` and ``test_documents.py`` own:
+Rules that must hold, and that ``tests/acp/test_opening.py`` and ``test_documents.py`` own:
 
 1. Nothing is made, and nobody loses anything, by a request that is refused.
 2. A load shows the whole record, then answers (ACP, Session Setup: "When all the conversation

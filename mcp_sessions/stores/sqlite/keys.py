@@ -1,6 +1,6 @@
 """Request keys as rows: :class:`~mcp_sessions.core.request_keys.RequestKeys`, rule by rule.
 
-The tests hold the two next to each other (``tests/stores/test_sqlite_logs.py``).
+The tests hold the two next to each other (``tests/stores/sqlite/test_logs.py``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Event logs as rows: :class:`~mcp_sessions.core.log.EventLog`, rule by rule.
 
 A log is not rebuilt in memory for each event: a window is a thousand events, a conversation
-has no end. The tests hold the two next to each other (``tests/stores/test_sqlite_logs.py``).
+has no end. The tests hold the two next to each other (``tests/stores/sqlite/test_logs.py``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One server-sent event stream: a bounded buffer, and the task that empties it.
 
-Rules that must hold, and that ``tests/transports/test_sse.py`` owns:
+Rules that must hold, and that ``tests/transports/http/test_sse.py`` owns:
 
 1. What is pushed waits in an :class:`~mcp_sessions_transports.outbox.Outbox`, whose rules
    hold here: nobody who pushes waits, and a peer that takes nothing is cut.

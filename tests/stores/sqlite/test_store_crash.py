@@ -26,7 +26,7 @@ from mcp_sessions.stores.records import KeyUse
 from mcp_sessions.stores.sqlite import file_lock
 from mcp_sessions.stores.sqlite.store import SQLiteStore
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NOW = 1_800_000_000.0
 ROUNDS = 5
 
@@ -35,7 +35,7 @@ ROUNDS = 5
 def writing(path: Path) -> Generator["subprocess.Popen[bytes]"]:
     """A process that writes; it is gone afterwards."""
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.stores.sqlite_writer_process", str(path)],
+        [sys.executable, "-m", "tests.stores.sqlite.writer_process", str(path)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,

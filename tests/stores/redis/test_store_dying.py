@@ -21,7 +21,7 @@ from mcp_sessions.stores.redis import store as redis_module
 from mcp_sessions.stores.redis.store import RedisStore
 from tests.support.redis_server import dies_after, keys_of, namespace, redis_store, shared_redis
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 

@@ -52,7 +52,7 @@ from tests.support.redis_server import (
     shared_redis,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 

@@ -1,7 +1,7 @@
 """Writes to a SQLite store until it is killed, and says what was acknowledged.
 
 Run with the file's path; prints one JSON object per line, after the call that it speaks of
-returned. ``tests/stores/test_sqlite_crash.py`` kills it.
+returned. ``tests/stores/sqlite/test_store_crash.py`` kills it.
 """
 
 import asyncio
