@@ -35,6 +35,7 @@ from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.publisher import Publisher
+from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.dispatch.admin import Sessions
 from mcp_sessions.server.dispatch.capabilities import advertise
 from mcp_sessions.server.dispatch.gates import Gates
@@ -42,6 +43,7 @@ from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.server.dispatch.reaper import Reaper
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
+from mcp_sessions.server.requests.outcomes import Outcomes
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream, primes_streams
 from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
@@ -123,21 +125,22 @@ class SessionLayer:
         if exchange is not None:
             self._bus = SharedBus(self.store, exchange, process)
         self._owed = Owed()
-        self._hub = Hub(self.store, clock, self._owed, self._bus)
-        self._publisher = Publisher(self.store, self._hub, self.policy, clock, self._bus)
+        self._questions = PendingQuestions(process if self._bus.is_shared else None)
+        self._hub = Hub(self.store, clock, self._owed, self._bus, self._questions)
+        self._publisher = Publisher(
+            self.store, self._hub, self.policy, clock, self._bus, self._questions
+        )
         self._broadcaster = ChangeBroadcaster(
             self.store, self._hub, self._publisher, self.policy, clock, self._bus
         )
-        self._runner = RequestRunner(
+        outcomes = Outcomes(
             self.store,
-            self._hub,
-            self._publisher,
             self.policy,
             clock,
             self._owed,
-            self._bus,
             stamp=lambda result, record: self._methods.stamp(result, record),
         )
+        self._runner = RequestRunner(outcomes, self._questions, self.policy, clock, process=process)
         self._methods = SessionMethods(
             self.store, self._hub, self._runner, clock, self.security, self._owed, self._bus
         )
@@ -154,6 +157,7 @@ class SessionLayer:
             hub=self._hub,
             publisher=self._publisher,
             runner=self._runner,
+            questions=self._questions,
             upstream=self._upstream,
             methods=self._methods,
             gates=self._gates,
@@ -166,10 +170,12 @@ class SessionLayer:
             self._bus,
             self.store,
             self._hub,
+            self._publisher,
             self._broadcaster,
+            self._questions,
             self._runner,
             self._router.joining,
-            ClusterStreams(self._hub, self._bus, self.policy, clock),
+            ClusterStreams(self._hub, self._runner, self._bus, self.policy, clock),
             forget=self._methods.forget_here,
             publish=self._upstream.echo,
         )

@@ -10,19 +10,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import RequestId, encode
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
-
-if TYPE_CHECKING:
-    from mcp_sessions.server.requests.running import RunningRequest
-    from mcp_sessions.server.upstream.port import UpstreamPeer
-
 
 ReadEvents = Callable[[str], Awaitable[tuple[Sequence[LoggedEvent], Refusal | None]]]
 
@@ -91,9 +87,6 @@ class TransportConnection(Protocol):
     """The protocol-mode sessions whose events go here, of a connection that lives in this
     process. Over HTTP they are in the store (:attr:`SessionRecord.carried`), and this stays
     empty."""
-
-    requests: dict[RequestId, RunningRequest]
-    """What it asked and can still be answered; the newest by each id."""
 
     upstream_peers: dict[SessionId | None, UpstreamPeer]
     """How the wrapped server sees it: once for itself and once per session used here."""

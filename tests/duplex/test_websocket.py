@@ -355,7 +355,8 @@ async def test_what_is_owed_no_answer_leaves_nothing_behind(kind: str) -> None:
             await peer.resume(session_id)
         (connection,) = connections(world)
         assert not connection.channels
-        assert not connection.requests
+        runner = world.layer._runner  # pyright: ignore[reportPrivateUsage]
+        assert not runner.by_connection(connection)
 
 
 # --- the modern era --------------------------------------------------------------------------

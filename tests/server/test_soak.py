@@ -21,6 +21,7 @@ def sizes(w: World) -> dict[str, int]:
     store: Any = w.layer.store
     hub: Any = w.layer._hub  # pyright: ignore[reportPrivateUsage]
     host: Any = w.layer._runner  # pyright: ignore[reportPrivateUsage]
+    questions: Any = w.layer._questions  # pyright: ignore[reportPrivateUsage]
     methods: Any = w.layer._methods  # pyright: ignore[reportPrivateUsage]
     return {
         "sessions": len(store._sessions),
@@ -32,8 +33,8 @@ def sizes(w: World) -> dict[str, int]:
         "running": len(host._running),
         "by session": len(host._by_session),
         "by key": len(host._by_key),
-        "unheard": len(host._unheard),
-        "asked": len(host.questions._open),
+        "unheard": len(host._detached),
+        "asked": len(questions._open),
         "tokens": len(methods._tokens),
     }
 

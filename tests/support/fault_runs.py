@@ -234,8 +234,8 @@ async def _check_nothing_is_held(stage: Stage) -> None:
         at_work = layer._runner.log_state()
         if any(at_work.values()):
             raise Violation(f"still at work: {at_work}")
-        if layer._runner.questions._open:
-            raise Violation(f"questions that nobody waits for: {layer._runner.questions._open}")
+        if layer._questions._open:
+            raise Violation(f"questions that nobody waits for: {layer._questions._open}")
         locked = [turn for turn in layer._hub._session_locks.values() if turn.locked()]
         if locked:
             raise Violation("a session's lock is held for ever")

@@ -46,7 +46,6 @@ from mcp_sessions.security import mint_connection_id
 from mcp_sessions.server.connection import Inbound, ReadEvents
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
 from mcp_sessions.server.requests.runner import STORE_AWAY
-from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions.server.upstream.port import UpstreamError, UpstreamPeer
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer
@@ -156,7 +155,6 @@ class DuplexConnection:
         self.peer = Peer(DEFAULT_VERSION)
         self.transport_session: SessionId | None = None
         self.attached: dict[SessionId, FencingEpoch] = {}
-        self.requests: dict[RequestId, RunningRequest] = {}
         self.upstream_peers: dict[SessionId | None, UpstreamPeer] = {}
         self.close_stream: Callable[[], Awaitable[None]] | None = None
         self.channels: dict[DuplexChannel, None] = {}

@@ -36,8 +36,9 @@ from mcp_sessions.server.cluster.messages import (
 )
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.publisher import Publisher
+from mcp_sessions.server.delivery.questions import PendingQuestions, may_ask
 from mcp_sessions.server.requests.joining import Joining
-from mcp_sessions.server.requests.questions import may_ask
 from mcp_sessions.server.requests.runner import REQUEST_CANCELLED, RequestRunner
 from mcp_sessions.stores.contract import SessionStore
 
@@ -78,7 +79,9 @@ class ClusterHandlers:
         bus: ClusterBus,
         store: SessionStore,
         hub: Hub,
+        publisher: Publisher,
         broadcaster: ChangeBroadcaster,
+        questions: PendingQuestions,
         runner: RequestRunner,
         joining: Joining,
         streams: HttpStreams,
@@ -96,7 +99,9 @@ class ClusterHandlers:
         self._bus = bus
         self._store = store
         self._hub = hub
+        self._publisher = publisher
         self._broadcaster = broadcaster
+        self._questions = questions
         self._runner = runner
         self._joining = joining
         self._streams = streams
@@ -108,7 +113,7 @@ class ClusterHandlers:
         """See :class:`~mcp_sessions.server.cluster.bus.Handlers`."""
         match message:
             case SessionAttached():
-                return self._runner.ask_elsewhere(message.session_id)
+                return self._publisher.push_open(message.session_id)
             case Displaced():
                 return self._displaced(message)
             case Withdrawn():
@@ -138,7 +143,7 @@ class ClusterHandlers:
             case QuestionAnswered():
                 return self._answered(message)
             case QuestionProgress():
-                return self._runner.questions.progress(message.params, message.principal)
+                return self._questions.progress(message.params, message.principal)
             case ServerChanged():
                 return self._changed(message)
             case _:
@@ -193,7 +198,7 @@ class ClusterHandlers:
         if join is not None:
             await self._joining.cancel(join)
         connection = self._hub.local(message.connection_id)
-        running = connection.requests.get(message.id) if connection is not None else None
+        running = self._runner.by_connection(connection).get(message.id) if connection else None
         if running is not None:
             await self._runner.abort(running, _CANCELLED)
 
@@ -214,14 +219,14 @@ class ClusterHandlers:
         await connection.send(Draft(message.text.encode(), None, message.key, session_id))
 
     async def _cannot_ask(self, message: CannotAsk) -> None:
-        call = self._runner.questions.get(message.call)
+        call = self._questions.get(message.call)
         if call is not None:
             text = f"the client cannot be asked {call.method!r}"
-            self._runner.questions.fail(call, INVALID_REQUEST, text)
+            self._questions.fail(call, INVALID_REQUEST, text)
 
     async def _answered(self, message: QuestionAnswered) -> None:
         answer = Answer(message.id, message.result, message.error)
-        self._runner.questions.resolve(answer, message.principal)
+        self._questions.resolve(answer, message.principal)
 
     # --- changes -----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from functools import partial
 
 from mcp_sessions import metrics
 from mcp_sessions.background import report
-from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Detached, Refusal, StoreUnavailable
 from mcp_sessions.ids import (
@@ -31,13 +31,13 @@ from mcp_sessions.server.cluster.messages import Displaced, SessionAttached, Wit
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.delivery.detached import tell_detached
 from mcp_sessions.server.delivery.owed import Owed
+from mcp_sessions.server.delivery.questions import PendingQuestions, may_ask
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attached, Attachment, SessionRecord
 
 logger = logging.getLogger(__name__)
 
-OnAttached = Callable[[SessionId, TransportConnection], Awaitable[None]]
 Revive = Callable[[ConnectionId], Awaitable[TransportConnection | None]]
 
 
@@ -45,7 +45,12 @@ class Hub:
     """Attaches sessions to connections, and parts them."""
 
     def __init__(
-        self, store: SessionStore, clock: Callable[[], float], owed: Owed, bus: ClusterBus
+        self,
+        store: SessionStore,
+        clock: Callable[[], float],
+        owed: Owed,
+        bus: ClusterBus,
+        questions: PendingQuestions,
     ) -> None:
         """Take what it works with.
 
@@ -56,6 +61,7 @@ class Hub:
         self._clock = clock
         self._owed = owed
         self._bus = bus
+        self._questions = questions
         self._connections: dict[ConnectionId, TransportConnection] = {}
         self._sessionless: dict[str, dict[TransportConnection, None]] = {}
         self._sessionless_of: dict[TransportConnection, dict[str, None]] = {}
@@ -65,9 +71,6 @@ class Hub:
         )
         self.revive: Revive = _nobody
         """Finds a connection that lives in the store but not in this process yet."""
-
-        self.on_attached: OnAttached = _nothing
-        """Called when a session was attached: what waits for an answer is asked again."""
 
     # --- connections ---------------------------------------------------------------------
 
@@ -316,10 +319,18 @@ class Hub:
                     session_id, previous, Detached.TAKEN_OVER, newer, instance
                 )
         if connection is not None:
-            await self.on_attached(session_id, connection)
+            await self._ask_again(session_id, connection)
         # Whoever has a question open for this session's client asks it again.
         await self._bus.tell(SessionAttached(session_id=session_id))
         return attached
+
+    async def _ask_again(self, session_id: SessionId, connection: TransportConnection) -> None:
+        """A session has a new connection: what is open goes there too (ASK2), if its
+        client can answer it; else it waits for one that can.
+        """
+        for question in self._questions.of_session(session_id):
+            if may_ask(connection.peer, question.method):
+                await connection.send(Draft(question.message, None, question.log_key, session_id))
 
     async def _begin(
         self,
@@ -601,8 +612,4 @@ async def _closed(upstream_peer: UpstreamPeer) -> None:
 
 
 async def _nobody(_: ConnectionId) -> TransportConnection | None:
-    return None
-
-
-async def _nothing(_: SessionId, __: TransportConnection) -> None:
     return None

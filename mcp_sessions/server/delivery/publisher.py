@@ -22,8 +22,8 @@ from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import PushQuestion
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.questions import PendingQuestion, PendingQuestions, may_ask
 from mcp_sessions.server.delivery.relaying import Relay
-from mcp_sessions.server.requests.questions import PendingQuestion, may_ask
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attachment, Told
 
@@ -40,8 +40,10 @@ class Publisher:
         policy: SessionPolicy,
         clock: Callable[[], float],
         bus: ClusterBus,
+        questions: PendingQuestions,
     ) -> None:
         self._bus = bus
+        self._questions = questions
         self._store = store
         self._hub = hub
         self._policy = policy
@@ -166,6 +168,11 @@ class Publisher:
         await connection.send(plain_draft(notification_message(method, params), key))
         if wait:
             await connection.drain()
+
+    async def push_open(self, session_id: SessionId) -> None:
+        """A session has a new connection in another process: what is open here goes there."""
+        for question in self._questions.of_session(session_id):
+            await self.push(session_id, question.message, question)
 
     async def push(self, session_id: SessionId, message: bytes, question: PendingQuestion) -> None:
         """Send a request of ours, or that it is withdrawn, to a session's client, wherever that

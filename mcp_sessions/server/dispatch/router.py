@@ -42,11 +42,12 @@ from mcp_sessions.server.cluster.messages import CancelKeyed, CancelRequest
 from mcp_sessions.server.connection import Inbound, TransportConnection
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.publisher import Publisher
+from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.dispatch.association import Associations
 from mcp_sessions.server.dispatch.gates import Gates
+from mcp_sessions.server.dispatch.idempotency import Idempotency
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS, SessionMethods
 from mcp_sessions.server.requests.handle import Locks, SessionHandle
-from mcp_sessions.server.requests.idempotency import Idempotency
 from mcp_sessions.server.requests.outbound import LateOutbound
 from mcp_sessions.server.requests.runner import REQUEST_CANCELLED, RequestRunner, load_of
 from mcp_sessions.server.requests.running import RunningRequest, Waiter
@@ -71,6 +72,7 @@ class Router:
         hub: Hub,
         publisher: Publisher,
         runner: RequestRunner,
+        questions: PendingQuestions,
         upstream: Upstream,
         methods: SessionMethods,
         gates: Gates,
@@ -89,6 +91,7 @@ class Router:
         self._hub = hub
         self._publisher = publisher
         self._runner = runner
+        self._questions = questions
         self._upstream = upstream
         self._methods = methods
         self._gates = gates
@@ -103,8 +106,9 @@ class Router:
         self.joining = self._idempotency.joining
         """Keyed requests that run in other processes."""
 
-        self._peers = UpstreamPeers(upstream, store, hub, publisher, runner, policy, advertise)
-        runner.standalone = self._peers.standalone
+        self._peers = UpstreamPeers(
+            upstream, store, hub, publisher, runner, questions, policy, advertise
+        )
         self._locks = Locks()
         self._state_locks = Locks()
         self._arriving: set[tuple[ConnectionId, RequestId]] = set()
@@ -124,7 +128,7 @@ class Router:
         """
         outbound = LateOutbound()
         waiter = Waiter(request, inbound, named=False)
-        call = RunningRequest(waiter, None, None, self._runner)
+        call = self._runner.call(waiter, None, self._peers.standalone(inbound, None))
         try:
             result, peer, upstream_peer = await self._upstream.initialize(
                 call, request.params, outbound
@@ -132,7 +136,7 @@ class Router:
         except UpstreamError as failed:
             return error_message(request.id, failed.error), None
         finally:
-            call.done = True
+            call.end()
         keeps = is_there or self._store.remembers
         try:
             check_peer(peer, self._policy)
@@ -198,7 +202,7 @@ class Router:
 
         async def report() -> None:
             params, principal = notification.params, inbound.principal
-            await self._runner.questions.progress(params, principal)
+            await self._questions.progress(params, principal)
             await forward_progress(self._bus, params, principal)
 
         return report()
@@ -223,8 +227,8 @@ class Router:
         record = association.admitted.record if association.admitted is not None else None
         peer = self._peers.of(inbound, record)
         waiter = Waiter(Request("", method, params), inbound, named=False)
-        call = RunningRequest(waiter, record, None, self._runner)
-        call.request_id = None
+        standalone = self._peers.standalone(inbound, record)
+        call = self._runner.call(waiter, record, standalone, is_notification=True)
 
         async def notify() -> None:
             await peer.notify(call, method, without_session(params))
@@ -235,7 +239,7 @@ class Router:
 
     async def answer(self, answer: Answer, inbound: Inbound) -> bool:
         """Take the answer to a request of ours; False if it is to none that is open."""
-        if self._runner.questions.resolve(answer, inbound.principal):
+        if self._questions.resolve(answer, inbound.principal):
             return True
         return await forward_answer(self._bus, answer, inbound.principal)
 
@@ -337,6 +341,7 @@ class Router:
         self._runner.start(
             waiter,
             peer,
+            self._peers.standalone(inbound, record),
             record=record,
             key=key,
             handle=handle,
@@ -349,7 +354,7 @@ class Router:
         if connection is not None:
             if self.joining.of_request(connection.id, request.id) is not None:
                 raise _duplicate_id()
-        running = connection.requests.get(request.id) if connection is not None else None
+        running = self._runner.by_connection(connection).get(request.id) if connection else None
         if running is None or running.done:
             return
         for waiter in running.waiters:
@@ -374,7 +379,7 @@ class Router:
             request_id, connection = (params or {}).get("requestId"), inbound.connection
             if connection is None or not isinstance(request_id, (str, int)):
                 return
-            running = connection.requests.get(request_id)
+            running = self._runner.by_connection(connection).get(request_id)
             if running is None:
                 join = self.joining.of_request(connection.id, request_id)
                 if join is not None:

@@ -12,7 +12,7 @@ from mcp_sessions.ids import digest
 from mcp_sessions.server.connection import TransportConnection
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.publisher import Publisher
-from mcp_sessions.server.requests.questions import check_may_ask
+from mcp_sessions.server.delivery.questions import PendingQuestions, check_may_ask
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.upstream.port import OnProgress, Outbound, PeerError
 from mcp_sessions.stores.contract import SessionStore
@@ -29,12 +29,14 @@ class SessionOutbound:
         hub: Hub,
         publisher: Publisher,
         runner: RequestRunner,
+        questions: PendingQuestions,
         store: SessionStore,
         record: SessionRecord,
     ) -> None:
         self._hub = hub
         self._publisher = publisher
         self._runner = runner
+        self._questions = questions
         self._store = store
         self._record = record
 
@@ -65,14 +67,12 @@ class SessionOutbound:
         elif attachment is None or not await self._hub.is_there(attachment.connection_id):
             check_may_ask(record.peer, method)
         # Else whoever has the connection says whether its client can be asked.
-        question = self._runner.questions.new(
-            record.principal, session_id, method, params, on_progress
-        )
+        question = self._questions.new(record.principal, session_id, method, params, on_progress)
 
         async def send(message: bytes) -> None:
             await self._publisher.push(session_id, message, question)
 
-        return await self._runner.questions.ask(
+        return await self._questions.ask(
             question,
             send,
             timeout=timeout,
@@ -84,10 +84,15 @@ class ConnectionOutbound:
     """To a connection's own client, outside of any session."""
 
     def __init__(
-        self, publisher: Publisher, runner: RequestRunner, connection: TransportConnection
+        self,
+        publisher: Publisher,
+        runner: RequestRunner,
+        questions: PendingQuestions,
+        connection: TransportConnection,
     ) -> None:
         self._publisher = publisher
         self._runner = runner
+        self._questions = questions
         self._connection = connection
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
@@ -105,14 +110,12 @@ class ConnectionOutbound:
         """See :class:`Outbound`."""
         connection = self._connection
         check_may_ask(connection.peer, method)
-        question = self._runner.questions.new(
-            connection.principal, None, method, params, on_progress
-        )
+        question = self._questions.new(connection.principal, None, method, params, on_progress)
 
         async def send(message: bytes) -> None:
             await connection.send(Draft(message, None, question.log_key))
 
-        return await self._runner.questions.ask(
+        return await self._questions.ask(
             question,
             send,
             timeout=timeout,

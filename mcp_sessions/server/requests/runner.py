@@ -10,20 +10,11 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping
-from functools import partial
 from typing import Any
 
 from mcp_sessions.background import watched
 from mcp_sessions.core.load import Load
-from mcp_sessions.core.log import Draft
-from mcp_sessions.core.messages import (
-    error_body,
-    error_outcome,
-    result_outcome,
-    wire_error,
-    without_session,
-)
-from mcp_sessions.core.unheard import Unheard
+from mcp_sessions.core.messages import RequestId, error_body, wire_error, without_session
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
     OutcomeUnknown,
@@ -31,21 +22,18 @@ from mcp_sessions.errors import (
     SessionsError,
     StoreUnavailable,
 )
-from mcp_sessions.ids import RequestKey, SessionId, digest
+from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.connection import Inbound, TransportConnection
 from mcp_sessions.server.delivery.announced import enter_request
-from mcp_sessions.server.delivery.hub import Hub
-from mcp_sessions.server.delivery.owed import Owed
-from mcp_sessions.server.delivery.publisher import Publisher
+from mcp_sessions.server.delivery.questions import PendingQuestions
+from mcp_sessions.server.requests.detached import DetachedRequests
 from mcp_sessions.server.requests.handle import SessionHandle, enter_session
-from mcp_sessions.server.requests.questions import PendingQuestions, may_ask
+from mcp_sessions.server.requests.outcomes import Outcome, Outcomes
 from mcp_sessions.server.requests.running import RunningRequest, Waiter
 from mcp_sessions.server.requests.runs import Runs
-from mcp_sessions.server.upstream.port import UpstreamError, UpstreamPeer
-from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.server.upstream.port import Outbound, UpstreamError, UpstreamPeer
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
@@ -57,39 +45,20 @@ response stream with a response only."""
 STORE_AWAY = "the session store is away: ask again later"
 """The text of an answer where a store that is away has no status of its own (HTP5)."""
 
-Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
-
-_MOST_OWED = 16_777_216
-"""Bytes of outcomes that wait for a store that is away; of what ends then only the end is kept."""
-
-_NOT_JSON = (TypeError, ValueError, RecursionError)
-"""What JSON writers raise for a value that they cannot write."""
-
 
 class RequestRunner:
     """Runs requests, and knows which run."""
 
     def __init__(
         self,
-        store: SessionStore,
-        hub: Hub,
-        publisher: Publisher,
+        outcomes: Outcomes,
+        questions: PendingQuestions,
         policy: SessionPolicy,
         clock: Callable[[], float],
-        owed: Owed,
-        bus: ClusterBus,
         *,
-        stamp: Stamp,
+        process: str,
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            owed: Takes what the store must know of an end, also when it is away.
-            stamp: Adds the session's ``_meta`` to a result.
-        """
-        self.clock = clock
-        self.process = bus.process
-        self.questions = PendingQuestions(bus.process if bus.is_shared else None)
+        self.process = process
         self.runs = Runs()
         self.load = Load(policy.max_running_requests)
         """What is being let in, runs, or waits for one that runs; by :func:`load_of`."""
@@ -97,24 +66,18 @@ class RequestRunner:
         self.draining = False
         """No request is begun any more, but on a connection that is served until it is quiet."""
 
-        self._store = store
-        self._publisher = publisher
-        self._policy = policy
-        self._owed = owed
-        self._stamp = stamp
+        self._outcomes = outcomes
+        self._questions = questions
+        self._clock = clock
+        self._slow_timeout = policy.slow_timeout
         self._running: dict[RunningRequest, None] = {}
         self._by_session: dict[SessionId, dict[RunningRequest, None]] = {}
         self._by_key: dict[tuple[SessionId, RequestKey], RunningRequest] = {}
-        self._unheard = Unheard[RunningRequest](
-            most=policy.max_detached_requests,
-            most_of_one=policy.max_detached_requests_per_session,
-        )
-        self._patience: dict[RunningRequest, asyncio.TimerHandle] = {}
+        self._by_connection: dict[TransportConnection, dict[RequestId, RunningRequest]] = {}
+        self._detached = DetachedRequests(policy, self._give_up)
         self._tasks: set[asyncio.Task[None]] = set()
-        # Kept: asking for the running loop costs a system question per question.
+        # Kept: asking for the running loop costs a system call per question.
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.standalone: Callable[[RunningRequest], Any] = _no_standalone
-        hub.on_attached = self._ask_again
 
     @property
     def held(self) -> Mapping[SessionId, Any]:
@@ -135,10 +98,38 @@ class RequestRunner:
         """The request with that key that runs, or is about to be answered."""
         return self._by_key.get((session_id, key))
 
+    def by_connection(self, connection: TransportConnection) -> Mapping[RequestId, RunningRequest]:
+        """What a connection asked and can still be answered; the newest by each id."""
+        return self._by_connection.get(connection, {})
+
+    def call(
+        self,
+        waiter: Waiter,
+        record: SessionRecord | None,
+        standalone: Outbound,
+        *,
+        key: RequestKey | None = None,
+        handle: SessionHandle | None = None,
+        is_notification: bool = False,
+    ) -> RunningRequest:
+        """A message as its handler sees it; see :class:`RunningRequest`."""
+        return RunningRequest(
+            waiter,
+            record,
+            standalone=standalone,
+            questions=self._questions,
+            spawn=self.spawn,
+            started_at=self._clock(),
+            key=key,
+            handle=handle,
+            is_notification=is_notification,
+        )
+
     def start(
         self,
         waiter: Waiter,
         peer: UpstreamPeer,
+        standalone: Outbound,
         *,
         record: SessionRecord | None,
         key: RequestKey | None,
@@ -149,26 +140,27 @@ class RequestRunner:
         """Run a request in a task of its own; the answer goes to its waiters.
 
         Args:
+            standalone: The way to its client outside of the request.
             close_peer: The peer was made for this request alone.
             run: Of a request with a key: the run that recorded it.
         """
         if run is not None:
             self.runs.settle(run)
-        running = RunningRequest(waiter, record, key, self)
+        running = self.call(waiter, record, standalone, key=key, handle=handle)
         self._running[running] = None
-        for session_id in self._sessions_of(running):
+        for session_id in running.sessions:
             self._by_session.setdefault(session_id, {})[running] = None
         if record is not None and key is not None:
             self._by_key[record.session_id, key] = running
         connection = waiter.inbound.connection
         if connection is not None:
-            connection.requests[waiter.request.id] = running
+            self._by_connection.setdefault(connection, {})[waiter.request.id] = running
         self.load.add(load_of(waiter.inbound, running.session_id))
         self._listen(running, waiter)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        task = _started(self._run(running, peer, handle, close_peer), self._loop)
-        running.task = task
+        task = _started(self._run(running, peer, close_peer), self._loop)
+        running.begin(task)
         watched("a request", task)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -181,24 +173,25 @@ class RequestRunner:
         """Answer a request that was sent again when the one that runs is done."""
         connection = waiter.inbound.connection
         if connection is not None:
-            connection.requests[waiter.request.id] = running
+            self._by_connection.setdefault(connection, {})[waiter.request.id] = running
         self.load.add(load_of(waiter.inbound, running.session_id))
         self._listen(running, waiter)
+        self._detached.remove(running)
         await running.join(waiter)
 
     async def abort(self, running: RunningRequest, error: dict[str, Any]) -> None:
         """Answer with ``error`` now and cancel the handler, however long that takes it."""
         if running.done:
             return
-        await self._finish(running, None, error)
+        await self._finish(running, Outcome(None, error))
         if running.task is not None:
             running.task.cancel()
 
     async def abort_session(self, session_id: SessionId) -> None:
         """A session is over: its requests and its questions to the client fail."""
         error = wire_error(SessionNotFound(session_id))
-        for question in self.questions.of_session(session_id):
-            self.questions.fail(question, error["code"], error["message"])
+        for question in self._questions.of_session(session_id):
+            self._questions.fail(question, error["code"], error["message"])
         # Beside what every -32043 says: this request was begun, so it is not one to send
         # again in another session.
         error = {**error, "data": {**error["data"], "started": True}}
@@ -208,55 +201,19 @@ class RequestRunner:
             if running.session_id is None or running.session_id == session_id:
                 await self.abort(running, error)
 
-    async def _ask_again(self, session_id: SessionId, connection: TransportConnection) -> None:
-        """A session has a new connection: what is open goes there too (ASK2), if its
-        client can answer it; else it waits for one that can.
-        """
-        for question in self.questions.of_session(session_id):
-            if may_ask(connection.peer, question.method):
-                await connection.send(Draft(question.message, None, question.log_key, session_id))
-
-    async def ask_elsewhere(self, session_id: SessionId) -> None:
-        """A session has a new connection in another process: what is open here goes there."""
-        for question in self.questions.of_session(session_id):
-            await self._publisher.push(session_id, question.message, question)
-
     def _closed(self, running: RunningRequest, waiter: Waiter) -> None:
         if not waiter.inbound.cancels or running.key is not None:
-            self.unheard(running)
+            self._detached.add(running)
         elif not running.done:
             # The modern era over HTTP: closing the response stream cancels the request.
             self.spawn(self.abort(running, error_body(REQUEST_CANCELLED, "Request cancelled")))
-
-    def unheard(self, running: RunningRequest) -> None:
-        """A waiter of the request is gone; if it was the last, its time is bounded, and the
-        number of its like.
-        """
-        if running.done or running.is_heard or running in self._unheard:
-            return
-        principal = running.waiters[0].inbound.principal
-        session = next(iter(self._sessions_of(running)), None)
-        given_up = self._unheard.add(running, principal, session)
-        loop = asyncio.get_running_loop()
-        self._patience[running] = loop.call_later(
-            self._policy.detached_timeout, self._give_up, running
-        )
-        if given_up is not None:
-            self.heard(given_up)
-            self._give_up(given_up)
-
-    def heard(self, running: RunningRequest) -> None:
-        """Somebody listens for the request again."""
-        self._unheard.remove(running)
-        timer = self._patience.pop(running, None)
-        if timer is not None:
-            timer.cancel()
 
     async def quiet(self, connection: TransportConnection, timeout: float) -> None:
         """Wait until nothing is at work that a connection asked for, ``timeout`` seconds at
         the most.
         """
-        tasks = [running.task for running in connection.requests.values() if running.task]
+        asked = self.by_connection(connection).values()
+        tasks = [running.task for running in asked if running.task]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout)
 
@@ -282,7 +239,7 @@ class RequestRunner:
     def _listen(self, running: RunningRequest, waiter: Waiter) -> None:
         channel = waiter.inbound.channel
         channel.on_closed = lambda: self._closed(running, waiter)
-        channel.on_reopened = lambda: self.heard(running)
+        channel.on_reopened = lambda: self._detached.remove(running)
 
     def _give_up(self, running: RunningRequest) -> None:
         logger.warning("%s ran on unheard for too long; it is cancelled", running.request.method)
@@ -296,22 +253,8 @@ class RequestRunner:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _sessions_of(self, running: RunningRequest) -> list[SessionId]:
-        """What must not be reaped while the request runs."""
-        connection = running.waiters[0].inbound.connection
-        sessions = [running.session_id] if running.session_id is not None else []
-        if connection is not None and connection.transport_session is not None:
-            sessions.append(connection.transport_session)
-        return sessions
-
-    async def _run(
-        self,
-        running: RunningRequest,
-        peer: UpstreamPeer,
-        handle: SessionHandle | None,
-        close_peer: bool,
-    ) -> None:
-        enter_session(handle)
+    async def _run(self, running: RunningRequest, peer: UpstreamPeer, close_peer: bool) -> None:
+        enter_session(running.handle)
         announced = enter_request()
         request = running.request
         result: dict[str, Any] | None = None
@@ -339,14 +282,14 @@ class RequestRunner:
             if running.done:
                 # Answered and cancelled by ``abort``: this is the end of it.
                 return
-            await self._finish(running, None, wire_error(OutcomeUnknown()))
+            await self._finish(running, Outcome(None, wire_error(OutcomeUnknown())))
             raise
         finally:
             if close_peer:
                 await peer.close()
-        if result is not None and handle is not None:
+        if result is not None:
             try:
-                running.record = await handle.store_state() or running.record
+                await running.store_state()
             except StoreUnavailable as failed:
                 # Its handler is done, and whether its state is stored nobody knows (KEY11).
                 logger.error("session.state may not be stored: %s", failed)
@@ -355,97 +298,36 @@ class RequestRunner:
                 logger.error("session.state could not be stored: %s", failed)
                 result, error = None, error_body(INTERNAL_ERROR, "Internal error")
         await announced.settled()
-        await self._finish(running, result, error, is_away=is_away)
+        await self._finish(running, Outcome(result, error, is_away))
 
-    async def _finish(
-        self,
-        running: RunningRequest,
-        result: dict[str, Any] | None,
-        error: dict[str, Any] | None,
-        *,
-        is_away: bool = False,
-    ) -> None:
+    async def _finish(self, running: RunningRequest, outcome: Outcome) -> None:
         if running.done:
             return
-        running.done = True
+        running.end()
         self._forget(running)
         running.fail_open_questions(INTERNAL_ERROR, "the request that asked is over")
         try:
-            await self._remember(running, result, error)
+            await self._outcomes.keep(running, outcome)
         except StoreUnavailable as failed:
             # The handler ran: whoever still listens gets the answer.
             logger.warning("the end of %s moved no deadline: %s", running.request.method, failed)
         finally:
             # Until here the same request, sent again, could join: the store did not know better.
             self._forget_waiters(running)
-        await running.told(self._policy.slow_timeout)
+        await running.settled(self._slow_timeout)
         for waiter in running.waiters:
-            message, code = self._written(running, waiter, result, error)
+            message, code = self._outcomes.answer(running, waiter, outcome)
             try:
-                await waiter.inbound.channel.answer(message, code=code, is_away=is_away)
+                await waiter.inbound.channel.answer(message, code=code, is_away=outcome.is_away)
             except StoreUnavailable as failed:
                 # It was told; what the store keeps of its stream is looked after there. The
                 # other senders are owed the answer all the same (KEY5).
                 logger.error("a response stream was not put away: %s", failed)
 
-    def _written(
-        self,
-        running: RunningRequest,
-        waiter: Waiter,
-        result: dict[str, Any] | None,
-        error: dict[str, Any] | None,
-    ) -> tuple[bytes, int | None]:
-        """The answer for one waiter, and its error's code."""
-        inbound, request_id, record = waiter.inbound, waiter.request.id, running.record
-        if result is not None:
-            try:
-                if waiter.named and record is not None:
-                    result = self._stamp(result, record)
-                if waiter is not running.waiters[0]:
-                    result = inbound.of_its_era(result)
-                return inbound.result(request_id, result), None
-            except (SessionsError, *_NOT_JSON):
-                logger.exception("the result of %s cannot be sent", running.request.method)
-                error = error_body(INTERNAL_ERROR, "Internal error")
-        failed = error or {}
-        try:
-            return inbound.error(request_id, failed), failed.get("code")
-        except _NOT_JSON:
-            logger.exception("the error of %s cannot be sent", running.request.method)
-            return inbound.error(
-                request_id, error_body(INTERNAL_ERROR, "Internal error")
-            ), INTERNAL_ERROR
-
-    async def _remember(
-        self,
-        running: RunningRequest,
-        result: dict[str, Any] | None,
-        error: dict[str, Any] | None,
-    ) -> None:
-        now = self.clock()
-        session_id = running.session_id
-        if session_id is not None and running.key is not None:
-            outcome = None
-            try:
-                outcome = (
-                    result_outcome(result) if result is not None else error_outcome(error or {})
-                )
-            except _NOT_JSON:
-                logger.exception("the outcome of %s cannot be kept", running.request.method)
-            size = len(outcome) if outcome is not None else 0
-            if size and self._owed.size + size > _MOST_OWED:
-                outcome, size = None, 0
-            finish = partial(self._store.finish_request, session_id, running.key, outcome, now=now)
-            await self._owed.settle({("finish", session_id, running.key): finish}, size=size)
-        # Idle time counts from the end of the last request (SES14). Admission moved
-        # the deadline already; a store is written again only if that was a while ago.
-        if now - running.started_at > self._policy.idle_timeout / 100:
-            await self._store.touch(self._sessions_of(running), now=now)
-
     def _forget(self, running: RunningRequest) -> None:
         self._running.pop(running, None)
-        self.heard(running)
-        for session_id in self._sessions_of(running):
+        self._detached.remove(running)
+        for session_id in running.sessions:
             at_work = self._by_session.get(session_id)
             if at_work is not None:
                 at_work.pop(running, None)
@@ -457,13 +339,15 @@ class RequestRunner:
             self._by_key.pop((running.session_id, running.key), None)
         for waiter in running.waiters:
             self.load.remove(load_of(waiter.inbound, running.session_id))
-            connection = waiter.inbound.connection
-            if connection is not None and connection.requests.get(waiter.request.id) is running:
-                del connection.requests[waiter.request.id]
+            connection, request_id = waiter.inbound.connection, waiter.request.id
+            if connection is not None and self.by_connection(connection).get(request_id) is running:
+                del self._by_connection[connection][request_id]
+                if not self._by_connection[connection]:
+                    del self._by_connection[connection]
 
     def log_state(self) -> dict[str, int]:
         """How much is at work, for logs and tests."""
-        return {"running": len(self._running), "unheard": len(self._unheard)}
+        return {"running": len(self._running), "unheard": len(self._detached)}
 
 
 def load_of(inbound: Inbound, session_id: SessionId | None) -> Hashable:
@@ -490,7 +374,3 @@ def _started(
     if sys.version_info >= (3, 12):
         return asyncio.Task(work, loop=loop, eager_start=True)
     return loop.create_task(work)
-
-
-def _no_standalone(running: RunningRequest) -> Any:
-    raise AssertionError(f"no standalone channel for {digest(str(running.session_id))}")

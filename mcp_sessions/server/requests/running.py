@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mcp_sessions.core.messages import Request, RequestId, progress_token
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.delivery.questions import (
+    PendingQuestion,
+    PendingQuestions,
+    check_may_ask,
+    may_ask,
+)
 from mcp_sessions.server.requests.handle import SessionHandle
-from mcp_sessions.server.requests.questions import PendingQuestion, check_may_ask, may_ask
-from mcp_sessions.server.upstream.port import OnProgress
+from mcp_sessions.server.upstream.port import OnProgress, Outbound
 from mcp_sessions.stores.records import SessionRecord
 
-if TYPE_CHECKING:
-    from mcp_sessions.server.requests.runner import RequestRunner
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 @dataclass(slots=True)
@@ -36,27 +40,60 @@ class RunningRequest:
         self,
         waiter: Waiter,
         record: SessionRecord | None,
-        key: RequestKey | None,
-        runner: RequestRunner,
+        *,
+        standalone: Outbound,
+        questions: PendingQuestions,
+        spawn: Spawn,
+        started_at: float,
+        key: RequestKey | None = None,
+        handle: SessionHandle | None = None,
+        is_notification: bool = False,
     ) -> None:
+        """A request, or a notification, that is handled from now on.
+
+        Args:
+            standalone: The way to its client that is left when it was answered.
+            questions: Those of this process to its clients.
+            spawn: Does something beside its handler.
+            started_at: Seconds on the session clock.
+        """
         self.request = waiter.request
-        self.request_id: RequestId | None = waiter.request.id
+        self.request_id: RequestId | None = None if is_notification else waiter.request.id
         self.record = record
-        self.handle: SessionHandle | None = None
+        self.handle = handle
         self.key = key
         self.waiters = [waiter]
         self.done = False
-        self.started_at = runner.clock()
+        self.started_at = started_at
         self.task: asyncio.Task[None] | None = None
         self.context: Any = waiter.inbound.context
-        self._runner = runner
+        self._standalone = standalone
+        self._questions = questions
+        self._spawn = spawn
         self._asked: list[PendingQuestion] = []
-        self._telling: set[asyncio.Task[None]] = set()
+        self._withdrawals: set[asyncio.Task[None]] = set()
+
+    def begin(self, task: asyncio.Task[None]) -> None:
+        """Its handler runs in a task of its own."""
+        self.task = task
+
+    def end(self) -> None:
+        """It is answered from now on, and does not use its own way back any more."""
+        self.done = True
 
     @property
     def session_id(self) -> SessionId | None:
         """The protocol-mode session it belongs to."""
         return self.record.session_id if self.record is not None else None
+
+    @property
+    def sessions(self) -> list[SessionId]:
+        """The sessions, of either mode, that must not expire while it runs."""
+        connection = self.waiters[0].inbound.connection
+        sessions = [self.session_id] if self.session_id is not None else []
+        if connection is not None and connection.transport_session is not None:
+            sessions.append(connection.transport_session)
+        return sessions
 
     @property
     def transport(self) -> str:
@@ -94,7 +131,7 @@ class RunningRequest:
         elif method not in ("notifications/progress", "notifications/cancelled"):
             # The request's way back is gone with its answer. What was meant for the client
             # and not for this request alone still reaches it.
-            await self._runner.standalone(self).notify(method, params)
+            await self._standalone.notify(method, params)
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Report progress under the token of the newest sending, if it has one."""
@@ -119,14 +156,14 @@ class RunningRequest:
         """Ask the client on the request's own way back; see :class:`Outbound`."""
         inbound = self.waiters[-1].inbound
         check_may_ask(inbound.asked, method)
-        question = self._runner.questions.new(inbound.principal, None, method, params, on_progress)
+        question = self._questions.new(inbound.principal, None, method, params, on_progress)
         self._asked.append(question)
         try:
-            return await self._runner.questions.ask(
+            return await self._questions.ask(
                 question,
                 lambda message: self._emit(message, question.log_key),
                 timeout=timeout,
-                tell=lambda message: self._tell(message, question.log_key),
+                tell=lambda message: self._withdraw(message, question.log_key),
             )
         finally:
             self._asked.remove(question)
@@ -136,31 +173,37 @@ class RunningRequest:
         answer goes to both.
         """
         self.waiters.append(waiter)
-        self._runner.heard(self)
         for question in list(self._asked):
             # Each may be answered, or a new one be asked, while the one before it is sent.
             if not question.future.done() and may_ask(waiter.inbound.asked, question.method):
                 await self._emit(question.message, question.log_key)
 
+    async def store_state(self) -> None:
+        """Apply what the handler changed of the session's state; see
+        :meth:`SessionHandle.store_state`.
+        """
+        if self.handle is not None:
+            self.record = await self.handle.store_state() or self.record
+
     def fail_open_questions(self, code: int, message: str) -> None:
         """Nobody waits for what the handler asked any more, and its client is told so."""
         for question in self._asked:
             withdrawal = None if question.future.done() else question.withdraw(message)
-            self._runner.questions.fail(question, code, message)
+            self._questions.fail(question, code, message)
             if withdrawal is not None:
-                self._tell(withdrawal, question.log_key)
+                self._withdraw(withdrawal, question.log_key)
 
-    async def told(self, timeout: float) -> None:
+    async def settled(self, timeout: float) -> None:
         """Wait until what was withdrawn is on its way, ``timeout`` seconds at the most: nothing
         follows the answer.
         """
-        if self._telling:
-            await asyncio.wait(self._telling, timeout=timeout)
+        if self._withdrawals:
+            await asyncio.wait(self._withdrawals, timeout=timeout)
 
-    def _tell(self, message: bytes, log_key: str) -> None:
-        task = self._runner.spawn(self._emit(message, log_key))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+    def _withdraw(self, message: bytes, log_key: str) -> None:
+        task = self._spawn(self._emit(message, log_key))
+        self._withdrawals.add(task)
+        task.add_done_callback(self._withdrawals.discard)
 
     async def _emit(self, message: bytes, log_key: str) -> None:
         await self.waiters[-1].inbound.channel.emit(message, log_key)

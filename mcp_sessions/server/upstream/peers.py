@@ -14,9 +14,9 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import Inbound, TransportConnection
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.publisher import Publisher
+from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.requests.outbound import ConnectionOutbound, LateOutbound, SessionOutbound
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.upstream.port import NewPeer, Outbound, Upstream, UpstreamPeer
 from mcp_sessions.server.upstream.subscriptions import (
     DISCOVER,
@@ -39,6 +39,7 @@ class UpstreamPeers:
         hub: Hub,
         publisher: Publisher,
         runner: RequestRunner,
+        questions: PendingQuestions,
         policy: SessionPolicy,
         advertise: Callable[[dict[str, Any]], None],
     ) -> None:
@@ -52,12 +53,13 @@ class UpstreamPeers:
         self._hub = hub
         self._publisher = publisher
         self._runner = runner
+        self._questions = questions
         self._policy = policy
         self._advertise = advertise
 
     def adopt(self, peer: NewPeer, outbound: LateOutbound, connection: TransportConnection) -> None:
         """A client that shook hands has a connection now."""
-        outbound.bind(ConnectionOutbound(self._publisher, self._runner, connection))
+        outbound.bind(self._of_connection(connection))
         if connection.transport_session is not None:
             peer.belongs_to(connection.transport_session)
         connection.upstream_peers[None] = peer
@@ -81,9 +83,7 @@ class UpstreamPeers:
         if connection is None or inbound.modern:
             outbound = None
             if record is not None:
-                outbound = SessionOutbound(
-                    self._hub, self._publisher, self._runner, self._store, record
-                )
+                outbound = self._of_session(record)
             session_id = record.session_id if record is not None else None
             if inbound.modern:
                 return self._upstream.modern_peer(inbound.route, outbound, session_id)
@@ -93,13 +93,11 @@ class UpstreamPeers:
         if known is not None:
             return known
         if record is not None:
-            outbound = SessionOutbound(
-                self._hub, self._publisher, self._runner, self._store, record
-            )
+            outbound = self._of_session(record)
             self._hub.used(record.session_id, connection)
             peer = self._upstream.peer(inbound.peer, outbound, record.session_id)
         else:
-            outbound = ConnectionOutbound(self._publisher, self._runner, connection)
+            outbound = self._of_connection(connection)
             session_id = connection.transport_session
             # On a pipe a client may speak before its handshake; the server says what it
             # thinks of that.
@@ -111,14 +109,21 @@ class UpstreamPeers:
         connection.upstream_peers[session_id] = peer
         return peer
 
-    def standalone(self, running: RunningRequest) -> Outbound:
+    def standalone(self, inbound: Inbound, record: SessionRecord | None) -> Outbound:
         """The way to a request's client outside of the request."""
-        inbound, record = running.waiters[-1].inbound, running.record
         if record is not None:
-            return SessionOutbound(self._hub, self._publisher, self._runner, self._store, record)
+            return self._of_session(record)
         if inbound.connection is not None:
-            return ConnectionOutbound(self._publisher, self._runner, inbound.connection)
+            return self._of_connection(inbound.connection)
         return LateOutbound()
+
+    def _of_session(self, record: SessionRecord) -> SessionOutbound:
+        return SessionOutbound(
+            self._hub, self._publisher, self._runner, self._questions, self._store, record
+        )
+
+    def _of_connection(self, connection: TransportConnection) -> ConnectionOutbound:
+        return ConnectionOutbound(self._publisher, self._runner, self._questions, connection)
 
     def _remember_subscription(
         self, inbound: Inbound, record: SessionRecord | None

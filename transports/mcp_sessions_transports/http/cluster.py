@@ -16,6 +16,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import GetStreamOpened, StreamRead, Withdrawn
 from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions_transports.http.channel import PostChannel
 from mcp_sessions_transports.http.connection import HttpConnection
 
@@ -24,9 +25,15 @@ class ClusterStreams:
     """The :class:`~mcp_sessions.server.cluster.handlers.HttpStreams` of a layer."""
 
     def __init__(
-        self, hub: Hub, bus: ClusterBus, policy: SessionPolicy, clock: Callable[[], float]
+        self,
+        hub: Hub,
+        runner: RequestRunner,
+        bus: ClusterBus,
+        policy: SessionPolicy,
+        clock: Callable[[], float],
     ) -> None:
         self._hub = hub
+        self._runner = runner
         self._bus = bus
         self._policy = policy
         self._clock = clock
@@ -69,7 +76,7 @@ class ClusterStreams:
             if connection.is_streaming:
                 await catch_up(connection, self._hub)
             elif connection.used_at < unused and not (
-                connection.responses.channels or connection.requests
+                connection.responses.channels or self._runner.by_connection(connection)
             ):
                 await self._hub.let_go(connection)
             for channel in list(connection.responses.channels.values()):

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from starlette.types import Receive, Send
 
 from mcp_sessions.core.log import Draft, LoggedEvent
-from mcp_sessions.core.messages import RequestId
 from mcp_sessions.errors import Refusal, SessionNotFound, Status, StoreUnavailable
 from mcp_sessions.ids import (
     GET_STREAM,
@@ -31,7 +30,6 @@ from mcp_sessions.server.cluster.messages import GetStreamOpened
 from mcp_sessions.server.connection import ReadEvents
 from mcp_sessions.server.delivery.relaying import Relay
 from mcp_sessions.server.delivery.streams import Streams
-from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
@@ -99,7 +97,6 @@ class HttpConnection:
         self.principal = record.principal
         self.peer = peer
         self.attached: dict[SessionId, FencingEpoch] = {}
-        self.requests: dict[RequestId, RunningRequest] = {}
         self.upstream_peers: dict[SessionId | None, UpstreamPeer] = {}
         self.responses = ResponseStreams(
             record.session_id, Streams(store, clock), policy.max_finished_streams

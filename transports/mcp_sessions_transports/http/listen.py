@@ -21,7 +21,6 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.connection import ReadEvents
-from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer
 from mcp_sessions_transports.http.modern_channel import MODERN_SSE_HEADERS, PING, modern_event
@@ -62,7 +61,6 @@ class ListenStream:
         self.peer = peer
         self.transport_session: SessionId | None = None
         self.attached: dict[SessionId, FencingEpoch] = {}
-        self.requests: dict[RequestId, RunningRequest] = {}
         self.upstream_peers: dict[SessionId | None, UpstreamPeer] = {}
         self.close_stream: Callable[[], Awaitable[None]] | None = None
         self._request_id = request_id
