@@ -14,14 +14,15 @@ from mcp_sessions.endpoint import Endpoint
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
-from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.detached import declares_extension, tell_detached
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.owed import Owed
+from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions_transports.duplex import DuplexConnection
-from mcp_sessions_transports.http.connection import HttpConnection
+from mcp_sessions_transports.duplex_transport import DuplexTransport
+from mcp_sessions_transports.http.transport import http_transport
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Draining:
         inbounds = (
             waiter.inbound for at_work in self._runner.at_work for waiter in at_work.waiters
         )
-        return any(isinstance(inbound.connection, HttpConnection) for inbound in inbounds)
+        return any(isinstance(inbound.connection, StoredConnection) for inbound in inbounds)
 
     async def drain(self, grace: float) -> None:
         """See :meth:`~mcp_sessions.layer.SessionLayer.drain`."""
@@ -81,9 +82,10 @@ class Draining:
             endpoint.http.retry_after = self._policy.reconnect_spread
         if first:
             for connection in self._hub.connections():
-                if isinstance(connection, DuplexConnection) and not declares_extension(connection):
+                transport = connection.transport
+                if isinstance(transport, DuplexTransport) and not declares_extension(connection):
                     # It is told nothing, and knows no refusal of this kind (ERR15).
-                    connection.close_when_quiet()
+                    transport.close_when_quiet()
                 else:
                     await self._tell_draining(connection)
         left = await self._runner.drain(grace)
@@ -93,26 +95,26 @@ class Draining:
             logger.warning("%d requests were cancelled at shutdown", left)
         closing: list[asyncio.Task[Any]] = []
         for connection in self._hub.connections():
-            connection.close()
-            if isinstance(connection, DuplexConnection):
-                closing.append(asyncio.create_task(connection.over.wait()))
+            connection.transport.close()
+            if isinstance(connection.transport, DuplexTransport):
+                closing.append(asyncio.create_task(connection.transport.over.wait()))
         if closing:
             # The server that runs us closes every WebSocket next, whatever waits there.
             await asyncio.wait(closing, timeout=_LAST_WORDS)
             for task in closing:
                 task.cancel()
 
-    async def _tell_draining(self, connection: TransportConnection) -> None:
+    async def _tell_draining(self, connection: ClientConnection) -> None:
         spread = self._policy.reconnect_spread
         sessions = list(connection.attached)
-        if isinstance(connection, HttpConnection):
+        if isinstance(connection, StoredConnection):
             if self._bus.is_shared and not connection.is_streaming:
                 # Other replicas serve it on, and nothing here is in its way.
                 return
             # Stock clients, too, come back one by one. Alone, this process needs a moment to
             # be there again, and some of them give up for ever when they find nobody twice.
             least = 0.1 if self._bus.is_shared else 0.5
-            connection.come_back_after(random.uniform(least, 1) * spread)
+            http_transport(connection).come_back_after(random.uniform(least, 1) * spread)
             record = await self._store.load(connection.session_id, now=0)
             sessions.extend(record.carried if record is not None else ())
         for session_id in sessions:
@@ -125,7 +127,7 @@ class Draining:
             for endpoint in self._endpoints:
                 await endpoint.handshake.close()
             for connection in self._hub.connections():
-                if isinstance(connection, HttpConnection):
+                if isinstance(connection, StoredConnection):
                     # It is in the store, and goes on there with what is attached to it.
                     await self._hub.let_go(connection)
                 else:

@@ -22,7 +22,6 @@ from mcp_sessions_transports.credentials import StillValid
 from mcp_sessions_transports.http.endpoint import StreamableHttp
 from mcp_sessions_transports.http.handshake import HandshakeHttp
 from mcp_sessions_transports.http.modern import ModernHttp
-from mcp_sessions_transports.http.sessions import TransportSessions
 from mcp_sessions_transports.origin import OriginGuard, SecuritySettings
 from mcp_sessions_transports.served import Served
 from mcp_sessions_transports.websocket.authorizer import HandshakeAuthorizer
@@ -66,8 +65,7 @@ class Endpoint:
         self._shell = http_shell(upstream, self._serve, path=path, host=host, security=settings)
         self._served = served_with(self._shell.still_valid)
         self._guard = OriginGuard(settings)
-        self.sessions = TransportSessions(self._served)
-        self.handshake = HandshakeHttp(self._served, self.sessions)
+        self.handshake = HandshakeHttp(self._served)
         self.http = StreamableHttp(
             handshake=self.handshake,
             modern=ModernHttp(self._served, SdkModernRules(upstream), self._guard),

@@ -26,6 +26,7 @@ from mcp_sessions.draining import Draining
 from mcp_sessions.endpoint import Endpoint
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.health import Health
+from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.server.cluster.bus import ClusterBus, LocalBus, SharedBus
@@ -36,6 +37,8 @@ from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions
+from mcp_sessions.server.delivery.streams import Streams
+from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.dispatch.admin import Sessions
 from mcp_sessions.server.dispatch.capabilities import advertise
 from mcp_sessions.server.dispatch.gates import Gates
@@ -56,10 +59,12 @@ from mcp_sessions.serving import (
     listen_on,
 )
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Peer
 from mcp_sessions.stores.stateless import Stateless
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.credentials import CredentialWatch, StillValid
 from mcp_sessions_transports.http.cluster import ClusterStreams
+from mcp_sessions_transports.http.transport import HttpTransport
 from mcp_sessions_transports.origin import SecuritySettings
 from mcp_sessions_transports.served import Served
 from mcp_sessions_transports.stdio.server import StdioBinding, standard_streams
@@ -152,6 +157,27 @@ class SessionLayer:
             self.store, self._runner, self._hub, self.policy, clock, self._methods.forget
         )
         self._methods.make_room = self._reaper.make_room
+        streams = Streams(self.store, clock)
+
+        def new_transport(session_id: SessionId, peer: Peer) -> HttpTransport:
+            return HttpTransport(
+                session_id,
+                streams,
+                self.policy,
+                primes=primes_streams(peer.protocol_version),
+                is_shared=self._bus.is_shared,
+            )
+
+        self._transport_sessions = TransportSessions(
+            self.store,
+            self._hub,
+            clock,
+            self._bus,
+            held=lambda: self._runner.held,
+            listed=self._upstream.listed,
+            new_transport=new_transport,
+        )
+        self._hub.revive = self._transport_sessions.revive
         self._router = Router(
             store=self.store,
             hub=self._hub,
@@ -175,7 +201,14 @@ class SessionLayer:
             self._questions,
             self._runner,
             self._router.joining,
-            ClusterStreams(self._hub, self._runner, self._bus, self.policy, clock),
+            ClusterStreams(
+                self._hub,
+                self._runner,
+                self._bus,
+                self._transport_sessions,
+                self.policy,
+                clock,
+            ),
             forget=self._methods.forget_here,
             publish=self._upstream.echo,
         )
@@ -549,7 +582,6 @@ class SessionLayer:
             ready=self._check_running,
             application=application,
         )
-        self._hub.revive = endpoint.sessions.revive
         self._endpoints.append(endpoint)
         return endpoint
 
@@ -561,6 +593,7 @@ class SessionLayer:
             runner=self._runner,
             methods=self._methods,
             listening=Listening(self.store, self._hub, self._router, self._methods, self._upstream),
+            transport_sessions=self._transport_sessions,
             upstream=self._upstream,
             store=self.store,
             policy=self.policy,

@@ -1,4 +1,4 @@
-"""What the server asks of a binding: the port that every transport implements.
+"""A connection as the server knows it, and what it asks of a binding: the port.
 
 A *connection* is a WebSocket, a stdio pipe, or a transport-mode session over HTTP (its POSTs
 and its GET stream together). A lone HTTP POST is none: it lives as long as its response and
@@ -19,6 +19,9 @@ from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
+
+DEFAULT_VERSION = "2025-03-26"
+"""What a client that names no version is taken to speak (2025-11-25, transports)."""
 
 ReadEvents = Callable[[str], Awaitable[tuple[Sequence[LoggedEvent], Refusal | None]]]
 
@@ -70,26 +73,11 @@ class RequestChannel(Protocol):
         ...
 
 
-class TransportConnection(Protocol):
-    """A connection that can be pushed to."""
+class Transport(Protocol):
+    """The wire of one connection: the port that every binding implements.
 
-    id: ConnectionId
-    kind: str
-    """``http``, ``websocket`` or ``stdio``."""
-
-    principal: Principal
-    peer: Peer
-    transport_session: SessionId | None
-    """Over HTTP: its transport-mode session; its subscriptions and current session are in
-    the store and outlive this process."""
-
-    attached: dict[SessionId, FencingEpoch]
-    """The protocol-mode sessions whose events go here, of a connection that lives in this
-    process. Over HTTP they are in the store (:attr:`SessionRecord.carried`), and this stays
-    empty."""
-
-    upstream_peers: dict[SessionId | None, UpstreamPeer]
-    """How the wrapped server sees it: once for itself and once per session used here."""
+    Only :meth:`drain` waits for the peer. What it does not take now waits in its session's log.
+    """
 
     is_leaving: bool
     """The process stops, and this connection is served until nothing of it is at work."""
@@ -98,26 +86,10 @@ class TransportConnection(Protocol):
     """Closes its GET stream so that the client comes back with ``Last-Event-ID``; None
     where there is none."""
 
-    @property
-    def is_streaming(self) -> bool:
-        """Over HTTP: whether its GET stream is open in this process."""
-        ...
-
-    async def current(self) -> CurrentSession | None:
-        """Its current session (ASC2), as it is now. A request asks its
-        :class:`Inbound`, which knows it from the request's own admission.
-        """
-        ...
-
-    async def set_current(self, current: CurrentSession | None) -> None:
-        """Change its current session."""
-        ...
-
-    async def begin(
+    def begin(
         self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
-    ) -> bool:
-        """A session is attached here: hand over ``attached.replay``, then what follows. What
-        waits here of an older attachment is withdrawn first.
+    ) -> None:
+        """A session is attached here. What waits here of an older attachment is withdrawn.
 
         Args:
             session_id: The session.
@@ -125,23 +97,146 @@ class TransportConnection(Protocol):
             after: Where the replay starts: the client's position, or the head.
             read: The session's events after a position, or nothing and why; nothing either
                 once it is attached elsewhere.
+        """
+        ...
+
+    def offer(self, session_id: SessionId, event: LoggedEvent) -> None:
+        """An event of a session that is attached here was stored: hand it over, in order."""
+        ...
+
+    def check_position(self, session_id: SessionId, head: Position | None) -> None:
+        """Something may have been missed: read on, unless this is as far as was handed over.
+
+        Args:
+            session_id: The session.
+            head: None: unknown; or read on anyway.
+        """
+        ...
+
+    def send(self, draft: Draft) -> None:
+        """Hand over a message that is no session event."""
+        ...
+
+    def withdraw(self, session_id: SessionId) -> None:
+        """Take back what was not handed to the network yet of a session."""
+        ...
+
+    def session_over(self, session_id: SessionId) -> None:
+        """A session that was attached here is over: nothing of it is handed over any more."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait until the peer took enough to hand over more, for
+        ``SessionPolicy.slow_timeout`` at the most; then the slow stream is closed.
+        """
+        ...
+
+    def hold(self) -> Callable[[], None]:
+        """Hand over nothing to the network until the returned function is called."""
+        ...
+
+    def close(self) -> None:
+        """End its streams, in order: the session behind it is over, or the server stops."""
+        ...
+
+
+class ClientConnection:
+    """A connection that can be pushed to, as the server knows it. That of a transport-mode
+    session, which outlives this process, is a
+    :class:`~mcp_sessions.server.delivery.stored_connection.StoredConnection`.
+    """
+
+    __slots__ = (
+        "_current",
+        "attached",
+        "id",
+        "kind",
+        "peer",
+        "principal",
+        "transport",
+        "transport_session",
+        "upstream_peers",
+    )
+
+    def __init__(
+        self,
+        connection_id: ConnectionId,
+        kind: str,
+        principal: Principal,
+        peer: Peer,
+        transport: Transport,
+        transport_session: SessionId | None = None,
+    ) -> None:
+        """A connection of ``kind`` ``http``, ``listen``, ``websocket`` or ``stdio``.
+
+        Args:
+            transport_session: Over HTTP: its transport-mode session.
+        """
+        self.id = connection_id
+        self.kind = kind
+        self.principal = principal
+        self.peer = peer
+        self.transport = transport
+        self.transport_session = transport_session
+        self.attached: dict[SessionId, FencingEpoch] = {}
+        """The protocol-mode sessions whose events go here. Over HTTP they are in the store
+        (:attr:`SessionRecord.carried`), and this stays empty."""
+
+        self.upstream_peers: dict[SessionId | None, UpstreamPeer] = {}
+        """How the wrapped server sees it: once for itself and once per session used here."""
+
+        self._current: CurrentSession | None = None
+
+    @property
+    def is_streaming(self) -> bool:
+        """Over HTTP: whether its GET stream is open in this process."""
+        return False
+
+    def identify(self, peer: Peer) -> None:
+        """The client said who it is: in its handshake, or with its first modern-era request."""
+        self.peer = peer
+
+    async def current(self) -> CurrentSession | None:
+        """Its current session (ASC2), as it is now. A request asks its
+        :class:`Inbound`, which knows it from the request's own admission.
+        """
+        return self._current
+
+    async def set_current(self, current: CurrentSession | None) -> None:
+        """Change its current session."""
+        self._current = current
+
+    async def begin(
+        self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
+    ) -> bool:
+        """A session is attached here: hand over ``attached.replay``, then what follows.
+
+        Args:
+            session_id: The session.
+            attached: What the store answered.
+            after: See :meth:`Transport.begin`.
+            read: See :meth:`Transport.begin`.
 
         Returns:
             False if it was attached anew meanwhile, or the connection is gone.
         """
-        ...
+        self.attached[session_id] = attached.fencing_epoch
+        self.transport.begin(session_id, attached, after, read)
+        return True
 
     async def deliver(
         self, session_id: SessionId, event: LoggedEvent, fencing_epoch: FencingEpoch
     ) -> bool:
         """Hand over one event of a session, in order, if it is attached here with that
-        epoch. Never waits for the peer: what it does not take now waits where it is kept.
+        epoch. Never waits for the peer.
 
         Returns:
             False if what comes before it is gone from the session's window, so that nothing
             more can be handed over without a hole.
         """
-        ...
+        if self.attached.get(session_id) == fencing_epoch:
+            self.transport.offer(session_id, event)
+        return True
 
     def appended(
         self, session_id: SessionId, event: LoggedEvent, attachment: Attachment | None
@@ -149,20 +244,20 @@ class TransportConnection(Protocol):
         """What :meth:`deliver` is for an event that another process stored, of a stream that
         is watched for this connection.
         """
-        ...
+        fencing_epoch = self.attached.get(session_id, FencingEpoch(-1))
+        if attachment == Attachment(self.id, fencing_epoch):
+            self.transport.offer(session_id, event)
+        else:
+            # Whether it was displaced is asked by who reads the log.
+            self.transport.check_position(session_id, None)
 
     def check_position(self, session_id: SessionId, head: Position | None) -> None:
-        """Something may have been missed: this is the head of a stream that is watched.
-
-        Args:
-            session_id: The session that the stream is of.
-            head: None: unknown; or look anyway.
-        """
-        ...
+        """See :meth:`Transport.check_position`, of a stream that is watched."""
+        self.transport.check_position(session_id, head)
 
     async def send(self, draft: Draft) -> None:
         """Hand over a message that is no session event. Never waits for the peer."""
-        ...
+        self.transport.send(draft)
 
     async def withdraw(
         self, session_id: SessionId, fencing_epoch: FencingEpoch | None = None
@@ -173,25 +268,11 @@ class TransportConnection(Protocol):
             session_id: The session.
             fencing_epoch: Do nothing if it is attached here anew, with a higher one.
         """
-        ...
-
-    async def drain(self) -> None:
-        """Wait until the peer took enough to hand over more, for
-        ``SessionPolicy.slow_timeout`` at the most; then the slow stream is closed.
-        """
-        ...
+        self.transport.withdraw(session_id)
 
     async def session_over(self, session_id: SessionId) -> None:
         """A session that was attached here is over: nothing of it is handed over any more."""
-        ...
-
-    def close(self) -> None:
-        """End its streams, in order: the session behind it is over, or the server stops."""
-        ...
-
-    def hold(self) -> Callable[[], None]:
-        """Hand over nothing to the network until the returned function is called."""
-        ...
+        self.transport.session_over(session_id)
 
 
 class NotChanged(Enum):
@@ -206,7 +287,7 @@ class Inbound:
 
     principal: Principal
     peer: Peer
-    connection: TransportConnection | None
+    connection: ClientConnection | None
     """None: a lone POST."""
 
     channel: RequestChannel

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from mcp_sessions_transports.duplex import DuplexConnection
+from mcp_sessions_transports.duplex_transport import DuplexTransport
 from tests.support.duplex import DuplexWorld, WebSocketPeer, duplex_world
 from tests.support.raw import Json, at_most, keyed, text_of
 
@@ -13,10 +13,10 @@ pytestmark = pytest.mark.anyio
 KINDS = pytest.mark.parametrize("kind", ["websocket", "pipe"])
 
 
-def connection_of(w: DuplexWorld) -> DuplexConnection:
-    """The one connection of a world."""
+def transport_of(w: DuplexWorld) -> DuplexTransport:
+    """That of the one connection of a world."""
     (connection,) = w.layer._hub.connections()  # pyright: ignore[reportPrivateUsage]
-    return cast(DuplexConnection, connection)
+    return cast(DuplexTransport, connection.transport)
 
 
 @KINDS
@@ -60,15 +60,15 @@ async def test_answers_that_a_client_does_not_take_are_bounded_in_bytes(kind: st
     async with duplex_world(send_buffer=10_000, max_unread_bytes=50_000, slow_timeout=600) as w:
         answers_large(w, 9_000)
         peer = await w.connected(kind)
-        connection = connection_of(w)
+        transport = transport_of(w)
         for _ in range(40):
             await peer.call("large")
         gate = w.inner.box.gate("g")
         await peer.text("echo", text="all were read")
-        connection.outbox.hold()
+        transport.outbox.hold()
         gate.go.set()
-        await at_most(10, connection.over.wait())
-        held = sum(len(chunk) for chunk, _ in connection.outbox._buffer)  # pyright: ignore[reportPrivateUsage]
+        await at_most(10, transport.over.wait())
+        held = sum(len(chunk) for chunk, _ in transport.outbox._buffer)  # pyright: ignore[reportPrivateUsage]
         assert held < 10_000 + 50_000 + 10_000
         if isinstance(peer, WebSocketPeer):
             code, _ = await peer.closed()
@@ -104,5 +104,5 @@ async def test_a_connection_that_ends_does_not_look_through_everybodys_subscript
         hub._sessionless = NotLookedThrough(hub._sessionless)
         connections = hub.connections()
         await peer.leave()
-        await at_most(10, connections[0].over.wait())
+        await at_most(10, connections[0].transport.over.wait())
         assert len(hub._sessionless) == 2 and len(hub.sessionless_subscribers("note://shared")) == 1

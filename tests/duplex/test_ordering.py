@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
 KINDS = ("websocket", "stdio")
 
 
-def connection_of(world: DuplexWorld) -> Any:
+def transport_of(world: DuplexWorld) -> Any:
     """The newest connection, as the server has it."""
-    return world.layer._hub.connections()[-1]  # pyright: ignore[reportPrivateUsage]
+    return world.layer._hub.connections()[-1].transport  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,7 +115,7 @@ async def test_a_resume_that_failed_holds_no_events_back(kind: str) -> None:
         store.is_away = False
         await world.publish(session_id, "note://a")
         assert uris(await peer.has_events(1)) == ["note://a"]
-        assert not connection_of(world).channels
+        assert not transport_of(world).channels
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -124,7 +124,7 @@ async def test_a_full_buffer_leaves_the_rest_in_the_log_and_catches_up(kind: str
     async with duplex_world(send_buffer=4_000) as world:
         peer = await world.connected(kind)
         session_id = (await peer.start())["sessionId"]
-        outbox = connection_of(world).outbox
+        outbox = transport_of(world).outbox
         release = outbox.hold()
         flood = [f"note://{number}" for number in range(200)]
         await world.publish(session_id, *flood)
@@ -217,7 +217,7 @@ async def test_a_session_taken_while_its_log_is_read_sends_nothing_more_here(kin
         old = await world.connected(kind)
         started = await old.start()
         session_id = started["sessionId"]
-        release = connection_of(world).outbox.hold()
+        release = transport_of(world).outbox.hold()
         flood = [f"note://{number}" for number in range(20)]
         await world.publish(session_id, *flood)
         release()
@@ -262,19 +262,19 @@ async def test_who_takes_no_answers_may_not_go_on_asking(kind: str) -> None:
     """
     async with duplex_world(send_buffer=10_000, slow_timeout=0.2) as world:
         peer = await world.connected(kind)
-        connection = connection_of(world)
-        connection.outbox.hold()
+        transport = transport_of(world)
+        transport.outbox.hold()
         request = "i" * 1_000
         # Small enough for the buffer of any pipe; each answer is as large.
         for number in range(15):
             await peer.send("nope", request_id=f"{number}{request}")
         async with asyncio.timeout(WITHIN):
-            while not connection.outbox.full:  # noqa: ASYNC110
+            while not transport.outbox.full:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        waiting = sum(len(chunk) for chunk, _ in connection.outbox._buffer)
+        waiting = sum(len(chunk) for chunk, _ in transport.outbox._buffer)
         for number in range(15, 50):
             await peer.send("nope", request_id=f"{number}{request}")
-        await at_most(WITHIN, connection.outbox.until_cut())
-        assert connection.outbox.was_slow
-        grown = sum(len(chunk) for chunk, _ in connection.outbox._buffer) - waiting
+        await at_most(WITHIN, transport.outbox.until_cut())
+        assert transport.outbox.was_slow
+        grown = sum(len(chunk) for chunk, _ in transport.outbox._buffer) - waiting
         assert grown < 10 * len(request)

@@ -103,8 +103,8 @@ async def test_a_session_whose_resume_was_cut_off_is_not_left_attached(after: bo
         await at_most(10, slow.started.wait())
         # As its credential may end, or its patience with who takes nothing.
         (connection,) = w.layer._hub.connections()  # pyright: ignore[reportPrivateUsage]
-        cast(Any, connection).outbox.cut()
-        await at_most(10, cast(Any, connection).over.wait())
+        cast(Any, connection.transport).outbox.cut()
+        await at_most(10, cast(Any, connection.transport).over.wait())
         slow.go.set()
 
         async def detached() -> bool:

@@ -354,7 +354,7 @@ async def test_what_is_owed_no_answer_leaves_nothing_behind(kind: str) -> None:
             await peer.text("echo", text="x")
             await peer.resume(session_id)
         (connection,) = connections(world)
-        assert not connection.channels
+        assert not connection.transport.channels
         runner = world.layer._runner  # pyright: ignore[reportPrivateUsage]
         assert not runner.by_connection(connection)
 

@@ -39,7 +39,6 @@ KNOWN_ASSIGNED = {
     "route",
     "session_header",
     "undelivered",
-    "used_at",
     "was_slow",
     "written",
 }

@@ -123,7 +123,7 @@ class _Lines(StdioBinding):
             for chunk in chunks:
                 self._peer.took(chunk)
 
-        await connection.outbox.empty_into(write, idle=None, interval=0)
+        await connection.transport.outbox.empty_into(write, idle=None, interval=0)
 
 
 class MemoryPipe(DuplexPeer):

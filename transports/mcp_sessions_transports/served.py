@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
@@ -15,9 +16,6 @@ from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions_transports.credentials import CredentialWatch
-
-DEFAULT_VERSION = "2025-03-26"
-"""What a client that names no version is taken to speak (2025-11-25, transports)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +27,7 @@ class Served:
     runner: RequestRunner
     methods: SessionMethods
     listening: Listening
+    transport_sessions: TransportSessions
     upstream: Upstream
     store: SessionStore
     policy: SessionPolicy

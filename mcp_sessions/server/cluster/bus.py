@@ -41,7 +41,7 @@ _Key = tuple[SessionId, StreamName]
 
 class Watcher(Protocol):
     """Who has a stream open here: see
-    :class:`~mcp_sessions.server.connection.TransportConnection`.
+    :class:`~mcp_sessions.server.connection.ClientConnection`.
     """
 
     def appended(

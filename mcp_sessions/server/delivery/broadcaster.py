@@ -34,7 +34,7 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import ServerChanged
-from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.announced import Outcome, note
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.publisher import Publisher
@@ -510,7 +510,7 @@ class ChangeBroadcaster:
 
     def _sessionless_audience(
         self, method: str, params: Mapping[str, Any] | None
-    ) -> list[TransportConnection]:
+    ) -> list[ClientConnection]:
         """The pipes and WebSockets that hear a change outside of any session."""
         if method == RESOURCE_UPDATED:
             return self._hub.sessionless_subscribers(str((params or {}).get("uri", "")))

@@ -8,13 +8,13 @@ from typing import Any, cast
 from mcp_sessions.core.messages import EXTENSION, notification_message, plain_draft
 from mcp_sessions.errors import Detached
 from mcp_sessions.ids import SessionId
-from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.server.connection import ClientConnection
 
 DETACHED = "notifications/sessions/detached"
 
 
 async def tell_detached(
-    connection: TransportConnection,
+    connection: ClientConnection,
     session_id: SessionId,
     reason: Detached,
     *,
@@ -40,7 +40,7 @@ async def tell_detached(
     await connection.send(plain_draft(notification_message(DETACHED, params)))
 
 
-def declares_extension(connection: TransportConnection) -> bool:
+def declares_extension(connection: ClientConnection) -> bool:
     """Whether the client said in its handshake that it knows our extension."""
     params: Mapping[str, Any] = connection.peer.initialize_params or {}
     declared: Any = params.get("capabilities")

@@ -28,7 +28,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import Displaced, SessionAttached, Withdrawn
-from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.detached import tell_detached
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.questions import PendingQuestions, may_ask
@@ -38,7 +38,7 @@ from mcp_sessions.stores.records import Attached, Attachment, SessionRecord
 
 logger = logging.getLogger(__name__)
 
-Revive = Callable[[ConnectionId], Awaitable[TransportConnection | None]]
+Revive = Callable[[ConnectionId], Awaitable[ClientConnection | None]]
 
 
 class Hub:
@@ -62,10 +62,10 @@ class Hub:
         self._owed = owed
         self._bus = bus
         self._questions = questions
-        self._connections: dict[ConnectionId, TransportConnection] = {}
-        self._sessionless: dict[str, dict[TransportConnection, None]] = {}
-        self._sessionless_of: dict[TransportConnection, dict[str, None]] = {}
-        self._used_on: dict[SessionId, dict[TransportConnection, None]] = {}
+        self._connections: dict[ConnectionId, ClientConnection] = {}
+        self._sessionless: dict[str, dict[ClientConnection, None]] = {}
+        self._sessionless_of: dict[ClientConnection, dict[str, None]] = {}
+        self._used_on: dict[SessionId, dict[ClientConnection, None]] = {}
         self._session_locks: weakref.WeakValueDictionary[SessionId, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
@@ -74,19 +74,19 @@ class Hub:
 
     # --- connections ---------------------------------------------------------------------
 
-    def add(self, connection: TransportConnection) -> None:
+    def add(self, connection: ClientConnection) -> None:
         """A connection is there."""
         self._connections[connection.id] = connection
 
-    def local(self, connection_id: ConnectionId) -> TransportConnection | None:
+    def local(self, connection_id: ConnectionId) -> ClientConnection | None:
         """A connection of this process."""
         return self._connections.get(connection_id)
 
-    def connections(self) -> list[TransportConnection]:
+    def connections(self) -> list[ClientConnection]:
         """Every connection of this process."""
         return list(self._connections.values())
 
-    async def find(self, connection_id: ConnectionId) -> TransportConnection | None:
+    async def find(self, connection_id: ConnectionId) -> ClientConnection | None:
         """A connection, of this process or revived from the store; None: it is gone, or
         lives in another process.
         """
@@ -110,7 +110,7 @@ class Hub:
         # One of this process is gone.
         return self._bus.is_elsewhere(home) and await self._bus.is_alive(home)
 
-    async def remove(self, connection: TransportConnection) -> None:
+    async def remove(self, connection: ClientConnection) -> None:
         """A connection is gone for good: its sessions wait, detached; in the store when that is
         there.
         """
@@ -128,7 +128,7 @@ class Hub:
                 }
             )
 
-    async def let_go(self, connection: TransportConnection) -> None:
+    async def let_go(self, connection: ClientConnection) -> None:
         """A connection is not served in this process any more; what the store knows of it
         stays.
         """
@@ -144,7 +144,7 @@ class Hub:
         for upstream_peer in upstream_peers.values():
             await _closed(upstream_peer)
 
-    def subscribe_sessionless(self, connection: TransportConnection, uri: str, *, on: bool) -> None:
+    def subscribe_sessionless(self, connection: ClientConnection, uri: str, *, on: bool) -> None:
         """A pipe or WebSocket subscribes for itself, outside of any session."""
         connections = self._sessionless.setdefault(uri, {})
         uris = self._sessionless_of.setdefault(connection, {})
@@ -159,11 +159,11 @@ class Hub:
         if not uris:
             del self._sessionless_of[connection]
 
-    def sessionless_subscriptions(self, connection: TransportConnection) -> Collection[str]:
+    def sessionless_subscriptions(self, connection: ClientConnection) -> Collection[str]:
         """What a connection subscribed to so."""
         return self._sessionless_of.get(connection, {}).keys()
 
-    def sessionless_subscribers(self, uri: str) -> list[TransportConnection]:
+    def sessionless_subscribers(self, uri: str) -> list[ClientConnection]:
         """Who subscribed so to ``uri``."""
         return list(self._sessionless.get(uri, ()))
 
@@ -182,7 +182,7 @@ class Hub:
     async def attach(
         self,
         session_id: SessionId,
-        connection: TransportConnection | None,
+        connection: ClientConnection | None,
         *,
         position: str | None = None,
         only_if_free: bool = False,
@@ -218,7 +218,7 @@ class Hub:
                 if connection is not None and (gone or not is_whole):
                     self._part_later(session_id, connection)
 
-    def _part_later(self, session_id: SessionId, connection: TransportConnection) -> None:
+    def _part_later(self, session_id: SessionId, connection: ClientConnection) -> None:
         """An attach failed half way, or its connection went meanwhile: the store may have it as
         attached all the same.
         """
@@ -238,7 +238,7 @@ class Hub:
         self._owed.owe(("part", session_id, connection.id), part)
 
     async def _epoch_at(
-        self, connection: TransportConnection, session_id: SessionId
+        self, connection: ClientConnection, session_id: SessionId
     ) -> FencingEpoch | None:
         """By which attachment a connection has a session; None: it has not, or is gone."""
         if process_of(connection.id) is None:
@@ -273,7 +273,7 @@ class Hub:
     async def _attach(
         self,
         session_id: SessionId,
-        connection: TransportConnection | None,
+        connection: ClientConnection | None,
         position: str | None,
         only_if_free: bool,
         instance: str | None,
@@ -324,7 +324,7 @@ class Hub:
         await self._bus.tell(SessionAttached(session_id=session_id))
         return attached
 
-    async def _ask_again(self, session_id: SessionId, connection: TransportConnection) -> None:
+    async def _ask_again(self, session_id: SessionId, connection: ClientConnection) -> None:
         """A session has a new connection: what is open goes there too (ASK2), if its
         client can answer it; else it waits for one that can.
         """
@@ -335,7 +335,7 @@ class Hub:
     async def _begin(
         self,
         session_id: SessionId,
-        connection: TransportConnection,
+        connection: ClientConnection,
         attached: Attached,
         position: str | None,
     ) -> None:
@@ -351,7 +351,7 @@ class Hub:
             await self._unwatch(session_id, connection)
 
     async def _read(
-        self, session_id: SessionId, connection: TransportConnection, after: str
+        self, session_id: SessionId, connection: ClientConnection, after: str
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
         """A session's events after a position, for the connection that it is attached to."""
         events, refusal = await self._store.read(session_id, after, now=self._clock())
@@ -377,7 +377,7 @@ class Hub:
             self._tell_later(session_id, previous, reason, newer, instance)
 
     async def detach(
-        self, session_id: SessionId, connection: TransportConnection, fencing_epoch: FencingEpoch
+        self, session_id: SessionId, connection: ClientConnection, fencing_epoch: FencingEpoch
     ) -> None:
         """Let go of a session that is attached with that epoch; its events wait in its
         window.
@@ -437,7 +437,7 @@ class Hub:
         gone = self.local(ConnectionId(session_id))
         if gone is not None:
             await self.remove(gone)
-            gone.close()
+            gone.transport.close()
         async with self.session_lock(session_id):
             # An event that was stored before the end is not handed over after it.
             for connection in self._hearing(session_id, connection_id):
@@ -451,7 +451,7 @@ class Hub:
 
     def _hearing(
         self, session_id: SessionId, connection_id: ConnectionId | None
-    ) -> list[TransportConnection]:
+    ) -> list[ClientConnection]:
         connection = self.local(connection_id) if connection_id is not None else None
         if connection is not None or not self._bus.is_shared:
             return [connection] if connection is not None else []
@@ -460,11 +460,11 @@ class Hub:
             connection for connection in self.connections() if session_id in connection.attached
         ]
 
-    def used(self, session_id: SessionId, connection: TransportConnection) -> None:
+    def used(self, session_id: SessionId, connection: ClientConnection) -> None:
         """A session is used on a connection: what is kept for it there ends with it."""
         self._used_on.setdefault(session_id, {})[connection] = None
 
-    def _unused(self, session_id: SessionId, connection: TransportConnection) -> None:
+    def _unused(self, session_id: SessionId, connection: ClientConnection) -> None:
         connections = self._used_on.get(session_id)
         if connections is not None:
             connections.pop(connection, None)
@@ -512,7 +512,7 @@ class Hub:
         session_id: SessionId,
         previous: Attachment,
         reason: Detached,
-        connection: TransportConnection,
+        connection: ClientConnection,
         newer: str | None,
         instance: str | None,
     ) -> None:
@@ -532,7 +532,7 @@ class Hub:
     async def check_attached(
         self,
         session_id: SessionId,
-        connection: TransportConnection,
+        connection: ClientConnection,
         *,
         waits: bool = True,
         reason: Detached = Detached.TAKEN_OVER,
@@ -574,7 +574,7 @@ class Hub:
         self,
         session_id: SessionId,
         previous: Attachment,
-        connection: TransportConnection,
+        connection: ClientConnection,
         reason: Detached,
         newer: str | None,
         instance: str | None,
@@ -591,14 +591,14 @@ class Hub:
             or any(session_id in connection.attached for connection in self._connections.values())
         )
 
-    async def _watch(self, session_id: SessionId, connection: TransportConnection) -> None:
+    async def _watch(self, session_id: SessionId, connection: ClientConnection) -> None:
         """Hear what other processes store for a session that is attached to a connection of
         this one. One that is in the store hears by its own stream.
         """
         if process_of(connection.id) is not None:
             await self._bus.watch(session_id, EVENTS, connection)
 
-    async def _unwatch(self, session_id: SessionId, connection: TransportConnection) -> None:
+    async def _unwatch(self, session_id: SessionId, connection: ClientConnection) -> None:
         if process_of(connection.id) is not None:
             await self._bus.unwatch(session_id, EVENTS, connection)
 
@@ -611,5 +611,5 @@ async def _closed(upstream_peer: UpstreamPeer) -> None:
         report("the end of a client's connection in the wrapped server", failed)
 
 
-async def _nobody(_: ConnectionId) -> TransportConnection | None:
+async def _nobody(_: ConnectionId) -> ClientConnection | None:
     return None

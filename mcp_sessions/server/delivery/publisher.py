@@ -20,7 +20,7 @@ from mcp_sessions.ids import GET_STREAM, ConnectionId, SessionId, process_of
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import PushQuestion
-from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.questions import PendingQuestion, PendingQuestions, may_ask
 from mcp_sessions.server.delivery.relaying import Relay
@@ -88,7 +88,7 @@ class Publisher:
                 connection = self._hub.local(appended.attachment.connection_id)
                 await self._hand_over(session_id, appended.event, appended.attachment)
         if wait and connection is not None:
-            await connection.drain()
+            await connection.transport.drain()
         elif wait:
             # A handler that only emits must let others run.
             await asyncio.sleep(0)
@@ -157,7 +157,7 @@ class Publisher:
 
     async def send_sessionless(
         self,
-        connection: TransportConnection,
+        connection: ClientConnection,
         method: str,
         params: Mapping[str, Any] | None,
         *,
@@ -167,7 +167,7 @@ class Publisher:
         key = coalescing_key(method, params, self._policy.coalescing)
         await connection.send(plain_draft(notification_message(method, params), key))
         if wait:
-            await connection.drain()
+            await connection.transport.drain()
 
     async def push_open(self, session_id: SessionId) -> None:
         """A session has a new connection in another process: what is open here goes there."""

@@ -10,7 +10,7 @@ from typing import Any
 from mcp_sessions.core.listening import LISTEN, Filter
 from mcp_sessions.core.messages import Request, instance_of
 from mcp_sessions.errors import SessionNotFound
-from mcp_sessions.server.connection import Inbound, TransportConnection
+from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
@@ -54,7 +54,7 @@ class Listening:
         return record, wanted
 
     async def attach(
-        self, request: Request, record: SessionRecord, connection: TransportConnection
+        self, request: Request, record: SessionRecord, connection: ClientConnection
     ) -> None:
         """Attach the session of a listen to where it is heard.
 

@@ -39,7 +39,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.forwarding import forward_answer, forward_progress
 from mcp_sessions.server.cluster.messages import CancelKeyed, CancelRequest
-from mcp_sessions.server.connection import Inbound, TransportConnection
+from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions
@@ -59,7 +59,7 @@ from mcp_sessions.stores.records import Peer, SessionRecord
 
 logger = logging.getLogger(__name__)
 
-Register = Callable[[Peer], Awaitable[TransportConnection]]
+Register = Callable[[Peer], Awaitable[ClientConnection]]
 
 
 class Router:
@@ -117,7 +117,7 @@ class Router:
 
     async def initialize(
         self, request: Request, inbound: Inbound, register: Register, *, is_there: bool = False
-    ) -> tuple[bytes, TransportConnection | None]:
+    ) -> tuple[bytes, ClientConnection | None]:
         """Shake hands: the encoded answer, and the new connection if it succeeded.
 
         Nothing is registered before the wrapped server accepted (HTL1).
@@ -157,7 +157,7 @@ class Router:
 
     async def request(self, request: Request, inbound: Inbound) -> None:
         """Serve a request; its answer goes to ``inbound.channel``, now or later."""
-        is_leaving = inbound.connection is not None and inbound.connection.is_leaving
+        is_leaving = inbound.connection is not None and inbound.connection.transport.is_leaving
         if self._runner.draining and not is_leaving:
             # Over HTTP nothing comes this far; what is open both ways hears it here.
             # ERR15: its client may send it elsewhere.

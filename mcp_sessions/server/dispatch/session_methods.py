@@ -328,7 +328,7 @@ class SessionMethods:
                 "session/resume goes with neither Last-Event-ID nor its own Mcp-Session-Id",
             )
         connection = inbound.connection if inbound.has_stream else None
-        release = connection.hold() if connection is not None else None
+        release = connection.transport.hold() if connection is not None else None
         if release is not None:
             # "The result is written before the first replayed event."
             inbound.channel.after_answer(release)

@@ -9,7 +9,7 @@ from typing import Any
 from mcp_sessions.core.log import Draft
 from mcp_sessions.errors import INVALID_REQUEST
 from mcp_sessions.ids import digest
-from mcp_sessions.server.connection import TransportConnection
+from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions, check_may_ask
@@ -88,7 +88,7 @@ class ConnectionOutbound:
         publisher: Publisher,
         runner: RequestRunner,
         questions: PendingQuestions,
-        connection: TransportConnection,
+        connection: ClientConnection,
     ) -> None:
         self._publisher = publisher
         self._runner = runner

@@ -25,7 +25,7 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.server.connection import Inbound, TransportConnection
+from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.announced import enter_request
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.requests.detached import DetachedRequests
@@ -73,7 +73,7 @@ class RequestRunner:
         self._running: dict[RunningRequest, None] = {}
         self._by_session: dict[SessionId, dict[RunningRequest, None]] = {}
         self._by_key: dict[tuple[SessionId, RequestKey], RunningRequest] = {}
-        self._by_connection: dict[TransportConnection, dict[RequestId, RunningRequest]] = {}
+        self._by_connection: dict[ClientConnection, dict[RequestId, RunningRequest]] = {}
         self._detached = DetachedRequests(policy, self._give_up)
         self._tasks: set[asyncio.Task[None]] = set()
         # Kept: asking for the running loop costs a system call per question.
@@ -98,7 +98,7 @@ class RequestRunner:
         """The request with that key that runs, or is about to be answered."""
         return self._by_key.get((session_id, key))
 
-    def by_connection(self, connection: TransportConnection) -> Mapping[RequestId, RunningRequest]:
+    def by_connection(self, connection: ClientConnection) -> Mapping[RequestId, RunningRequest]:
         """What a connection asked and can still be answered; the newest by each id."""
         return self._by_connection.get(connection, {})
 
@@ -208,7 +208,7 @@ class RequestRunner:
             # The modern era over HTTP: closing the response stream cancels the request.
             self.spawn(self.abort(running, error_body(REQUEST_CANCELLED, "Request cancelled")))
 
-    async def quiet(self, connection: TransportConnection, timeout: float) -> None:
+    async def quiet(self, connection: ClientConnection, timeout: float) -> None:
         """Wait until nothing is at work that a connection asked for, ``timeout`` seconds at
         the most.
         """

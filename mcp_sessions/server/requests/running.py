@@ -110,7 +110,7 @@ class RunningRequest:
     def close_standalone_stream(self) -> Callable[[], Awaitable[None]] | None:
         """Closes the connection's GET stream so that the client comes back for it."""
         connection = self.waiters[-1].inbound.connection
-        return connection.close_stream if connection is not None else None
+        return connection.transport.close_stream if connection is not None else None
 
     @property
     def can_send_request(self) -> bool:

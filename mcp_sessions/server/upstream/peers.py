@@ -11,7 +11,7 @@ from typing import Any
 
 from mcp_sessions.core.messages import Request
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.connection import Inbound, TransportConnection
+from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions
@@ -57,7 +57,7 @@ class UpstreamPeers:
         self._policy = policy
         self._advertise = advertise
 
-    def adopt(self, peer: NewPeer, outbound: LateOutbound, connection: TransportConnection) -> None:
+    def adopt(self, peer: NewPeer, outbound: LateOutbound, connection: ClientConnection) -> None:
         """A client that shook hands has a connection now."""
         outbound.bind(self._of_connection(connection))
         if connection.transport_session is not None:
@@ -122,7 +122,7 @@ class UpstreamPeers:
             self._hub, self._publisher, self._runner, self._questions, self._store, record
         )
 
-    def _of_connection(self, connection: TransportConnection) -> ConnectionOutbound:
+    def _of_connection(self, connection: ClientConnection) -> ConnectionOutbound:
         return ConnectionOutbound(self._publisher, self._runner, self._questions, connection)
 
     def _remember_subscription(

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from mcp_sessions.errors import Detached
 from mcp_sessions.ids import ConnectionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import GetStreamOpened, StreamRead, Withdrawn
 from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.stored_connection import StoredConnection
+from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions_transports.http.channel import PostChannel
-from mcp_sessions_transports.http.connection import HttpConnection
+from mcp_sessions_transports.http.transport import http_transport
 
 
 class ClusterStreams:
@@ -29,12 +30,14 @@ class ClusterStreams:
         hub: Hub,
         runner: RequestRunner,
         bus: ClusterBus,
+        sessions: TransportSessions,
         policy: SessionPolicy,
         clock: Callable[[], float],
     ) -> None:
         self._hub = hub
         self._runner = runner
         self._bus = bus
+        self._sessions = sessions
         self._policy = policy
         self._clock = clock
 
@@ -43,14 +46,16 @@ class ClusterStreams:
         connection = self._local(ConnectionId(message.session_id))
         if connection is None:
             return None
-        if connection.opened_elsewhere((message.at, sender), self._bus.process):
+        if connection.opened_elsewhere((message.at, sender)):
             return None
-        return connection.insist(sender)
+        return connection.tell_opened(to=sender)
 
     def stream_read(self, sender: str, message: StreamRead) -> Coroutine[Any, Any, None] | None:
         """See :class:`~mcp_sessions.server.cluster.handlers.HttpStreams`."""
         connection = self._local(ConnectionId(message.session_id))
-        channel = connection.responses.channels.get(message.stream) if connection else None
+        if connection is None:
+            return None
+        channel = http_transport(connection).responses.channels.get(message.stream)
         if channel is None:
             return None
         if message.is_read:
@@ -71,15 +76,16 @@ class ClusterStreams:
         """
         unused = self._clock() - self._policy.idle_timeout
         for connection in self._hub.connections():
-            if not isinstance(connection, HttpConnection):
+            if not isinstance(connection, StoredConnection):
                 continue
+            channels = http_transport(connection).responses.channels
             if connection.is_streaming:
-                await catch_up(connection, self._hub)
+                await self._sessions.catch_up(connection)
             elif connection.used_at < unused and not (
-                connection.responses.channels or self._runner.by_connection(connection)
+                channels or self._runner.by_connection(connection)
             ):
                 await self._hub.let_go(connection)
-            for channel in list(connection.responses.channels.values()):
+            for channel in list(channels.values()):
                 await self._check_readers(channel)
 
     async def _check_readers(self, channel: PostChannel) -> None:
@@ -88,17 +94,6 @@ class ClusterStreams:
             if not await self._bus.is_alive(process):
                 await channel.left_elsewhere(process)
 
-    def _local(self, connection_id: ConnectionId) -> HttpConnection | None:
+    def _local(self, connection_id: ConnectionId) -> StoredConnection | None:
         connection = self._hub.local(connection_id)
-        return connection if isinstance(connection, HttpConnection) else None
-
-
-async def catch_up(connection: HttpConnection, hub: Hub) -> None:
-    """Relay what a process stored for a connection's sessions before it died; a session that
-    cannot go on there is told to resume.
-
-    Raises:
-        StoreUnavailable: Not all of it was relayed.
-    """
-    for session_id in await connection.catch_up():
-        await hub.displace(session_id, Detached.EVICTED)
+        return connection if isinstance(connection, StoredConnection) else None

@@ -9,17 +9,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-
 from starlette.types import Receive, Scope, Send
 
-from mcp_sessions.core.messages import error_message, notification_message, wire_error
-from mcp_sessions.errors import Detached, OutcomeUnknown, SessionNotFound
+from mcp_sessions.core.messages import error_message, wire_error
+from mcp_sessions.errors import OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import process_of
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.records import SessionRecord
-from mcp_sessions_transports.http.cluster import catch_up
-from mcp_sessions_transports.http.connection import HttpConnection
+from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions_transports.http.io import Headers, accepts, refusal, send_json
 from mcp_sessions_transports.http.post_streams import (
     PostPosition,
@@ -27,17 +23,18 @@ from mcp_sessions_transports.http.post_streams import (
     post_position_of,
 )
 from mcp_sessions_transports.http.remote_response import RemoteResponse
-from mcp_sessions_transports.http.sessions import TransportSessions, send_not_found, send_refused
+from mcp_sessions_transports.http.sessions import SessionHeader, send_not_found, send_refused
 from mcp_sessions_transports.http.sse import SSE_HEADERS, sse_event
+from mcp_sessions_transports.http.transport import http_transport
 from mcp_sessions_transports.served import Served
 
 
 class HttpGet:
     """Serves GET of the handshake era."""
 
-    def __init__(self, served: Served, sessions: TransportSessions) -> None:
+    def __init__(self, served: Served) -> None:
         self._served = served
-        self._sessions = sessions
+        self._header = SessionHeader(served.transport_sessions)
 
     async def serve(
         self, scope: Scope, receive: Receive, send: Send, headers: Headers, principal: Principal
@@ -51,11 +48,12 @@ class HttpGet:
             text = "Not Acceptable: Client must accept text/event-stream"
             await send_json(send, refusal(text), status=406)
             return
-        record = await self._sessions.of_required_header(headers, principal, send)
+        record = await self._header.required(headers, principal, send)
         if record is None:
             return
-        connection = self._sessions.connection(record)
-        if not await self._may_hear(record, principal):
+        served, sessions = self._served, self._served.transport_sessions
+        connection = sessions.connection(record)
+        if not await sessions.may_hear(record, principal):
             # A weaker credential does not hear what a stronger one may (SEC3).
             await send_not_found(send)
             return
@@ -68,28 +66,15 @@ class HttpGet:
                 # SEC11: its request was sent by a stronger one than made the connection.
                 await send_not_found(send)
             return
-        served = self._served
-        if served.store.survives_process or served.bus.is_shared:
-            await catch_up(connection, served.hub)
         try:
-            after, lost, continues = await connection.position(
-                last_event_id, was_opened=record.stream_opened
-            )
+            after, first = await sessions.start_stream(connection, record, last_event_id)
         except SessionNotFound as over:
-            await served.hub.let_go(connection)
             await send_refused(send, None, over)
             return
-        first: Sequence[bytes] = ()
-        if lost is not None and last_event_id is not None:
-            first = await self._lost_its_place(record)
-        elif not continues:
-            # A later GET without a position: its sessions wait for session/resume.
-            for session_id, fencing_epoch in record.carried.items():
-                await served.hub.detach(session_id, connection, fencing_epoch)
-            if lost is not None:
-                first = _refetch(record.subscriptions, served.upstream.listed())
-        async with served.credentials.over(scope, principal, connection.cut_get):
-            await connection.serve_get(
+        transport = http_transport(connection)
+        async with served.credentials.over(scope, principal, transport.cut_get):
+            await transport.serve_get(
+                connection,
                 after,
                 first,
                 receive,
@@ -98,27 +83,6 @@ class HttpGet:
                 cleared=record.carried,
             )
 
-    async def _may_hear(self, record: SessionRecord, principal: Principal) -> bool:
-        """Whether it has the scopes of the transport session and of what is attached there,
-        which a credential with more scopes may have started since.
-        """
-        if not principal.scopes >= record.principal.scopes:
-            return False
-        served = self._served
-        for session_id in record.carried:
-            carried = await served.store.load(session_id, now=served.clock())
-            if carried is not None and not principal.scopes >= carried.principal.scopes:
-                return False
-        return True
-
-    async def _lost_its_place(self, record: SessionRecord) -> Sequence[bytes]:
-        """What the client missed is gone from the window: it is not left in silent doubt."""
-        served = self._served
-        for session_id in record.carried:
-            # Its position in the session's own log may still be good: it has to resume.
-            await served.hub.displace(session_id, Detached.EVICTED)
-        return _refetch(record.subscriptions, served.upstream.listed())
-
     # --- the rest of a response ------------------------------------------------------------
 
     async def _resume_post(
@@ -126,13 +90,13 @@ class HttpGet:
         scope: Scope,
         receive: Receive,
         send: Send,
-        connection: HttpConnection,
+        connection: StoredConnection,
         principal: Principal,
         at: PostPosition,
     ) -> None:
         served = self._served
         name, position, request_id = at.stream, at.event_id, at.request_id
-        responses = connection.responses
+        responses = http_transport(connection).responses
         channel, log = responses.channels.get(name), responses.log(name)
         here = process_of(name) == served.runner.process
         if (channel is None and here) or (await log.read(position))[1] is not None:
@@ -158,24 +122,6 @@ class HttpGet:
                 await remote.serve(position, receive, send)
         finally:
             del responses.remote[remote]
-
-
-def _refetch(subscriptions: Collection[str], lists: frozenset[str]) -> list[bytes]:
-    """What tells a client that lost its place to read everything again: one update per
-    subscribed resource, one change per list.
-
-    Args:
-        subscriptions: URIs.
-        lists: Of ``tools``, ``prompts`` and ``resources``, those that the server has.
-    """
-    updated = "notifications/resources/updated"
-    return [
-        *(notification_message(updated, {"uri": uri}) for uri in sorted(subscriptions)),
-        *(
-            notification_message(f"notifications/{name}/list_changed", None)
-            for name in sorted(lists)
-        ),
-    ]
 
 
 async def _answer_unknown(send: Send, session_id: str, request_id: str | int) -> None:

@@ -1,20 +1,14 @@
-"""A connection's GET stream while it is open: its log, as one credential may hear it.
-
-Whoever opened it shall not hear what a stronger credential started (SEC3). So an event
-is handed over when it was found that it may be heard; until then it is left in the log, and
-who reads the log asks. A session that needs more scopes than the stream was opened with ends
-the stream: to hear it, its client has to come back with the stronger credential.
-"""
+"""A connection's GET stream while it is open: what its credential may hear of its log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import Refusal
-from mcp_sessions.ids import GET_STREAM, Position, SessionId
+from mcp_sessions.ids import Position, SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.server.delivery.heard_log import HeardLog
 from mcp_sessions_transports.http.sse import (
     LogFeed,
     SseStream,
@@ -27,52 +21,18 @@ from mcp_sessions_transports.http.sse import (
 class GetStream:
     """One such stream."""
 
-    __slots__ = (
-        "_after",
-        "_cleared",
-        "_clock",
-        "_feed",
-        "_over",
-        "_scopes",
-        "_session_id",
-        "_store",
-        "stream",
-    )
+    __slots__ = ("_after", "_feed", "_log", "stream")
 
     def __init__(
-        self,
-        session_id: SessionId,
-        after: Position,
-        *,
-        scopes: frozenset[str],
-        cleared: Collection[SessionId],
-        over: set[SessionId],
-        store: SessionStore,
-        policy: SessionPolicy,
-        clock: Callable[[], float],
-        is_checked: bool,
+        self, log: HeardLog, after: Position, policy: SessionPolicy, *, is_checked: bool
     ) -> None:
-        """Take what it works with.
+        """Send what follows ``after``.
 
         Args:
-            session_id: The transport-mode session.
-            after: What the client has.
-            scopes: Those of the credential that opened it.
-            cleared: The sessions that were found to need no others.
-            over: Sessions of which nothing is handed over any more; those that are found to
-                have ended are added.
-            store: Where its log is.
-            policy: The limits.
-            clock: Seconds since 1970.
             is_checked: See :class:`~mcp_sessions_transports.http.sse.LogFeed`.
         """
-        self._session_id = session_id
+        self._log = log
         self._after = after
-        self._scopes = scopes
-        self._cleared = set(cleared)
-        self._over = over
-        self._store = store
-        self._clock = clock
         self.stream = SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
         self._feed = LogFeed(
             self.stream, self._read, after.event_id(), self._frame, is_checked=is_checked
@@ -105,14 +65,12 @@ class GetStream:
             scopes: Those that it needs; with fewer, the stream ends.
         """
         self.stream.purge(session_id)
-        if self._scopes >= scopes:
-            self._cleared.add(session_id)
-        else:
-            self.stream.cut()
+        self._log.begin(session_id, scopes)
+        self._cut_if_too_weak()
 
     def offer(self, entry: LoggedEvent) -> None:
         """An event was appended to its log."""
-        if entry.origin is None or entry.origin in self._cleared:
+        if self._log.is_cleared(entry):
             self._feed.offer(entry)
         else:
             # Whether it may be heard here has to be asked; reading the log asks it.
@@ -127,21 +85,19 @@ class GetStream:
         await self._feed.drain()
         await self.stream.drain()
 
+    def cut(self) -> None:
+        """End it now."""
+        self.stream.cut()
+
     async def _read(self, position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        events, refusal = await self._store.read(
-            self._session_id, position, now=self._clock(), stream=GET_STREAM
-        )
-        origins = {event.origin for event in events if event.origin is not None}
-        for origin in origins - self._cleared:
-            record = await self._store.load(origin, now=0)
-            if record is None:
-                # It is over, and nothing of it is handed over any more.
-                self._over.add(origin)
-            elif not self._scopes >= record.principal.scopes:
-                self.stream.cut()
-                return (), refusal
-            self._cleared.add(origin)
-        return events, refusal
+        heard = await self._log.read(position)
+        self._cut_if_too_weak()
+        return heard
+
+    def _cut_if_too_weak(self) -> None:
+        # To hear it, its client has to come back with the stronger credential (SEC3).
+        if self._log.is_too_weak:
+            self.stream.cut()
 
     def _frame(self, event: LoggedEvent) -> bytes | None:
-        return None if event.origin in self._over else plain_frame(event)
+        return None if self._log.is_over(event) else plain_frame(event)

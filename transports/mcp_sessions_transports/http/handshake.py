@@ -38,12 +38,12 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import ConnectionId, digest
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.connection import DEFAULT_VERSION, Inbound
+from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
 from mcp_sessions.stores.records import Peer, SessionRecord
 from mcp_sessions_transports.credentials import Watch
 from mcp_sessions_transports.http.channel import PostChannel
-from mcp_sessions_transports.http.connection import HttpConnection
 from mcp_sessions_transports.http.get import HttpGet
 from mcp_sessions_transports.http.io import (
     BodyTooLarge,
@@ -61,12 +61,13 @@ from mcp_sessions_transports.http.io import (
     send_text,
 )
 from mcp_sessions_transports.http.sessions import (
-    TransportSessions,
+    SessionHeader,
     send_missing,
     send_refused,
     session_header_of,
 )
-from mcp_sessions_transports.served import DEFAULT_VERSION, Served
+from mcp_sessions_transports.http.transport import http_transport
+from mcp_sessions_transports.served import Served
 
 logger = logging.getLogger(__name__)
 
@@ -77,10 +78,11 @@ _WITHOUT_SESSION = SESSION_METHODS
 class HandshakeHttp:
     """Serves POST, GET and DELETE of the handshake era."""
 
-    def __init__(self, served: Served, sessions: TransportSessions) -> None:
+    def __init__(self, served: Served) -> None:
         self._served = served
-        self._sessions = sessions
-        self._get = HttpGet(served, sessions)
+        self._sessions = served.transport_sessions
+        self._header = SessionHeader(served.transport_sessions)
+        self._get = HttpGet(served)
         self._background = Background()
         self._handled: dict[ConnectionId | Principal, int] = {}
         """How many notifications of a sender are handled now."""
@@ -167,11 +169,11 @@ class HandshakeHttp:
         if draining and isinstance(message, Request):
             raise Draining
         session_header = session_header_of(headers)
-        connection: HttpConnection | None = None
+        connection: StoredConnection | None = None
         record: SessionRecord | None = None
         if session_header is not None and self._served.store.remembers:
             try:
-                record = await self._sessions.of_header(session_header, principal, message)
+                record = await self._header.of(session_header, principal, message)
                 connection = self._sessions.connection(record) if record is not None else None
             except (SessionNotFound, InvalidRequest) as refused:
                 await send_refused(send, message, refused)
@@ -261,7 +263,7 @@ class HandshakeHttp:
             inbound.principal, inbound.peer, None, inbound.channel, context=inbound.context
         )
 
-        async def register(peer: Peer) -> HttpConnection:
+        async def register(peer: Peer) -> StoredConnection:
             record = await served.methods.create(Mode.TRANSPORT, inbound.principal, peer)
             logger.info("transport session %s opened", digest(record.session_id))
             return self._sessions.make(record, peer)
@@ -278,7 +280,7 @@ class HandshakeHttp:
     def _channel(
         self,
         request: Request,
-        connection: HttpConnection | None,
+        connection: StoredConnection | None,
         version: str,
         headers: Headers,
         scopes_beyond: frozenset[str],
@@ -286,7 +288,7 @@ class HandshakeHttp:
         served = self._served
         return PostChannel(
             request.id,
-            connection.responses if connection is not None else None,
+            http_transport(connection).responses if connection is not None else None,
             served.policy,
             self._loop,
             primes=served.primes(version),
@@ -302,7 +304,7 @@ class HandshakeHttp:
     # --- DELETE --------------------------------------------------------------------------------
 
     async def _delete(self, send: Send, headers: Headers, principal: Principal) -> None:
-        record = await self._sessions.of_required_header(headers, principal, send)
+        record = await self._header.required(headers, principal, send)
         if record is None:
             return
         await self._served.methods.finish(record.session_id)

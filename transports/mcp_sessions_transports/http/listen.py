@@ -15,57 +15,42 @@ from mcp_sessions.core.listening import Filter, acknowledgement, completion, sta
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import RequestId, wire_error
 from mcp_sessions.errors import SessionNotFound
-from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
+from mcp_sessions.ids import Position, SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.principal import Principal
-from mcp_sessions.security import mint_connection_id
-from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.connection import ReadEvents
-from mcp_sessions.server.upstream.port import UpstreamPeer
-from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer
+from mcp_sessions.stores.records import Attached
 from mcp_sessions_transports.http.modern_channel import MODERN_SSE_HEADERS, PING, modern_event
 from mcp_sessions_transports.http.sse import LogFeed, SseStream
 
 
 class ListenStream:
-    """A :class:`~mcp_sessions.server.connection.TransportConnection` of one session."""
-
-    kind = "listen"
+    """A :class:`~mcp_sessions.server.connection.Transport` of one session's events."""
 
     is_leaving = False
     """Nothing is asked on it."""
 
-    is_streaming = False
-    """It is no GET stream."""
+    close_stream: Callable[[], Awaitable[None]] | None = None
 
     def __init__(
         self,
         request_id: RequestId,
-        principal: Principal,
-        peer: Peer,
         wanted: Filter,
         *,
         policy: SessionPolicy,
-        bus: ClusterBus,
+        is_shared: bool,
         result: Callable[[dict[str, Any]], dict[str, Any]],
         encode_answer: Callable[[Any], bytes],
     ) -> None:
-        """Take what it works with.
+        """Begin with the acknowledgement.
 
         Args:
+            is_shared: Other processes may store events of the session.
             result: Adds what the stream's last message carries beside its subscription id.
             encode_answer: Writes that message.
         """
-        self.id: ConnectionId = mint_connection_id("listen", bus.process)
-        self.principal = principal
-        self.peer = peer
-        self.transport_session: SessionId | None = None
-        self.attached: dict[SessionId, FencingEpoch] = {}
-        self.upstream_peers: dict[SessionId | None, UpstreamPeer] = {}
-        self.close_stream: Callable[[], Awaitable[None]] | None = None
         self._request_id = request_id
         self._wanted = wanted
-        self._bus = bus
+        self._is_shared = is_shared
         self._result = result
         self._encode = encode_answer
         self._stream = SseStream(
@@ -76,79 +61,46 @@ class ListenStream:
 
     # --- the port --------------------------------------------------------------------------
 
-    async def current(self) -> CurrentSession | None:
-        """See :class:`TransportConnection`. In the modern era every request names its own."""
-        return None
-
-    async def set_current(self, current: CurrentSession | None) -> None:
-        """See :class:`TransportConnection`."""
-        raise AssertionError("a listen stream carries one session and no requests")
-
-    async def begin(
+    def begin(
         self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
-    ) -> bool:
-        """See :class:`TransportConnection`: it starts where its session waits for it."""
-        self.attached[session_id] = attached.fencing_epoch
-        start = attached.waits_from if attached.waits_from is not None else attached.head
-        self._feed = LogFeed(
-            self._stream,
-            read,
-            start,
-            self._frame,
-            is_checked=self._bus.is_shared,
-        )
-        self._stream.wake()
-        return True
-
-    async def deliver(
-        self, session_id: SessionId, event: LoggedEvent, fencing_epoch: FencingEpoch
-    ) -> bool:
-        """See :class:`TransportConnection`."""
-        if self._feed is not None and self.attached.get(session_id) == fencing_epoch:
-            self._feed.offer(event)
-        return True
-
-    def appended(
-        self, session_id: SessionId, event: LoggedEvent, attachment: Attachment | None
     ) -> None:
-        """See :class:`TransportConnection`."""
-        if self._feed is None:
-            return
-        if attachment == Attachment(self.id, self.attached.get(session_id, FencingEpoch(-1))):
+        """See :class:`Transport`: it starts where its session waits for it."""
+        start = attached.waits_from if attached.waits_from is not None else attached.head
+        self._feed = LogFeed(self._stream, read, start, self._frame, is_checked=self._is_shared)
+        self._stream.wake()
+
+    def offer(self, session_id: SessionId, event: LoggedEvent) -> None:
+        """See :class:`Transport`."""
+        if self._feed is not None:
             self._feed.offer(event)
-        else:
-            # Whether it was displaced is asked by who reads the log.
-            self._feed.check_position(None)
 
     def check_position(self, session_id: SessionId, head: Position | None) -> None:
-        """See :class:`TransportConnection`."""
+        """See :class:`Transport`."""
         if self._feed is not None:
             self._feed.check_position(head)
 
-    async def send(self, draft: Draft) -> None:
-        """See :class:`TransportConnection`."""
+    def send(self, draft: Draft) -> None:
+        """See :class:`Transport`."""
         self._stream.push(modern_event(stamped(draft.before, self._request_id)), draft.origin)
 
-    async def withdraw(
-        self, session_id: SessionId, fencing_epoch: FencingEpoch | None = None
-    ) -> None:
-        """See :class:`TransportConnection`: the session went elsewhere, its log with it."""
+    def withdraw(self, session_id: SessionId) -> None:
+        """See :class:`Transport`: the session went elsewhere, its log with it."""
         self._finish(None)
 
-    async def session_over(self, session_id: SessionId) -> None:
-        """See :class:`TransportConnection`."""
+    def session_over(self, session_id: SessionId) -> None:
+        """See :class:`Transport`."""
         self._finish(wire_error(SessionNotFound(session_id)))
 
     async def drain(self) -> None:
-        """See :class:`TransportConnection`."""
+        """See :class:`Transport`."""
         await self._stream.drain()
 
     def hold(self) -> Callable[[], None]:
-        """See :class:`TransportConnection`."""
+        """See :class:`Transport`."""
         return self._stream.hold()
 
     def close(self) -> None:
-        """See :class:`TransportConnection`: a newer listen, or the server stops."""
+        """See :class:`Transport`: a newer listen, or the server stops."""
         self._finish(None)
 
     # --- the stream ------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from mcp_sessions.core.messages import (
 )
 from mcp_sessions.errors import InvalidParams, WireError
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.connection import Inbound
+from mcp_sessions.security import mint_connection_id
+from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.upstream.modern_rules import ModernRules, Refused
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stores.records import Peer
@@ -127,8 +128,9 @@ class ModernHttp:
         send: Send,
         watch: Watch,
     ) -> None:
+        served = self._served
         try:
-            stream = await self._open(request, inbound)
+            connection, stream = await self._open(request, inbound)
         except WireError as refused:
             error = wire_error(refused)
         except UpstreamError as failed:
@@ -139,34 +141,38 @@ class ModernHttp:
                     await stream.serve(receive, send)
             finally:
                 stream.cut()
-                await self._served.hub.remove(stream)
+                await served.hub.remove(connection)
             return
         channel = cast(ModernChannel, inbound.channel)
         await channel.answer(inbound.error(request.id, error), code=error["code"])
         await channel.respond(receive, send, watch)
 
-    async def _open(self, request: Request, inbound: Inbound) -> ListenStream:
+    async def _open(
+        self, request: Request, inbound: Inbound
+    ) -> tuple[ClientConnection, ListenStream]:
         """Make the session's one listen stream; the one before it ends with its result."""
         served = self._served
         record, wanted = await served.listening.admit(request, inbound)
         stream = ListenStream(
             request.id,
-            inbound.principal,
-            inbound.peer,
             wanted,
             policy=served.policy,
-            bus=served.bus,
+            is_shared=served.bus.is_shared,
             result=lambda members: served.listening.result(members, record),
             encode_answer=inbound.encode,
         )
-        served.hub.add(stream)
+        connection_id = mint_connection_id("listen", served.runner.process)
+        connection = ClientConnection(
+            connection_id, "listen", inbound.principal, inbound.peer, stream
+        )
+        served.hub.add(connection)
         try:
-            await served.listening.attach(request, record, stream)
+            await served.listening.attach(request, record, connection)
         except BaseException:
             # Nobody serves it: it must not stay behind as a connection.
-            await served.hub.remove(stream)
+            await served.hub.remove(connection)
             raise
-        return stream
+        return connection, stream
 
     def _inbound(self, principal: Principal, peer: Peer, http_request: HttpRequest) -> Inbound:
         if self._loop is None:

@@ -63,17 +63,17 @@ class StdioBinding:
         A peer that closed its end, or takes nothing for too long, ends it as well.
         """
         connection = DuplexConnection("stdio", ANONYMOUS, self._served, self._rules)
-        self._served.hub.add(connection)
+        self._served.hub.add(connection.client)
         writer = asyncio.ensure_future(self._write(connection, wire_out))
         reader = asyncio.ensure_future(self._read(connection, wire_in))
         # A writer whose peer takes nothing hears of no cut: it waits for the pipe.
-        cut = asyncio.ensure_future(connection.outbox.until_cut())
+        cut = asyncio.ensure_future(connection.transport.outbox.until_cut())
         try:
             await asyncio.wait({reader, writer, cut}, return_when=asyncio.FIRST_COMPLETED)
             if not writer.done() and not cut.done():
                 # The input ended. What was asked is still answered, for a while.
                 await connection.quiet(_LAST_WORDS)
-                connection.close()
+                connection.transport.close()
                 await asyncio.wait({writer}, timeout=_LAST_WORDS)
         finally:
             await connection.gone()
@@ -101,7 +101,7 @@ class StdioBinding:
             async def write_lines(chunks: list[bytes]) -> None:
                 await write(b"".join([chunk + b"\n" for chunk in chunks]))
 
-            await connection.outbox.empty_into(write_lines, idle=None, interval=0)
+            await connection.transport.outbox.empty_into(write_lines, idle=None, interval=0)
 
 
 @contextmanager

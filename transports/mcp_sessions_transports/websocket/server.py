@@ -113,17 +113,17 @@ class WebSocketBinding:
         await send(accept)
         served = self._served
         connection = DuplexConnection("websocket", principal, served, self._rules)
-        served.hub.add(connection)
-        logger.info("websocket %s opened", digest(connection.id))
+        served.hub.add(connection.client)
+        logger.info("websocket %s opened", digest(connection.client.id))
         closing = Closing()
         reader = asyncio.ensure_future(self._read(connection, receive, closing))
         writer = asyncio.ensure_future(self._write(connection, send, closing))
         # A writer whose peer takes nothing hears of no cut: it waits for the network.
-        cut = asyncio.ensure_future(connection.outbox.until_cut())
+        cut = asyncio.ensure_future(connection.transport.outbox.until_cut())
 
         def expired() -> None:
             closing.because(CloseCode.POLICY_VIOLATION, "credential expired")
-            connection.outbox.cut()
+            connection.transport.outbox.cut()
 
         try:
             async with served.credentials.over(scope, principal, expired):
@@ -132,9 +132,9 @@ class WebSocketBinding:
                 # The peer is gone, and perhaps said why.
                 await asyncio.wait({reader}, timeout=1)
         finally:
-            if connection.outbox.was_slow:
+            if connection.transport.outbox.was_slow:
                 closing.because(CloseCode.TRY_AGAIN_LATER, "too slow")
-            elif connection.is_draining:
+            elif connection.transport.is_draining:
                 closing.because(CloseCode.SERVICE_RESTART, "the server is shutting down")
                 if not closing.by_peer:
                     # Before the store is told: what the client asks meanwhile nobody reads.
@@ -147,7 +147,7 @@ class WebSocketBinding:
             results = await asyncio.gather(reader, writer, cut, return_exceptions=True)
             if not closing.by_peer:
                 await _close(send, closing)
-            logger.info("websocket %s closed", digest(connection.id))
+            logger.info("websocket %s closed", digest(connection.client.id))
         for result in results:
             if isinstance(result, Exception) and not isinstance(result, OSError):
                 raise result
@@ -163,7 +163,7 @@ class WebSocketBinding:
                 closing.because(CloseCode.POLICY_VIOLATION, "nothing was said")
                 return
             first = False
-            if connection.outbox.closed:
+            if connection.transport.outbox.closed:
                 # Cut already, perhaps with its credential: nothing more is served.
                 return
             if message["type"] == "websocket.disconnect":
@@ -191,7 +191,7 @@ class WebSocketBinding:
                 closing.largest = max(closing.largest, len(chunk))
                 await send({"type": "websocket.send", "text": chunk.decode()})
 
-        await connection.outbox.empty_into(write, idle=None, interval=0)
+        await connection.transport.outbox.empty_into(write, idle=None, interval=0)
 
 
 class Closing:

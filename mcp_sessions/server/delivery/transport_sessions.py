@@ -1,0 +1,182 @@
+"""Transport-mode sessions: who may use one, its connection in this process, and where its GET
+stream goes on.
+
+The session is in the store. Its connection is made in each process where a request names it
+for the first time, and can be made anew at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from mcp_sessions.core.messages import notification_message
+from mcp_sessions.errors import Detached, InvalidReason, InvalidRequest, SessionNotFound, Status
+from mcp_sessions.ids import ConnectionId, Position, SessionId, parse_session_id
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.connection import DEFAULT_VERSION, Transport
+from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.stored_connection import StoredConnection
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Mode, Peer, SessionRecord
+
+
+class TransportSessions:
+    """Those of one server."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        hub: Hub,
+        clock: Callable[[], float],
+        bus: ClusterBus,
+        *,
+        held: Callable[[], Collection[SessionId]],
+        listed: Callable[[], frozenset[str]],
+        new_transport: Callable[[SessionId, Peer], Transport],
+    ) -> None:
+        """Serve those of ``store``.
+
+        Args:
+            held: The sessions that are at work in this process.
+            listed: Of ``tools``, ``prompts`` and ``resources``, those that the server has.
+            new_transport: Makes the wire of a transport-mode session's connection.
+        """
+        self._store = store
+        self._hub = hub
+        self._clock = clock
+        self._bus = bus
+        self._held = held
+        self._listed = listed
+        self._new_transport = new_transport
+
+    async def admit(self, session_header: str, principal: Principal) -> SessionRecord:
+        """The transport session that ``Mcp-Session-Id`` names, as it is now.
+
+        Raises:
+            SessionNotFound: Unknown, ended, expired or somebody else's: 404.
+            InvalidRequest: One's own protocol-mode session: 400, mode_conflict.
+        """
+        session_id = parse_session_id(session_header)
+        admitted = None
+        if session_id is not None:
+            admitted = await self._store.admit(
+                session_id,
+                principal,
+                mode=Mode.TRANSPORT,
+                now=self._clock(),
+                held=session_id in self._held(),
+            )
+        if admitted is None:
+            raise SessionNotFound(session_header, status=Status.NOT_FOUND)
+        record = admitted.record
+        if record.mode is not Mode.TRANSPORT:
+            raise InvalidRequest(
+                InvalidReason.MODE_CONFLICT,
+                "Mcp-Session-Id names a session of session/start",
+                status=Status.BAD_REQUEST,
+            )
+        return record
+
+    async def may_hear(self, record: SessionRecord, principal: Principal) -> bool:
+        """Whether a credential has the scopes of the transport session and of what is attached
+        there, which one with more scopes may have started since (SEC3).
+        """
+        if not principal.scopes >= record.principal.scopes:
+            return False
+        for session_id in record.carried:
+            carried = await self._store.load(session_id, now=self._clock())
+            if carried is not None and not principal.scopes >= carried.principal.scopes:
+                return False
+        return True
+
+    # --- connections -------------------------------------------------------------------------
+
+    def connection(self, record: SessionRecord) -> StoredConnection:
+        """The connection of a transport session in this process, made if it is new here."""
+        known = self._hub.local(ConnectionId(record.session_id))
+        if isinstance(known, StoredConnection):
+            known.used()
+            return known
+        connection = self.make(record, record.peer or Peer(DEFAULT_VERSION))
+        self._hub.add(connection)
+        return connection
+
+    async def revive(self, connection_id: ConnectionId) -> StoredConnection | None:
+        """A connection that is in the store but not in this process yet."""
+        record = await self._store.load(SessionId(connection_id), now=self._clock())
+        if record is None or record.mode is not Mode.TRANSPORT:
+            return None
+        return self.connection(record)
+
+    def make(self, record: SessionRecord, peer: Peer) -> StoredConnection:
+        """A connection for a transport session that has none in this process."""
+        return StoredConnection(
+            record,
+            peer,
+            self._new_transport(record.session_id, peer),
+            store=self._store,
+            clock=self._clock,
+            bus=self._bus,
+        )
+
+    async def catch_up(self, connection: StoredConnection) -> None:
+        """Relay what a process stored for a connection's sessions before it died; a session
+        that cannot go on there is told to resume.
+
+        Raises:
+            StoreUnavailable: Not all of it was relayed.
+        """
+        for session_id in await connection.catch_up():
+            await self._hub.displace(session_id, Detached.EVICTED)
+
+    # --- GET streams -------------------------------------------------------------------------
+
+    async def start_stream(
+        self, connection: StoredConnection, record: SessionRecord, last_event_id: str | None
+    ) -> tuple[Position, Sequence[bytes]]:
+        """Where a new GET stream starts, and the messages that it opens with.
+
+        Args:
+            connection: Its connection.
+            record: As the GET was admitted.
+            last_event_id: What the client says it has.
+
+        Raises:
+            SessionNotFound: It is over.
+        """
+        if self._store.survives_process or self._bus.is_shared:
+            await self.catch_up(connection)
+        try:
+            after, lost, continues = await connection.position(
+                last_event_id, was_opened=record.stream_opened
+            )
+        except SessionNotFound:
+            await self._hub.let_go(connection)
+            raise
+        if lost is not None and last_event_id is not None:
+            # What the client missed is gone from the window: it is not left in silent doubt.
+            for session_id in record.carried:
+                # Its position in the session's own log may still be good: it has to resume.
+                await self._hub.displace(session_id, Detached.EVICTED)
+        elif not continues:
+            # A later GET without a position: its sessions wait for session/resume.
+            for session_id, fencing_epoch in record.carried.items():
+                await self._hub.detach(session_id, connection, fencing_epoch)
+        if lost is None:
+            return after, ()
+        return after, _refetch(record.subscriptions, self._listed())
+
+
+def _refetch(subscriptions: Collection[str], lists: frozenset[str]) -> list[bytes]:
+    """What tells a client that lost its place to read everything again: one update per
+    subscribed resource, one change per list.
+    """
+    updated = "notifications/resources/updated"
+    return [
+        *(notification_message(updated, {"uri": uri}) for uri in sorted(subscriptions)),
+        *(
+            notification_message(f"notifications/{name}/list_changed", None)
+            for name in sorted(lists)
+        ),
+    ]

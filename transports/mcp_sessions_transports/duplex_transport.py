@@ -1,0 +1,247 @@
+"""What goes out on a connection that carries everything both ways.
+
+Answers, notifications and session events go out on one buffer, in the order in which they were
+decided: an answer to ``session/resume`` before the first replayed event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from mcp_sessions import metrics
+from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.messages import wire_error
+from mcp_sessions.errors import SessionNotFound
+from mcp_sessions.ids import Position, SessionId
+from mcp_sessions.server.connection import ReadEvents
+from mcp_sessions.stores.records import Attached
+from mcp_sessions_transports.duplex_listens import DuplexListens
+from mcp_sessions_transports.http.sse import LogFeed
+from mcp_sessions_transports.outbox import Outbox
+from mcp_sessions_transports.served import Served
+
+
+class DuplexChannel:
+    """A :class:`~mcp_sessions.server.connection.RequestChannel` on a shared connection."""
+
+    close_stream: Callable[[], Awaitable[None]] | None = None
+
+    def __init__(self, transport: DuplexTransport, *, lasts: bool = False) -> None:
+        """The way back for one message.
+
+        Args:
+            lasts: The answer comes when the connection ends, and not before.
+        """
+        self._transport = transport
+        self.lasts = lasts
+        self.on_closed: Callable[[], None] | None = None
+        self.on_reopened: Callable[[], None] | None = None
+        self._callbacks: list[Callable[[], None]] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """See :class:`RequestChannel`."""
+        return not self._transport.outbox.closed
+
+    async def emit(self, message: bytes, key: str | None = None) -> None:
+        """See :class:`RequestChannel`."""
+        self._transport.outbox.push(message)
+        await self._transport.outbox.drain()
+
+    async def answer(
+        self, message: bytes, *, code: int | None = None, is_away: bool = False
+    ) -> None:
+        """See :class:`RequestChannel`."""
+        self._transport.channels.pop(self, None)
+        self._transport.outbox.push(message)
+        for callback in self._callbacks or ():
+            callback()
+        # With the answer: a client that reads both knows that what it asks next was not asked.
+        self._transport.close_if_quiet()
+
+    def after_answer(self, callback: Callable[[], None]) -> None:
+        """See :class:`RequestChannel`."""
+        self._callbacks = [*(self._callbacks or ()), callback]
+
+    def closed(self) -> None:
+        """The connection is gone before the answer."""
+        for callback in self._callbacks or ():
+            callback()
+        if self.on_closed is not None:
+            self.on_closed()
+
+
+class _Lane:
+    """One session's part of the shared way out; behind it stands the session's log."""
+
+    def __init__(self, transport: DuplexTransport) -> None:
+        self._transport = transport
+        self.closed = False
+        self.refill: Callable[[], Awaitable[bool]] | None = None
+
+    @property
+    def full(self) -> bool:
+        return self._transport.outbox.full
+
+    def push(self, chunk: bytes, origin: SessionId | None = None) -> None:
+        if not self.closed:
+            self._transport.push_event(chunk, origin)
+
+    def wake(self) -> None:
+        self._transport.outbox.wake()
+
+    def finish(self) -> None:
+        self.closed = True
+
+    def cut(self) -> None:
+        # The window moved on while the peer took nothing: it has to resume, and hears why.
+        self._transport.outbox.was_slow = True
+        metrics.too_slow()
+        self._transport.outbox.cut()
+
+
+class DuplexTransport:
+    """A :class:`~mcp_sessions.server.connection.Transport` of a WebSocket or a pipe."""
+
+    def __init__(self, served: Served) -> None:
+        self.close_stream: Callable[[], Awaitable[None]] | None = None
+        self.channels: dict[DuplexChannel, None] = {}
+        """The ways back of what is owed an answer."""
+
+        policy = served.policy
+        self.outbox = Outbox(
+            limit=policy.send_buffer,
+            slow_timeout=policy.slow_timeout,
+            most=policy.send_buffer + policy.max_unread_bytes,
+        )
+        self.outbox.refill = self._refill
+        self.listens = DuplexListens(self.outbox, served.listening)
+        self.is_draining = False
+        """Closed by this side, in order."""
+
+        self.is_leaving = False
+        """Closed by this side as soon as nothing is owed to its client; until then it is served
+        as ever."""
+
+        self.over = asyncio.Event()
+        """Set when nothing more goes out."""
+
+        self._is_shared = served.bus.is_shared
+        self._lanes: dict[SessionId, LogFeed[_Lane]] = {}
+        self._holds = 0
+        self._held: list[tuple[bytes, SessionId | None]] = []
+
+    # --- the port --------------------------------------------------------------------------
+
+    def begin(
+        self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
+    ) -> None:
+        """See :class:`Transport`."""
+        self.withdraw(session_id)
+        feed = LogFeed(
+            _Lane(self),
+            read,
+            after.event_id(),
+            lambda logged: self.listens.frame(session_id, logged),
+            is_behind=False,
+            is_checked=self._is_shared,
+        )
+        self._lanes[session_id] = feed
+        feed.take(attached.replay, attached.head)
+        if self._is_shared:
+            # What another process stored after the head, and was heard too early.
+            feed.check_position(None)
+
+    def offer(self, session_id: SessionId, event: LoggedEvent) -> None:
+        """See :class:`Transport`."""
+        feed = self._lanes.get(session_id)
+        if feed is not None:
+            feed.offer(event)
+
+    def check_position(self, session_id: SessionId, head: Position | None) -> None:
+        """See :class:`Transport`."""
+        feed = self._lanes.get(session_id)
+        if feed is not None:
+            feed.check_position(head)
+
+    def send(self, draft: Draft) -> None:
+        """See :class:`Transport`."""
+        self.push_event(draft.before, draft.origin)
+
+    def withdraw(self, session_id: SessionId) -> None:
+        """See :class:`Transport`."""
+        feed = self._lanes.pop(session_id, None)
+        if feed is not None:
+            # It may be reading its log just now.
+            feed.stream.finish()
+        self.outbox.purge(session_id)
+        self._held = [entry for entry in self._held if entry[1] != session_id]
+        self.listens.end(session_id, None)
+
+    def session_over(self, session_id: SessionId) -> None:
+        """See :class:`Transport`."""
+        self.listens.end(session_id, wire_error(SessionNotFound(session_id)))
+        self.withdraw(session_id)
+
+    async def drain(self) -> None:
+        """See :class:`Transport`."""
+        await self.outbox.drain()
+
+    def hold(self) -> Callable[[], None]:
+        """See :class:`Transport`: events wait, answers do not."""
+        self._holds += 1
+        released = False
+
+        def release() -> None:
+            nonlocal released
+            if released:
+                return
+            released = True
+            self._holds -= 1
+            if not self._holds:
+                held, self._held = self._held, []
+                for chunk, origin in held:
+                    self.outbox.push(chunk, origin)
+
+        return release
+
+    def close(self) -> None:
+        """See :class:`Transport`."""
+        self.is_draining = True
+        self.listens.end_all()
+        self.outbox.finish()
+
+    # --- its end ---------------------------------------------------------------------------
+
+    def close_when_quiet(self) -> None:
+        """Serve what was asked, and what is asked meanwhile; then :meth:`close`."""
+        self.is_leaving = True
+        self.close_if_quiet()
+
+    def close_if_quiet(self) -> None:
+        """:meth:`close`, if that is waited for and every answer was handed over."""
+        if self.is_leaving and not self.is_draining:
+            if all(channel.lasts for channel in self.channels):
+                self.close()
+
+    def cut(self) -> None:
+        """The peer is not there any more: nobody hears what is owed an answer."""
+        self.outbox.cut()
+        for channel in list(self.channels):
+            channel.closed()
+        self.channels.clear()
+
+    def push_event(self, chunk: bytes, origin: SessionId | None) -> None:
+        """Hand over what is no answer: it waits behind an answer that has to come first."""
+        if self._holds:
+            self._held.append((chunk, origin))
+        else:
+            self.outbox.push(chunk, origin)
+
+    async def _refill(self) -> bool:
+        more = False
+        for feed in list(self._lanes.values()):
+            if feed.stream.refill is not None and await feed.stream.refill():
+                more = True
+        return more
