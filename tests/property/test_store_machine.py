@@ -76,6 +76,9 @@ SENDINGS = st.builds(
     st.sampled_from(["run-1", "run-2"]),
     st.sampled_from(["", "", "run-1"]),
 )
+FINISHES = st.tuples(
+    st.sampled_from(KEYS), st.sampled_from([b'"result":{}', b'"result":{"more":1}', None])
+)
 MODES = st.sampled_from([Mode.PROTOCOL, Mode.PROTOCOL, Mode.TRANSPORT, Mode.CONVERSATION])
 EVENTS = st.lists(
     st.tuples(st.sampled_from([None, "a", "b"]), st.sampled_from([1, 1, 20, 70])),
@@ -84,6 +87,10 @@ EVENTS = st.lists(
 )
 BEHIND = st.integers(-1, 9)
 """How many events a position is behind the head; -1: ahead of it."""
+
+ATTACHES = st.tuples(CONNECTIONS, st.none() | BEHIND, st.booleans())
+DETACHES = st.sampled_from([0, 0, 1, 2])
+"""How many attachments ago there was the one that ends."""
 
 
 def principal(owner: str) -> Principal:
@@ -207,12 +214,20 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- requests --------------------------------------------------------------------------
 
-    @rule(at=SESSIONS, use=SENDINGS)
-    def send_with_key(self, at: int, use: KeyUse) -> None:
+    @rule(at=SESSIONS, steps=st.lists(SENDINGS | FINISHES | st.just(40), min_size=1, max_size=7))
+    def requests_with_keys(
+        self, at: int, steps: list[KeyUse | tuple[str, bytes | None] | int]
+    ) -> None:
         session_id = self.pick(at)
         model = self.live.get(session_id)
         owner, mode = (model.principal, model.mode) if model else ("alice", Mode.PROTOCOL)
-        self.admit(session_id, owner, mode, use)
+        for step in steps:
+            if isinstance(step, KeyUse):
+                self.admit(session_id, owner, mode, step)
+            elif isinstance(step, int):
+                self.now += step
+            else:
+                self.finish(session_id, *step)
 
     @rule(
         at=SESSIONS,
@@ -280,13 +295,7 @@ class StoreMachine(RuleBasedStateMachine):
                 expected = Begun(begun), answer
         assert (admitted.key, admitted.outcome) == expected
 
-    @rule(
-        at=SESSIONS,
-        key=st.sampled_from(KEYS),
-        outcome=st.sampled_from([b'"result":{}', b'"result":{"more":1}', None]),
-    )
-    def finish(self, at: int, key: str, outcome: bytes | None) -> None:
-        session_id = self.pick(at)
+    def finish(self, session_id: SessionId, key: str, outcome: bytes | None) -> None:
         if self.is_overdue(session_id):
             return
         call = self.store.finish_request(session_id, RequestKey(key), outcome, now=self.now)
@@ -335,18 +344,24 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- attachment ------------------------------------------------------------------------
 
-    @rule(
-        at=SESSIONS,
-        connection=CONNECTIONS,
-        behind=st.none() | BEHIND,
-        only_if_free=st.booleans(),
-    )
-    def attach(
-        self, at: int, connection: str | None, behind: int | None, only_if_free: bool
+    @rule(at=SESSIONS, steps=st.lists(ATTACHES | DETACHES | st.none(), min_size=1, max_size=4))
+    def attachments(
+        self, at: int, steps: list[tuple[str | None, int | None, bool] | int | None]
     ) -> None:
         session_id = self.pick(at)
         if self.is_overdue(session_id):
             return
+        for step in steps:
+            if step is None:
+                self.wait_from_here(session_id)
+            elif isinstance(step, int):
+                self.detach(session_id, step)
+            else:
+                self.attach(session_id, *step)
+
+    def attach(
+        self, session_id: SessionId, connection: str | None, behind: int | None, only_if_free: bool
+    ) -> None:
         model = self.live.get(session_id)
         own = model.attachment if model is not None else None
         if only_if_free and own is not None and own[0] == connection:
@@ -376,21 +391,13 @@ class StoreMachine(RuleBasedStateMachine):
         known = Refusal.NO_POSITION if behind is None else model.log.replay(number, self.now)
         assert_replay(known, numbers, attached.refusal)
 
-    @rule(at=SESSIONS)
-    def wait_from_here(self, at: int) -> None:
-        session_id = self.pick(at)
-        if self.is_overdue(session_id):
-            return
+    def wait_from_here(self, session_id: SessionId) -> None:
         position, _ = self.position(session_id, 0)
         self.run(self.store.set_waits_from(session_id, SessionEventId(position)))
         if session_id in self.live:
             self.live[session_id].waits_from = position
 
-    @rule(at=SESSIONS, behind=st.sampled_from([0, 0, 1, 2]))
-    def detach(self, at: int, behind: int) -> None:
-        session_id = self.pick(at)
-        if self.is_overdue(session_id):
-            return
+    def detach(self, session_id: SessionId, behind: int) -> None:
         model = self.live.get(session_id)
         epoch = model.fencing_epoch - behind if model is not None else 1
         let_go = self.run(self.store.detach(session_id, FencingEpoch(epoch)))
