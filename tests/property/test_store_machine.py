@@ -69,12 +69,12 @@ CONNECTIONS = st.sampled_from(["here", "there", None])
 URIS = st.sampled_from(["note://1", "note://2", "note://3"])
 SENDINGS = st.builds(
     KeyUse,
-    st.sampled_from(KEYS).map(RequestKey),
+    st.sampled_from([*KEYS, KEYS[0], KEYS[0]]).map(RequestKey),
     st.sampled_from([b"this", b"this", b"this", b"that"]),
     st.just("process-1"),
     st.sampled_from([frozenset[str](), frozenset({"write"})]),
     st.sampled_from(["run-1", "run-2"]),
-    st.sampled_from(["", "", "run-1"]),
+    st.sampled_from(["", "run-1"]),
 )
 FINISHES = st.tuples(
     st.sampled_from(KEYS), st.sampled_from([b'"result":{}', b'"result":{"more":1}', None])
@@ -214,7 +214,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- requests --------------------------------------------------------------------------
 
-    @rule(at=SESSIONS, steps=st.lists(SENDINGS | FINISHES | st.just(40), min_size=1, max_size=7))
+    @rule(at=SESSIONS, steps=st.lists(SENDINGS | FINISHES | st.just(40), min_size=1, max_size=9))
     def requests_with_keys(
         self, at: int, steps: list[KeyUse | tuple[str, bytes | None] | int]
     ) -> None:
@@ -344,7 +344,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- attachment ------------------------------------------------------------------------
 
-    @rule(at=SESSIONS, steps=st.lists(ATTACHES | DETACHES | st.none(), min_size=1, max_size=4))
+    @rule(at=SESSIONS, steps=st.lists(ATTACHES | DETACHES | st.none(), min_size=1, max_size=6))
     def attachments(
         self, at: int, steps: list[tuple[str | None, int | None, bool] | int | None]
     ) -> None:
