@@ -21,7 +21,6 @@ KNOWN_ASSIGNED = {
     "are_last",
     "by_peer",
     "failures",
-    "idle_timeout",
     "is_over",
     "is_served",
     "is_told_sessionless",
@@ -40,7 +39,6 @@ KNOWN_ASSIGNED = {
     "session_header",
     "undelivered",
     "was_slow",
-    "written",
 }
 """Attributes that are assigned from outside, and still to be replaced by an argument of their
 object's constructor, or by a method of its own.
@@ -75,8 +73,6 @@ KNOWN_LONG = {
     "mcp_sessions/server/delivery/broadcaster.py",
     "mcp_sessions/server/delivery/hub.py",
     "mcp_sessions/stores/memory.py",
-    "mcp_sessions/stores/redis/store.py",
-    "mcp_sessions/stores/sqlite/store.py",
 }
 """Files of more than `MAX_LINES` that are still to be divided."""
 

@@ -12,9 +12,11 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from mcp_sessions.core.lifetime import idle_deadline
 from mcp_sessions.ids import SessionId
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.sqlite import sessions
 from mcp_sessions.stores.sqlite.transaction import Changes
@@ -29,27 +31,27 @@ _COALESCED = 0.01
 """Of the idle timeout: how far a deadline moves in memory before the file is told."""
 
 
+@dataclass(slots=True)
 class _Hot:
-    """A record in memory, and the deadline that the file has."""
+    """A record in memory."""
 
-    __slots__ = ("record", "written")
-
-    def __init__(self, record: SessionRecord) -> None:
-        self.record = record
-        self.written = record.expires_at
+    record: SessionRecord
+    written: float
+    """The deadline that the file has."""
 
 
 class HotRecords:
     """The records in memory, and their deadlines."""
 
     def __init__(self, writer: Writer) -> None:
-        """Take what it works with. Its idle timeout is set when the store opens."""
         self._writer = writer
-        self.idle_timeout = math.inf
-        """Seconds."""
-
+        self._idle_timeout = math.inf
         # The one used last is at the end.
         self._hot: OrderedDict[SessionId, _Hot] = OrderedDict()
+
+    def serve(self, policy: SessionPolicy) -> None:
+        """From now on deadlines go by the idle timeout of ``policy``."""
+        self._idle_timeout = policy.idle_timeout
 
     def on_commit(self, changes: Changes) -> None:
         """What a transaction did is in the file."""
@@ -68,7 +70,7 @@ class HotRecords:
                     hot.written = hot.record.expires_at
 
     def _keep(self, session_id: SessionId, record: SessionRecord) -> None:
-        self._hot[session_id] = _Hot(record)
+        self._hot[session_id] = _Hot(record, record.expires_at)
         while len(self._hot) > MAX_HOT:
             oldest, hot = self._hot.popitem(last=False)
             if hot.record.expires_at != hot.written:
@@ -98,7 +100,7 @@ class HotRecords:
 
     def deadline(self, now: float, ends_at: float) -> float:
         """When a session that was used now expires, if nobody uses it again."""
-        return idle_deadline(now=now, idle_timeout=self.idle_timeout, ends_at=ends_at)
+        return idle_deadline(now=now, idle_timeout=self._idle_timeout, ends_at=ends_at)
 
     def move_deadline(self, session_id: SessionId, record: SessionRecord, now: float) -> None:
         """A session was used. Nobody waits for the file."""
@@ -106,7 +108,7 @@ class HotRecords:
         hot = self._hot.get(session_id)
         if hot is None or hot.record is not record:
             self._write({session_id: record.expires_at})
-        elif abs(record.expires_at - hot.written) >= _COALESCED * self.idle_timeout:
+        elif abs(record.expires_at - hot.written) >= _COALESCED * self._idle_timeout:
             hot.written = record.expires_at
             self._write({session_id: record.expires_at})
 

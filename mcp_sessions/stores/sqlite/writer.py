@@ -14,7 +14,7 @@ Rules, owned by ``tests/stores/sqlite/test_store.py``:
    answer that somebody has.
 5. The event loop itself commits a short piece of work, since to wake a thread and to be
    woken by it takes longer. It never waits there: not for another program's lock, nor for a
-   disk to sync, and it does not spend long there (``sqlite_turns``). Where a commit means to
+   disk to sync, and it does not spend long there (``commit_budget.py``). Where a commit means to
    sync (``full``), where the thread has something to do, where more turns out to be due, and
    where the write-ahead log is to be copied into the file, the thread does it.
 """

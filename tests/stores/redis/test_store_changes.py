@@ -12,7 +12,8 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.contract import TOLD_AT_ONCE
 from mcp_sessions.stores.records import ServerChange
-from mcp_sessions.stores.redis.store import IN_FLIGHT, RedisStore
+from mcp_sessions.stores.redis.lists import IN_FLIGHT
+from mcp_sessions.stores.redis.store import RedisStore
 from mcp_sessions.testing import Check, telling
 from mcp_sessions.testing.telling import change_of
 from tests.support.redis_server import redis_server, redis_store
@@ -130,6 +131,6 @@ async def test_who_is_no_subscriber_any_more_leaves_the_list(
         await store._command("DEL", f"{store._key(session_id)}:u")  # pyright: ignore[reportPrivateUsage]
         assert not await store.tell([session_id], change, now=NOW)
         assert (await store.audience(change, None)).session_ids == [session_id]
-        monkeypatch.setattr("mcp_sessions.stores.redis.store.IN_FLIGHT", -IN_FLIGHT)
+        monkeypatch.setattr("mcp_sessions.stores.redis.lists.IN_FLIGHT", -IN_FLIGHT)
         assert not await store.tell([session_id], change, now=NOW)
         assert not (await store.audience(change, None)).session_ids

@@ -17,7 +17,7 @@ from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import LogEpoch, Position, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.redis import store as redis_module
+from mcp_sessions.stores.redis import lists
 from mcp_sessions.stores.redis.store import RedisStore
 from tests.support.redis_server import dies_after, keys_of, namespace, redis_store, shared_redis
 
@@ -109,7 +109,7 @@ async def test_a_process_that_dies_between_two_commands_leaves_nothing_wrong(
         await check_whole(store)
         # Later, when whoever is at work still would have finished.
         with monkeypatch.context() as later:
-            later.setattr(redis_module, "IN_FLIGHT", -10)
+            later.setattr(lists, "IN_FLIGHT", -10)
             await check_whole(store)
             for _ in range(POLICY.max_sessions - len(await store.all_sessions())):
                 await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)

@@ -32,7 +32,7 @@ from mcp_sessions.stores.records import Admitted, CurrentSession, KeyUse, Peer
 from mcp_sessions.stores.sqlite import cache as sqlite_hot
 from mcp_sessions.stores.sqlite import recovery as sqlite_start
 from mcp_sessions.stores.sqlite import schema as sqlite_schema
-from mcp_sessions.stores.sqlite import store as sqlite_store
+from mcp_sessions.stores.sqlite import served_file
 from mcp_sessions.stores.sqlite.commit_budget import AT_ONCE
 from mcp_sessions.stores.sqlite.keys import keys_of
 from mcp_sessions.stores.sqlite.schema import MIGRATIONS, VERSION, Durability, statements
@@ -166,7 +166,7 @@ async def test_many_sessions_are_listed_in_pages_that_let_others_through(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each once; also where pages end exactly with the last one, or the owner's are few."""
-    monkeypatch.setattr(sqlite_store, "_PAGE", 3)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.store._PAGE", 3)
     alice = Principal("client", "https://issuer", "alice")
     async with opened(path) as store:
         made = [await new(store, principal=(ANONYMOUS, alice)[n % 2]) for n in range(12)]
@@ -473,7 +473,7 @@ async def test_a_power_loss_that_may_have_cost_events_is_noticed(
     """CUP13: an id that a client has seen is never given to another event."""
     monkeypatch.setattr(sqlite_start, "boot_id", lambda: boots[0])
     if not closed:
-        monkeypatch.setattr(sqlite_store, "shut_down", killed)
+        monkeypatch.setattr(served_file, "shut_down", killed)
     async with opened(path, durability) as store:
         of = await new(store)
         head = await store.head(of)
@@ -867,14 +867,14 @@ async def test_who_gives_up_while_the_file_is_opened_leaves_it_to_the_next(
 ) -> None:
     """The lock goes after the thread: two never serve from one file."""
     begin, go_on = threading.Event(), threading.Event()
-    start_up = sqlite_store.start_up
+    start_up = served_file.start_up
 
     def slow(*arguments: Any) -> None:
         begin.set()
         assert go_on.wait(10)
         start_up(*arguments)
 
-    monkeypatch.setattr(sqlite_store, "start_up", slow)
+    monkeypatch.setattr(served_file, "start_up", slow)
     store = SQLiteStore(path)
     opening = asyncio.ensure_future(store.open(POLICY))
     assert await asyncio.to_thread(begin.wait, 10)

@@ -1,0 +1,188 @@
+"""What all parts of the store in Redis stand on: its keys, its scripts, and what is known of
+sessions here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from mcp_sessions import metrics
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.ids import SessionId
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions.stores.redis import scripts
+from mcp_sessions.stores.redis.clock import SharedClock
+from mcp_sessions.stores.redis.cluster import ClusterLink
+from mcp_sessions.stores.redis.codec import (
+    NOTHING,
+    Answer,
+    Known,
+    Peers,
+    Subscriptions,
+    encoded,
+    record_of,
+    tag_of,
+)
+from mcp_sessions.stores.redis.connection import Link, Value, unavailable
+from mcp_sessions.stores.redis.scripts import Script
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NAME = "redis"
+"""Of the store, for people."""
+
+AT_ONCE = 200
+"""Calls that are under way at once, where there is one for each of many sessions."""
+
+
+class Commands:
+    """Runs commands and scripts, and names the keys that they are about."""
+
+    def __init__(self, link: Link, namespace: str, clock: Callable[[], float]) -> None:
+        """Nothing is connected yet.
+
+        Args:
+            link: Where commands go.
+            namespace: The beginning of every key.
+            clock: See :class:`~mcp_sessions.stores.redis.store.RedisStore`.
+        """
+        self._link: Link | ClusterLink = link
+        self._namespace = namespace
+        self._policy = SessionPolicy()
+        self._subscriptions = Subscriptions()
+        self._peers = Peers()
+        self._clock = SharedClock(self._time, clock)
+        self._all = f"{{{namespace}}}:all"
+
+    # --- one session ---------------------------------------------------------------------
+
+    @property
+    def _window(self) -> tuple[Value, ...]:
+        policy = self._policy
+        return policy.max_events, policy.max_bytes, repr(policy.max_age)
+
+    def _record(self, answer: Answer, known: Known = NOTHING) -> SessionRecord:
+        return record_of(answer, self._subscriptions, self._peers, known)
+
+    def _known(self, session_id: SessionId) -> Known:
+        return Known(*self._subscriptions.known(session_id), self._peers.known(session_id))
+
+    async def _set(self, session_id: SessionId, field: str, value: bytes | None) -> bool:
+        given = int(value is not None)
+        return bool(await self._on(session_id, scripts.SET, field, value or b"", given))
+
+    # --- keys and scripts ----------------------------------------------------------------
+
+    def _key_of(self, tag: str) -> str:
+        return f"{self._namespace}:{{{tag}}}"
+
+    def _key(self, session_id: SessionId) -> str:
+        return self._key_of(tag_of(session_id))
+
+    def _owned(self, owner: bytes) -> str:
+        return f"{{{self._namespace}}}:of:{tag_of(owner.decode())[:16]}"
+
+    def _subscribers_key(self, uri: str) -> str:
+        return f"{self._namespace}:uri:{{{tag_of(uri)}}}"
+
+    async def _time(self) -> float:
+        seconds, microseconds = await self._command("TIME")
+        return int(seconds) + int(microseconds) / 1_000_000
+
+    async def _on(self, session_id: SessionId, script: Script, *args: Value) -> Answer:
+        return await self._run(script, [self._key(session_id)], *args)
+
+    async def _on_each(self, script: Script, keys: Sequence[str], *args: Value) -> list[Answer]:
+        """What a script that takes any number of sessions answers of each of them. In a cluster
+        each has a slot of its own.
+        """
+        if not keys:
+            return []
+        if isinstance(self._link, Link):
+            return await self._run(script, keys, *args)
+        each = await all_of(self._run(script, [key], *args) for key in keys)
+        return [answer for (answer,) in each]
+
+    async def _run(self, script: Script, keys: Sequence[str], *args: Value) -> Answer:
+        # A peer's text may be none in UTF-8; then it is unknown here as any other.
+        args = tuple(encoded(arg) if isinstance(arg, str) else arg for arg in args)
+        try:
+            try:
+                return await self._link.call("EVALSHA", script.sha, len(keys), *keys, *args)
+            except NoScriptError:
+                # Said before anything ran. This sends it, and the server keeps it.
+                return await self._link.call("EVAL", script.text, len(keys), *keys, *args)
+        except ResponseError as refused:
+            raise _translated(refused, script.name) from refused
+        except StoreUnavailable:
+            metrics.store_failed(NAME)
+            raise
+
+    async def _command(self, *args: Value) -> Answer:
+        try:
+            return await self._link.call(*args)
+        except ResponseError as refused:
+            raise _translated(refused, str(args[0])) from refused
+        except StoreUnavailable:
+            metrics.store_failed(NAME)
+            raise
+
+
+def _translated(refused: ResponseError, what: str) -> Exception:
+    if str(refused).startswith("EVENTIDS"):
+        return OverflowError("this event log has issued its last id")
+    logger.error("%s: %s", what, unavailable(refused))
+    metrics.store_failed(NAME)
+    return unavailable(refused)
+
+
+async def all_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all calls answered, in their order; a bounded number of them is under way at once."""
+    answers: list[T] = []
+    batch: list[Coroutine[Any, Any, T]] = []
+    for call in calls:
+        batch.append(call)
+        if len(batch) == AT_ONCE:
+            answers += await asyncio.gather(*batch)
+            batch = []
+    return answers + await asyncio.gather(*batch)
+
+
+async def each_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | None]:
+    """As :func:`all_of`, where one call that fails is not to stop the others: None for it.
+
+    Raises:
+        StoreUnavailable: All of them failed, and there was more than none.
+    """
+    outcomes: list[T | StoreUnavailable] = await all_of(_caught(call) for call in calls)
+    failures = [each for each in outcomes if isinstance(each, StoreUnavailable)]
+    if failures and len(failures) == len(outcomes) and not _is_refused(failures[0]):
+        raise failures[0]
+    if failures:
+        logger.error("%d sessions could not be reached; one: %s", len(failures), failures[0])
+    return [None if isinstance(each, StoreUnavailable) else each for each in outcomes]
+
+
+async def _caught(call: Coroutine[Any, Any, T]) -> T | StoreUnavailable:
+    try:
+        return await call
+    except StoreUnavailable as failed:
+        return failed
+
+
+def _is_refused(failed: StoreUnavailable) -> bool:
+    """Whether the server is there, and refused a command."""
+    return isinstance(failed.__cause__, ResponseError)
+
+
+def told_to_script(known: Known) -> tuple[bytes, int]:
+    """What a script is told that is known of its session."""
+    return known.change, int(known.peer is not None)

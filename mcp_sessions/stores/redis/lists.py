@@ -1,0 +1,178 @@
+"""What belongs to no single session in Redis, and lies in other slots of a cluster.
+
+It is written by a script of its own, before or after the session's own, in the order in which the
+death of this process leaves too much there and never too little. What is too much is found when
+it is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.ids import SessionId
+from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions.stores.redis import scripts
+from mcp_sessions.stores.redis.codec import decoded, tag_of, tokens_of
+from mcp_sessions.stores.redis.commands import Commands, all_of
+from mcp_sessions.stores.redis.connection import Link, Value
+from mcp_sessions.stores.redis.scripts import Script
+
+logger = logging.getLogger(__name__)
+
+MARGIN = 900
+"""Seconds that a key lives on after its session's deadline; ``lua/session.lua`` has it too."""
+
+IN_FLIGHT = 60
+"""Seconds after which a step that another process had begun is taken for one that died with
+it."""
+
+PAGE = 256
+"""Sessions that one step of a scan looks at."""
+
+
+class Lists(Commands):
+    """The lists of sessions: all of them, those of a principal, those subscribed to a resource."""
+
+    def __init__(self, link: Link, namespace: str, clock: Callable[[], float]) -> None:
+        super().__init__(link, namespace, clock)
+        self._healed: dict[str, float] = {}
+        """When each list was last looked through, by the server's clock."""
+
+    @property
+    def _list_lifetime(self) -> int:
+        """Milliseconds that a list is kept after a session was put into it."""
+        return math.ceil((self._policy.max_lifetime + MARGIN) * 1000)
+
+    async def _leave(
+        self, member: bytes, script: Script, *args: Value, now: float
+    ) -> tuple[SessionRecord | None, bool]:
+        """Run what may end a session, and take it out of every list then.
+
+        Returns:
+            The record, if the session is over; and whether its place is left to be looked at.
+        """
+        tag = tag_in(member)
+        outcome, *rest = await self._run(script, [self._key_of(tag)], *args)
+        if outcome == b"kept":
+            return None, True
+        if outcome == b"later":
+            # XX: whoever ended it meanwhile has taken it out.
+            await self._command("ZADD", self._all, "XX", rest[0], member)
+            return None, float(rest[0]) <= now
+        if outcome == b"gone":
+            # Its time to live ran out while no server was there, or it is being made.
+            is_left = not is_old(member, await self._clock.now())
+            if not is_left:
+                await self._release(member)
+            return None, is_left
+        try:
+            record = self._record(rest[0])
+        except (ValueError, TypeError, LookupError) as failed:
+            # A newer version's, or not ours. It is over all the same.
+            logger.error("an expired session could not be read: %s", type(failed).__name__)
+            record = None
+        session_id = record.session_id if record is not None else None
+        is_left = not await self._forget(session_id, member, rest[1], tag=tag)
+        return record, is_left
+
+    async def _forget(
+        self,
+        session_id: SessionId | None,
+        member: bytes | None,
+        tokens: Sequence[bytes],
+        *,
+        tag: str | None = None,
+    ) -> bool:
+        """Take a session that is over out of every list; whether all of it was done.
+
+        What is left is found by whoever looks there next. It is no error: the session is over,
+        and whoever ended it has to go on with that.
+
+        Args:
+            session_id: None: it is not known, but its ``tag`` is.
+        """
+        if session_id is not None:
+            self._subscriptions.forget(session_id)
+            self._peers.forget(session_id)
+        tag = tag if tag is not None else tag_of(session_id or "")
+        try:
+            if member is not None:
+                await self._release(member)
+            await self._drop_subscribers(tag, tokens_of(tokens))
+        except StoreUnavailable as failed:
+            logger.warning("a session that is over is still in some list: %s", failed)
+            return False
+        return True
+
+    async def _release(self, member: bytes) -> None:
+        owned = f"{{{self._namespace}}}:of:{member.decode().split('.')[1]}"
+        await self._run(scripts.RELEASE, [self._all, owned], member)
+
+    async def _heal(self, places: str) -> bool:
+        """Give up the places of sessions that are not there; whether there were any. Not again
+        before others can have become old: it asks for every session.
+        """
+        there = await self._clock.now()
+        if there - self._healed.get(places, -math.inf) < IN_FLIGHT:
+            return False
+        if len(self._healed) >= PAGE:
+            self._healed.clear()
+        self._healed[places] = there
+        kind = "ZRANGE" if places == self._all else "SMEMBERS"
+        members: list[bytes] = await self._command(
+            kind, places, *((0, -1) if kind[0] == "Z" else ())
+        )
+        old = [member for member in members if is_old(member, there)]
+        found = await all_of(
+            self._command("EXISTS", self._key_of(tag_in(member))) for member in old
+        )
+        gone = [member for member, is_there in zip(old, found, strict=True) if not is_there]
+        await all_of(self._release(member) for member in gone)
+        return bool(gone)
+
+    async def _note_subscribers(
+        self, tag: str, token: str, uris: Iterable[str], lifetime: int
+    ) -> None:
+        await all_of(
+            self._run(scripts.NOTE_SUBSCRIBER, [self._subscribers_key(uri)], tag, token, lifetime)
+            for uri in uris
+        )
+
+    async def _drop_subscribers(self, tag: str, tokens: Mapping[bytes, bytes]) -> None:
+        await all_of(
+            self._run(scripts.DROP_SUBSCRIBER, [self._subscribers_key(decoded(uri))], tag, token)
+            for uri, token in tokens.items()
+        )
+
+    async def _token(self, session_id: SessionId) -> str:
+        """Names one act of subscribing, so that undoing an older one does not undo it."""
+        return f"{int(await self._clock.now()):x}.{secrets.token_hex(6)} {session_id}"
+
+    async def _tidy_subscriber(self, uri: str, session_id: SessionId) -> None:
+        """A session in the list of a resource's subscribers is none: it unsubscribed, or a
+        process died between the two steps of subscribing.
+        """
+        key, tag = self._subscribers_key(uri), tag_of(session_id)
+        token = await self._command("HGET", key, tag)
+        there = await self._clock.now()
+        if token is not None and is_old_token(token, there):
+            await self._run(scripts.DROP_SUBSCRIBER, [key], tag, token)
+
+
+def tag_in(member: bytes) -> str:
+    """What stands for the session in its keys."""
+    return member.decode().split(".")[0]
+
+
+def is_old(member: bytes, now: float) -> bool:
+    """Whether whoever put a member into a list had time enough to do the rest."""
+    return int(member.decode().split(".")[2], 16) < now - IN_FLIGHT
+
+
+def is_old_token(token: bytes, now: float) -> bool:
+    """The same of a subscription's token."""
+    return int(token.partition(b".")[0], 16) < now - IN_FLIGHT

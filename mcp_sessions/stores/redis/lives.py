@@ -1,0 +1,246 @@
+"""How sessions in Redis are made, used, and ended."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+
+from mcp_sessions.core.lifetime import end_of_life, idle_deadline
+from mcp_sessions.core.request_keys import Begun, key_cost
+from mcp_sessions.core.states import Mode
+from mcp_sessions.errors import LimitReached, StoreUnavailable
+from mcp_sessions.ids import FencingEpoch, SessionId
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.security import mint_log_epoch, mint_session_id
+from mcp_sessions.stores.limits import check_peer
+from mcp_sessions.stores.records import Admitted, KeyUse, Peer, SessionRecord
+from mcp_sessions.stores.redis import scripts
+from mcp_sessions.stores.redis.codec import (
+    NOTHING,
+    encoded,
+    fields_of,
+    owner_of,
+    packed,
+    tag_of,
+    unpacked,
+)
+from mcp_sessions.stores.redis.commands import AT_ONCE, all_of, each_of, told_to_script
+from mcp_sessions.stores.redis.connection import Link, Value
+from mcp_sessions.stores.redis.lists import Lists, is_old, tag_in
+
+_MOST_LOOKED_AT = 2_048
+"""Sessions that are asked whether they hold something, when room has to be made."""
+
+
+class Lives(Lists):
+    """Sessions from their making to their end, and who may use them."""
+
+    def __init__(self, link: Link, namespace: str, clock: Callable[[], float]) -> None:
+        super().__init__(link, namespace, clock)
+        self._looked_at = 0
+        """Where :meth:`evict` goes on: how many it looked at in vain."""
+
+    async def create(
+        self, mode: Mode, principal: Principal, *, peer: Peer | None, now: float
+    ) -> SessionRecord:
+        policy = self._policy
+        check_peer(peer, policy)
+        now = await self._clock.at(now)
+        session_id = mint_session_id()
+        ends_at = end_of_life(mode, now=now, max_lifetime=policy.max_lifetime)
+        deadline = idle_deadline(now=now, idle_timeout=policy.idle_timeout, ends_at=ends_at)
+        owned = self._owned(owner_of(principal))
+        member = f"{tag_of(session_id)}.{owned[-16:]}.{int(await self._clock.now()):x}"
+        # A place first, then the session: a process that dies in between leaves a place that
+        # nobody has, which is given up when its deadline has passed.
+        for attempt in range(2):
+            reached = await self._run(
+                scripts.RESERVE,
+                [self._all, owned],
+                member,
+                repr(deadline),
+                policy.max_sessions,
+                policy.max_sessions_per_principal or 2**53,
+                0 if ends_at == math.inf else self._list_lifetime,
+            )
+            if not reached:
+                break
+            if attempt or not await self._heal(self._all if reached == b"max_sessions" else owned):
+                raise LimitReached(reached.decode())
+        fields = fields_of(session_id, mode, principal, peer, ends_at)
+        fields |= {"created": repr(now), "expires": repr(deadline), "member": member}
+        flat = [part for pair in fields.items() for part in pair]
+        made = await self._on(
+            session_id, scripts.CREATE, repr(now), policy.idle_timeout, mint_log_epoch(), *flat
+        )
+        return self._record(made)
+
+    async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
+        now = await self._clock.at(now)
+        known = self._known(session_id)
+        found = await self._on(session_id, scripts.LOAD, repr(now), *told_to_script(known))
+        return self._record(found, known) if found is not None else None
+
+    async def admit(
+        self,
+        session_id: SessionId,
+        principal: Principal,
+        *,
+        mode: Mode,
+        now: float,
+        held: bool = False,
+        fencing_epoch: FencingEpoch | None = None,
+        key: KeyUse | None = None,
+    ) -> Admitted | None:
+        now = await self._clock.at(now)
+        policy = self._policy
+        known = self._known(session_id)
+        change, knows_peer = told_to_script(known)
+        of_key: tuple[Value, ...] = ("",) * 9
+        if key is not None:
+            of_key = (
+                encoded(key.key),
+                key_cost(key.key),
+                key.digest,
+                key.runner,
+                packed(sorted(key.scopes)),
+                policy.request_key_bytes,
+                repr(policy.request_key_lifetime),
+                key.run,
+                key.instead_of,
+            )
+        answer = await self._on(
+            session_id,
+            scripts.ADMIT,
+            owner_of(principal),
+            mode.value,
+            repr(now),
+            policy.idle_timeout,
+            int(held),
+            fencing_epoch if fencing_epoch is not None else "",
+            change,
+            *of_key,
+            knows_peer,
+        )
+        if answer is None:
+            return None
+        record = self._record(answer[1], known)
+        if answer[0] == b"displaced":
+            return Admitted(record, displaced=True)
+        if len(answer) == 2:
+            return Admitted(record)
+        begun = Begun(answer[2].decode())
+        if begun in (Begun.FULL, Begun.OTHER_CONTENT):
+            return Admitted(record, begun)
+        _, _, _, runner, scopes, outcome, run = answer
+        if key is not None and not key.scopes.issuperset(unpacked(scopes)):
+            return Admitted(record, Begun.FEWER_SCOPES)
+        return Admitted(record, begun, outcome, runner.decode(), (run or b"").decode())
+
+    async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
+        now = await self._clock.at(now)
+        idle = self._policy.idle_timeout
+        await each_of(self._on(each, scripts.TOUCH, repr(now), idle) for each in session_ids)
+
+    async def end(self, session_id: SessionId) -> SessionRecord | None:
+        member, found, tokens = await self._on(session_id, scripts.END)
+        if found is None:
+            return None
+        await self._forget(session_id, member, tokens)
+        return self._record(found)
+
+    async def expire(
+        self, *, now: float, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        now = await self._clock.at(now)
+        held_tags = {tag_of(session_id) for session_id in held}
+        expired: list[SessionRecord] = []
+        skipped = 0
+        while len(expired) < limit:
+            wanted = min(limit - len(expired), AT_ONCE)
+            try:
+                members: list[bytes] = await self._command(
+                    "ZRANGEBYSCORE", self._all, "-inf", repr(now), "LIMIT", skipped, wanted
+                )
+                if not members:
+                    break
+                done = await each_of(self._expire(member, held_tags, now) for member in members)
+            except StoreUnavailable:
+                if not expired:
+                    raise
+                # Those are over, and nobody is told of them a second time.
+                break
+            for outcome in done:
+                # One whose record cannot be used stays due, and the others have their turn.
+                record, is_left = outcome if outcome is not None else (None, True)
+                skipped += is_left
+                if record is not None:
+                    expired.append(record)
+        return expired
+
+    async def evict(
+        self,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+        opened: bool,
+    ) -> Sequence[SessionRecord]:
+        now = await self._clock.at(now)
+        idle, owner = self._policy.idle_timeout, owner_of(ANONYMOUS)
+        before, of = now - unused_for, f".{self._owned(owner)[-16:]}.".encode()
+        held_tags = {tag_of(session_id) for session_id in held}
+        listed: list[bytes] = await self._command(
+            "ZRANGEBYSCORE", self._all, "-inf", repr(before + idle)
+        )
+        known = [member for member in listed if of in member and tag_in(member) not in held_tags]
+        # Those that were looked at in vain have their turn again after all others.
+        start = self._looked_at if self._looked_at < len(known) else 0
+        known = known[start : start + _MOST_LOOKED_AT]
+        times: list[list[bytes | None]] = await all_of(
+            self._command("HMGET", self._key_of(tag_in(member)), "expires", "created")
+            for member in known
+        )
+        order: list[tuple[bool, float, bytes]] = []
+        for member, (expires, created) in zip(known, times, strict=True):
+            if expires is not None and created is not None:
+                used_at = float(expires) - idle
+                order.append((used_at - float(created) > unused_for, used_at, member))
+        waiting = deque(member for *_, member in sorted(order))
+        evicted: list[SessionRecord] = []
+        while waiting and len(evicted) < limit:
+            most = min(len(waiting), limit - len(evicted))
+            members = [waiting.popleft() for _ in range(most)]
+            done = await each_of(
+                self._leave(member, scripts.EVICT, owner, repr(before), idle, int(opened), now=now)
+                for member in members
+            )
+            evicted += [each[0] for each in done if each is not None and each[0] is not None]
+        self._looked_at = start if evicted else start + len(known)
+        return evicted
+
+    async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
+        if principal is None:
+            members = await self._command("ZRANGE", self._all, 0, -1)
+        else:
+            members = await self._command("SMEMBERS", self._owned(owner_of(principal)))
+        records = await all_of(
+            self._run(scripts.LOAD, [self._key_of(tag_in(member))], "", *told_to_script(NOTHING))
+            for member in members
+        )
+        there = await self._clock.now()
+        for member, record in zip(members, records, strict=True):
+            if record is None and is_old(member, there):
+                await self._release(member)
+        return [self._record(record) for record in records if record is not None]
+
+    async def _expire(
+        self, member: bytes, held: Collection[str], now: float
+    ) -> tuple[SessionRecord | None, bool]:
+        """The record, if the session is over; whether its place is due still."""
+        is_held = int(tag_in(member) in held)
+        return await self._leave(
+            member, scripts.EXPIRE, repr(now), self._policy.idle_timeout, is_held, now=now
+        )

@@ -1,0 +1,211 @@
+"""What else a session in a SQLite file has: each call is one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from mcp_sessions.core.messages import encode
+from mcp_sessions.ids import RequestKey, SessionEventId, SessionId
+from mcp_sessions.stores.contract import StateConflict
+from mcp_sessions.stores.limits import check_data, check_state, check_subscriptions, text_size
+from mcp_sessions.stores.records import CurrentSession, Data, SessionRecord
+from mcp_sessions.stores.sqlite import sessions
+from mcp_sessions.stores.sqlite.keys import keys_of
+from mcp_sessions.stores.sqlite.served_file import ServedFile, is_small
+from mcp_sessions.stores.sqlite.transaction import Transaction, text_bytes
+
+
+class Belongings(ServedFile):
+    """The part of the store that is about subscriptions, state, data and kept answers."""
+
+    async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
+        values = (current.session_id, current.fencing_epoch) if current else (None, None)
+
+        def apply(record: SessionRecord) -> None:
+            record.current = current
+
+        await self._set(session_id, "current_id = ?, current_epoch = ?", values, apply)
+
+    async def mark_stream_opened(self, session_id: SessionId) -> bool:
+        known = self._hot.known(session_id)
+        if known is not None and known.stream_opened:
+            return False
+
+        def apply(record: SessionRecord) -> None:
+            record.stream_opened = True
+
+        def work(tx: Transaction) -> bool:
+            cursor = tx.execute(
+                "UPDATE sessions SET stream_opened = 1 WHERE session_id = ? AND NOT stream_opened",
+                (session_id,),
+            )
+            tx.changes.append((session_id, apply))
+            return bool(cursor.rowcount)
+
+        return await self._writer.call(work, short=True)
+
+    async def subscribe(self, session_id: SessionId, uri: str) -> bool:
+
+        def apply(record: SessionRecord) -> None:
+            record.subscriptions |= {uri}
+
+        def work(tx: Transaction) -> bool:
+            session = sessions.brief(tx, session_id)
+            if session is None:
+                return False
+            sessions.subscribe(tx, session.sid, uri, self._policy)
+            tx.changes.append((session_id, apply))
+            return True
+
+        return await self._writer.call(work)
+
+    async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
+
+        def apply(record: SessionRecord) -> None:
+            record.subscriptions -= {uri}
+
+        def work(tx: Transaction) -> bool:
+            session = sessions.brief(tx, session_id)
+            if session is None:
+                return False
+            sessions.unsubscribe(tx, session.sid, uri)
+            tx.changes.append((session_id, apply))
+            return True
+
+        return await self._writer.call(work)
+
+    async def subscribers(self, uri: str) -> Sequence[SessionId]:
+
+        def work(tx: Transaction) -> list[SessionId]:
+            rows = tx.execute(
+                "SELECT session_id FROM subscriptions JOIN sessions USING (sid) WHERE uri = ?",
+                (text_bytes(uri),),
+            )
+            return [SessionId(session_id) for (session_id,) in rows]
+
+        return await self._writer.call(work)
+
+    async def set_filter(
+        self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]
+    ) -> bool:
+
+        def apply(record: SessionRecord) -> None:
+            record.subscriptions, record.lists = uris, lists
+
+        def work(tx: Transaction) -> bool:
+            session = sessions.brief(tx, session_id)
+            if session is None:
+                return False
+            check_subscriptions(uris, self._policy)
+            sessions.replace_subscriptions(tx, session.sid, uris)
+            tx.execute(
+                "UPDATE sessions SET lists = ? WHERE sid = ?", (encode(sorted(lists)), session.sid)
+            )
+            tx.changes.append((session_id, apply))
+            return True
+
+        return await self._writer.call(work)
+
+    async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
+
+        def apply(record: SessionRecord) -> None:
+            record.waits_from = event_id
+
+        await self._set(session_id, "waits_from = ?", (event_id,), apply)
+
+    async def change_state(
+        self,
+        session_id: SessionId,
+        changed: Mapping[str, Any],
+        removed: Collection[str],
+        *,
+        expected_version: int | None = None,
+    ) -> SessionRecord | None:
+        """See :meth:`SessionStore.change_state`.
+
+        Raises:
+            TypeError: A value cannot be JSON. Nothing was stored.
+        """
+        values, gone = encode(dict(changed)), frozenset(removed)
+
+        def work(tx: Transaction) -> SessionRecord | None:
+            there = sessions.record_of(tx, session_id)
+            if there is None:
+                return None
+            if expected_version not in (None, there[1].state_version):
+                raise StateConflict(there[1])
+            before = there[1].state
+            newest = {name: value for name, value in before.items() if name not in gone}
+            newest.update(sessions.load_json(values))
+            sizes = (text_size(name) + len(encode(value)) for name, value in newest.items())
+            check_state(sum(sizes), self._policy)
+            tx.execute(
+                "UPDATE sessions SET state = ?, state_version = state_version + 1"
+                " WHERE session_id = ?",
+                (encode(newest), session_id),
+            )
+            found = sessions.record_of(tx, session_id)
+            if found is None:
+                raise AssertionError("it was there, in this transaction")
+            record, state, version = found[1], newest, found[1].state_version
+
+            def apply(hot: SessionRecord) -> None:
+                hot.state, hot.state_version = state, version
+
+            tx.changes.append((session_id, apply))
+            return record
+
+        return await self._writer.call(work)
+
+    async def finish_request(
+        self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
+    ) -> bool:
+
+        def work(tx: Transaction) -> bool:
+            keys = keys_of(tx, session_id, self._policy)
+            return keys is not None and keys.finish(key, outcome, now=now)
+
+        return await self._writer.call(work, short=is_small(outcome))
+
+    async def load_data(self, session_id: SessionId) -> Data | None:
+
+        def work(tx: Transaction) -> tuple[bytes | None, int] | None:
+            return tx.execute(
+                "SELECT value, ifnull(version, 0) FROM sessions LEFT JOIN data USING (sid)"
+                " WHERE session_id = ?",
+                (session_id,),
+            ).fetchone()
+
+        row = await self._writer.call(work)
+        if row is None:
+            return None
+        value, version = row
+        return Data(sessions.load_json(value) if value is not None else {}, version)
+
+    async def replace_data(
+        self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
+    ) -> bool:
+        """See :meth:`SessionStore.replace_data`.
+
+        Raises:
+            TypeError: A value cannot be JSON. Nothing was stored.
+        """
+        encoded = encode(dict(value))
+
+        def work(tx: Transaction) -> bool:
+            row = tx.execute(
+                "SELECT sid, ifnull(version, 0) FROM sessions LEFT JOIN data USING (sid)"
+                " WHERE session_id = ?",
+                (session_id,),
+            ).fetchone()
+            if row is None or row[1] != expected_version:
+                return False
+            check_data(len(encoded), self._policy)
+            tx.execute(
+                "INSERT OR REPLACE INTO data (sid, value, version) VALUES (?, ?, ?)",
+                (row[0], encoded, expected_version + 1),
+            )
+            return True
+
+        return await self._writer.call(work)

@@ -1,0 +1,146 @@
+"""A SQLite file that this process serves from: locked, open, with its writer and the records
+that are in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from mcp_sessions.core.log import Window
+from mcp_sessions.errors import ConfigurationError, StoreInUse, StoreUnavailable
+from mcp_sessions.ids import SessionId
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions.stores.sqlite import sessions
+from mcp_sessions.stores.sqlite.cache import HotRecords
+from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
+from mcp_sessions.stores.sqlite.recovery import shut_down, start_up
+from mcp_sessions.stores.sqlite.schema import Durability, check_no_directory, open_file
+from mcp_sessions.stores.sqlite.seen import Seen
+from mcp_sessions.stores.sqlite.transaction import Transaction
+from mcp_sessions.stores.sqlite.writer import Writer
+
+logger = logging.getLogger(__name__)
+
+SMALL = 65_536
+"""Bytes of a value that is written in no time."""
+
+
+class ServedFile:
+    """What every call of the store in a file goes to."""
+
+    def __init__(self, path: str | Path, durability: Durability = "normal") -> None:
+        """Nothing is opened yet.
+
+        Args:
+            path: The file, on a local disk; made when the store opens, if it is not there.
+                Beside it are ``-wal``, ``-shm`` (SQLite's), ``-lock`` and ``-seen``.
+            durability: ``normal`` survives a killed process, ``full`` a power loss too.
+
+        Raises:
+            ConfigurationError: ``durability`` is neither.
+        """
+        if durability not in get_args(Durability):
+            raise ConfigurationError(f"durability is 'normal' or 'full', not {durability!r}")
+        self.path = Path(path)
+        # Two names of one file are one file, and have one lock.
+        self._place = Path(os.path.realpath(path))
+        self.durability: Durability = durability
+        self._policy = SessionPolicy()
+        self._window = _window(self._policy)
+        self._lock = FileLock(self._place.with_name(self._place.name + "-lock"))
+        self._seen = Seen(self._place)
+        self._writer = Writer(
+            self.path,
+            self._place.with_name(self._place.name + "-wal"),
+            self._open_file,
+            closing=lambda connection: shut_down(connection, self._seen),
+            resting=self._seen.count,
+            on_commit=lambda changes: self._hot.on_commit(changes),
+            chore=sessions.end_requested,
+            on_chore=self._on_ended_beside,
+            syncs=durability == "full",
+        )
+        self._ended_beside: list[SessionRecord] = []
+        self._hot = HotRecords(self._writer)
+
+    async def open(self, policy: SessionPolicy) -> None:
+        """Serve from the file, within the limits of ``policy``.
+
+        Raises:
+            ConfigurationError: The file is no session store, or damaged, or newer than this
+                version.
+            StoreInUse: Another process serves from it.
+            StoreUnavailable: The disk is full, or another program has the file locked.
+        """
+        self._policy = policy
+        self._hot.serve(policy)
+        self._window = _window(policy)
+        check_no_directory(self.path)
+        try:
+            await self._lock.acquire_patiently(self.path)
+        except Locked as held:
+            raise StoreInUse(
+                f"{self.path} is in use by {held}: one process serves from a file at a time"
+            ) from None
+        except OSError as failed:
+            reason = failed.strerror or str(failed)
+            raise ConfigurationError(f"{self.path} cannot be opened: {reason}") from failed
+        try:
+            await self._writer.start()
+        except BaseException:
+            # Also where nobody waits for it any more: the thread lets go of the file first.
+            await self._writer.stop()
+            self._lock.release()
+            raise
+
+    async def close(self) -> None:
+        moved = self._hot.moved()
+        try:
+            if moved:
+                await self._writer.call(lambda tx: sessions.move_deadlines(tx, moved))
+        except StoreUnavailable as failed:
+            logger.warning("idle deadlines are up to 1%% early: %s", failed)
+        finally:
+            await self._writer.stop()
+            self._hot.clear()
+            self._lock.release()
+
+    def _open_file(self) -> sqlite3.Connection:
+        connection = open_file(self._place, self.durability)
+        try:
+            start_up(connection, self.path, self.durability, self._seen)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _on_ended_beside(self, records: Sequence[SessionRecord]) -> None:
+        self._ended_beside += records
+
+    async def _set(
+        self,
+        session_id: SessionId,
+        assignment: str,
+        values: tuple[Any, ...],
+        apply: Callable[[SessionRecord], None],
+    ) -> None:
+        def work(tx: Transaction) -> None:
+            statement = f"UPDATE sessions SET {assignment} WHERE session_id = ?"
+            tx.execute(statement, (*values, session_id))
+            tx.changes.append((session_id, apply))
+
+        await self._writer.call(work, short=True)
+
+
+def is_small(value: bytes | None) -> bool:
+    return value is None or len(value) <= SMALL
+
+
+def _window(policy: SessionPolicy) -> Window:
+    return Window(policy.max_events, policy.max_bytes, policy.max_age)
