@@ -314,12 +314,17 @@ class Cluster:
         return sum(f'"kind":"{kind}"'.encode() in message for message in self.backplane.sent)
 
 
+def _as_it_is(_: int, store: Any) -> Any:
+    return store
+
+
 @asynccontextmanager
 async def cluster(
     count: int = 2,
     *,
     seed: int = 0,
     server: Callable[[], tuple[Toolbox, object]] | None = None,
+    store_of: Callable[[int, Any], Any] = _as_it_is,
     **limits: Any,
 ) -> AsyncGenerator[Cluster]:
     """That many replicas, running.
@@ -328,6 +333,7 @@ async def cluster(
         count: How many.
         seed: Decides in which order everything happens.
         server: Makes each one's tools, and what is wrapped; a `Toolbox` and its server.
+        store_of: What a replica of that number has instead of the store that it shares.
         limits: Of the policy.
     """
     backplane, clock = Backplane(seed), Clock()
@@ -335,14 +341,18 @@ async def cluster(
     async with AsyncExitStack() as stack:
         worlds: list[World] = []
         stores: list[SharedStore] = []
-        for _ in range(count):
+        for number in range(count):
             shared = None if _Shared.is_redis else backplane.store()
             store = shared if shared is not None else redis_store(own=own)
             if shared is not None:
                 stores.append(shared)
             box, wrapped = server() if server is not None else (Toolbox(), None)
             opened = world(
-                store=cast("SessionStore", store), box=box, server=wrapped, clock=clock, **limits
+                store=cast("SessionStore", store_of(number, store)),
+                box=box,
+                server=wrapped,
+                clock=clock,
+                **limits,
             )
             worlds.append(await stack.enter_async_context(opened))
         try:

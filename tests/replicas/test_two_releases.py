@@ -1,0 +1,191 @@
+"""Two releases serve the same sessions while one replaces the other: what one tells, the other
+reads as far as it knows it, and the rounds bring the rest.
+"""
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from mcp_sessions.server.cluster import bus as cluster_bus
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.exchange import ExchangeListener
+from tests.support.modern import ModernClient
+from tests.support.raw import EXTENSION, RawClient, at_most, in_session, keyed, text_of, uris
+from tests.support.replicas import Cluster, cluster
+
+pytestmark = pytest.mark.anyio
+
+SOON = 8.0
+"""Seconds of some rounds, on a machine that is busy."""
+
+Translate = Callable[[bytes], bytes]
+
+
+def without_younger_members(message: bytes) -> bytes:
+    """As a release wrote it in which the kinds had their first members only."""
+    members: dict[str, Any] = json.loads(message)
+    added = {"change": "id", "displaced": "instance", "push": "key", "join": "run"}
+    members.pop(added.get(members["kind"], "never_began"), None)
+    return json.dumps(members, separators=(",", ":")).encode()
+
+
+def of_the_next_version(message: bytes) -> bytes:
+    """A version of its own, so that neither release reads what the other writes; what is of
+    its own version is of ours for who is told here.
+    """
+    swapped = {b'{"v":1,': b'{"v":2,', b'{"v":2,': b'{"v":1,'}
+    return swapped[message[:7]] + message[7:]
+
+
+def as_it_is(message: bytes) -> bytes:
+    """Of one's own release."""
+    return message
+
+
+RELEASES = pytest.mark.parametrize(
+    ("writes", "reads"),
+    [
+        pytest.param(without_younger_members, as_it_is, id="before"),
+        pytest.param(of_the_next_version, of_the_next_version, id="next"),
+    ],
+)
+OTHERS = pytest.mark.parametrize("other", [0, 1])
+"""Which of the two replicas is of the other release."""
+
+
+class _Heard:
+    """An `ExchangeListener` that hears the messages of another release."""
+
+    def __init__(self, listener: ExchangeListener, reads: Translate) -> None:
+        self._listener = listener
+        self._reads = reads
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._listener, name)
+
+    def on_message(self, message: bytes) -> None:
+        """See `ExchangeListener`."""
+        self._listener.on_message(self._reads(message))
+
+
+class _Exchange:
+    """An `Exchange` by which a replica of another release speaks."""
+
+    def __init__(self, exchange: Any, writes: Translate, reads: Translate) -> None:
+        self._exchange = exchange
+        self._writes = writes
+        self._reads = reads
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._exchange, name)
+
+    async def join(self, process: str, listener: ExchangeListener) -> None:
+        """See `Exchange`."""
+        await self._exchange.join(process, _Heard(listener, self._reads))
+
+    async def send(self, message: bytes, *, to: str | None = None) -> None:
+        """See `Exchange`."""
+        await self._exchange.send(self._writes(message), to=to)
+
+
+class _Store:
+    """The store of such a replica."""
+
+    def __init__(self, store: SessionStore, writes: Translate, reads: Translate) -> None:
+        self._store = store
+        self.exchange = _Exchange(store.exchange, writes, reads)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+@asynccontextmanager
+async def two_releases(
+    writes: Translate, reads: Translate, other: int, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[Cluster]:
+    """Two replicas, one of which is of another release; their rounds follow quickly."""
+    monkeypatch.setattr(cluster_bus, "ROUND", 0.25)
+
+    def released(number: int, store: Any) -> Any:
+        return _Store(store, writes, reads) if number == other else store
+
+    async with cluster(2, store_of=released) as c:
+        yield c
+
+
+async def with_session(c: Cluster) -> tuple[RawClient, str]:
+    """A client on replica 0, in a session."""
+    client = await c[0].connected(capabilities={"extensions": {EXTENSION: {}}})
+    return client, (await client.start())["sessionId"]
+
+
+@OTHERS
+@RELEASES
+async def test_a_session_goes_on_from_one_release_to_the_other(
+    writes: Translate, reads: Translate, other: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its GET stream is on one, its requests come to both, events of both are heard in order."""
+    async with two_releases(writes, reads, other, monkeypatch) as c:
+        client, session = await with_session(c)
+        stream = await client.get().started()
+        for number in range(4):
+            await c.at(number % 2, client).text("update", uri=f"a:{number}")
+        assert uris(await at_most(SOON, stream.has(4))) == [f"a:{n}" for n in range(4)]
+
+        stream.leave()
+        again = await c.at(1, client).get(stream.events[-1].id).started()
+        assert await c.at(1, client).text("session_id") == session
+        await client.text("update", uri="a:4")
+        assert uris(await at_most(SOON, again.has(1))) == ["a:4"]
+
+
+@OTHERS
+@RELEASES
+async def test_a_session_that_the_other_release_took_is_let_go(
+    writes: Translate, reads: Translate, other: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HTM9: its listen stream ends, by what its replica is told, or in one of its rounds."""
+    async with two_releases(writes, reads, other, monkeypatch) as c:
+        client, newer = (ModernClient(w.carrier) for w in c.worlds)
+        session = (await client.create())["sessionId"]
+        old = await client.listening(session, "a:1")
+        new = await newer.listening(session, "a:1")
+        assert "error" not in await at_most(SOON, old.answer())
+        await client.text("update", {"uri": "a:1"}, session=session)
+        assert len(await at_most(SOON, new.has_events(1))) == 1
+        assert not old.events
+
+
+@OTHERS
+@RELEASES
+async def test_a_key_sent_again_to_the_other_release_gets_the_one_answer(
+    writes: Translate, reads: Translate, other: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KEY3: by what it is told, or because it asks the store by itself."""
+    async with two_releases(writes, reads, other, monkeypatch) as c:
+        client, session = await with_session(c)
+        first = client.call("wait", gate="g", meta=keyed("k", session))
+        await c[0].box.gate("g").started.wait()
+        again = c.at(1, client).call("wait", gate="g", meta=keyed("k", session))
+        c[0].box.gate("g").go.set()
+        for one in (first, again):
+            assert text_of(await at_most(SOON, one.result())) == "through g"
+        assert len(c[0].box.calls) == 1 and not c[1].box.calls
+
+
+@OTHERS
+@RELEASES
+async def test_what_runs_in_a_session_that_the_other_release_ended_fails(
+    writes: Translate, reads: Translate, other: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """END6: at once, or in a round."""
+    async with two_releases(writes, reads, other, monkeypatch) as c:
+        client, session = await with_session(c)
+        waits = client.call("wait", gate="g", meta=in_session(session))
+        await c[0].box.gate("g").started.wait()
+        await c[1].client().end(session)
+        error = await at_most(SOON, waits.error())
+        assert (error["code"], error["data"]["started"]) == (-32043, True)
