@@ -29,8 +29,9 @@ from mcp_sessions.health import Health
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
-from mcp_sessions.server.cluster.bus import ClusterBus, LocalBus, SharedBus
+from mcp_sessions.server.cluster.bus import ClusterBus, LocalBus
 from mcp_sessions.server.cluster.handlers import ClusterHandlers
+from mcp_sessions.server.cluster.shared_bus import SharedBus
 from mcp_sessions.server.delivery.announced import noting
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.delivery.hub import Hub

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from mcp_sessions.ids import SessionId
-from mcp_sessions.server.cluster.bus import SharedBus
+from mcp_sessions.server.cluster.shared_bus import SharedBus
 from tests.support.duplex import (
     DECLARED,
     ELICITS,

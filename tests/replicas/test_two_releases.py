@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.server.cluster import bus as cluster_bus
+from mcp_sessions.server.cluster import shared_bus
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import ExchangeListener
 from tests.support.modern import ModernClient
@@ -107,7 +107,7 @@ async def two_releases(
     writes: Translate, reads: Translate, other: int, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncGenerator[Cluster]:
     """Two replicas, one of which is of another release; their rounds follow quickly."""
-    monkeypatch.setattr(cluster_bus, "ROUND", 0.25)
+    monkeypatch.setattr(shared_bus, "ROUND", 0.25)
 
     def released(number: int, store: Any) -> Any:
         return _Store(store, writes, reads) if number == other else store

@@ -1,0 +1,243 @@
+"""The bus of a process that shares its store with others, over the store's exchange.
+
+Messages may be lost (:mod:`mcp_sessions.server.cluster.messages`), so that:
+
+1. Whatever must happen has another way to happen: a round that looks at the store every few
+   seconds, or a question that is asked again.
+2. What is appended to a watched stream is heard by whoever has it open here; what is missed
+   is seen by its number, and read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Coroutine
+from typing import Any, TypeGuard
+
+from mcp_sessions.background import Background, report
+from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.ids import Position, SessionId, StreamName
+from mcp_sessions.server.cluster.bus import Handlers, Watcher
+from mcp_sessions.server.cluster.codec import MalformedMessage, decode, encode
+from mcp_sessions.server.cluster.messages import Message
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.exchange import Exchange
+from mcp_sessions.stores.records import Attachment
+
+logger = logging.getLogger(__name__)
+
+ROUND = 4.0
+"""Seconds between two looks at what is watched."""
+
+_AT_ONCE = 32
+"""Questions to the store that one round asks at the same time."""
+
+_Key = tuple[SessionId, StreamName]
+
+
+class SharedBus:
+    """A :class:`~mcp_sessions.server.cluster.bus.ClusterBus`."""
+
+    is_shared = True
+
+    def __init__(
+        self,
+        store: SessionStore,
+        exchange: Exchange,
+        process: str,
+    ) -> None:
+        self.process = process
+        self._store = store
+        self._exchange = exchange
+        self._handlers: Handlers | None = None
+        self._watchers: dict[_Key, list[Watcher]] = {}
+        self._watched: set[_Key] = set()
+        self._settling: weakref.WeakValueDictionary[_Key, asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
+        self._background = Background()
+        self._alive: dict[str, tuple[float, bool]] = {}
+        self._joined = False
+
+    def is_elsewhere(self, process: str | None) -> TypeGuard[str]:
+        return process is not None and process != self.process
+
+    # --- messages --------------------------------------------------------------------------
+
+    async def tell(self, message: Message, *, to: str | None = None) -> None:
+        try:
+            await self._exchange.send(encode(message, self.process), to=to)
+        except StoreUnavailable as failed:
+            logger.warning("%r was not told to the other replicas: %s", message.kind, failed)
+
+    async def send(self, message: Message, *, to: str | None = None) -> None:
+        await self._exchange.send(encode(message, self.process), to=to)
+
+    def on_message(self, message: bytes) -> None:
+        """See :class:`~mcp_sessions.stores.exchange.ExchangeListener`."""
+        try:
+            told = decode(message)
+        except MalformedMessage as malformed:
+            # Of a replica with another idea of the messages, or of nobody.
+            logger.warning("a message between replicas is malformed: %s", malformed)
+            return
+        if told is None or self._handlers is None:
+            logger.debug("a message between replicas was left out")
+            return
+        work = self._handlers.handle(*told)
+        if work is not None:
+            self.spawn(work)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._background.run("what another replica asked for", work)
+
+    # --- streams ---------------------------------------------------------------------------
+
+    async def watch(self, session_id: SessionId, stream: StreamName, watcher: Watcher) -> None:
+        key = (session_id, stream)
+        watchers = self._watchers.setdefault(key, [])
+        if watcher not in watchers:
+            watchers.append(watcher)
+        try:
+            await self._settle(key)
+        except BaseException:
+            self._drop(key, watcher)
+            raise
+
+    async def unwatch(self, session_id: SessionId, stream: StreamName, watcher: Watcher) -> None:
+        key = (session_id, stream)
+        self._drop(key, watcher)
+        try:
+            await self._settle(key)
+        except StoreUnavailable:
+            # What is heard of it from now on is nobody's here.
+            logger.warning("a stream could not be left; what it brings is dropped")
+
+    def _drop(self, key: _Key, watcher: Watcher) -> None:
+        watchers = self._watchers.get(key)
+        if watchers is not None and watcher in watchers:
+            watchers.remove(watcher)
+            if not watchers:
+                del self._watchers[key]
+
+    async def _settle(self, key: _Key) -> None:
+        """Watch what somebody wants to hear, and nothing else. One step after the other for
+        one stream: it may be opened again while it is still being left.
+        """
+        lock = self._settling.get(key)
+        if lock is None:
+            lock = self._settling[key] = asyncio.Lock()
+        async with lock:
+            if key in self._watchers and key not in self._watched:
+                await self._exchange.watch(*key)
+                self._watched.add(key)
+            elif key not in self._watchers and key in self._watched:
+                self._watched.discard(key)
+                await self._exchange.unwatch(*key)
+
+    def on_event(
+        self,
+        session_id: SessionId,
+        stream: StreamName,
+        event: LoggedEvent,
+        attachment: Attachment | None,
+    ) -> None:
+        """See :class:`~mcp_sessions.stores.exchange.ExchangeListener`."""
+        for watcher in list(self._watchers.get((session_id, stream), ())):
+            watcher.appended(session_id, event, attachment)
+
+    def on_gap(self) -> None:
+        """See :class:`~mcp_sessions.stores.exchange.ExchangeListener`."""
+        logger.info("messages between replicas may have been lost; every stream is read again")
+        for (session_id, _), watchers in list(self._watchers.items()):
+            for watcher in list(watchers):
+                watcher.check_position(session_id, None)
+
+    # --- who lives -------------------------------------------------------------------------
+
+    async def is_alive(self, process: str) -> bool:
+        if process == self.process:
+            return True
+        loop = asyncio.get_running_loop()
+        known = self._alive.get(process)
+        if known is not None and loop.time() < known[0]:
+            return known[1]
+        alive = await self._exchange.is_alive(process)
+        self._alive[process] = (loop.time() + 1.0, alive)
+        if len(self._alive) > 1_000:
+            self._alive.clear()
+        return alive
+
+    # --- from start to end -----------------------------------------------------------------
+
+    async def join(self, handlers: Handlers) -> None:
+        self._handlers = handlers
+        await self._exchange.join(self.process, self)
+        self._joined = True
+
+    async def leave(self) -> None:
+        if not self._joined:
+            return
+        self._joined = False
+        try:
+            await self._exchange.leave()
+        except StoreUnavailable:
+            logger.warning("the other replicas could not be told of the leave; they will see")
+
+    async def close(self) -> None:
+        await self.leave()
+        await self._background.close()
+
+    async def run(self) -> None:
+        """Go round for ever; a store that is away for a while is asked again."""
+        while True:
+            await asyncio.sleep(ROUND)
+            try:
+                await self.round()
+            except StoreUnavailable:
+                logger.warning("the store is away; what other replicas did is seen later")
+
+    async def round(self) -> None:
+        """Look at everything that is watched: the last message may have been lost, and
+        nothing follows it that would show the gap.
+
+        Raises:
+            StoreUnavailable: What is left waits for the next round.
+        """
+        keys = list(self._watchers)
+        for start in range(0, len(keys), _AT_ONCE):
+            some = keys[start : start + _AT_ONCE]
+            heads = await asyncio.gather(
+                *(self._store.head(session_id, stream=stream) for session_id, stream in some)
+            )
+            for key, head in zip(some, heads, strict=True):
+                await _alone(self._looked(key, head))
+        for step in self._handlers.round() if self._handlers is not None else ():
+            await _alone(step())
+
+    async def _looked(self, key: _Key, head: Position | None) -> None:
+        session_id, _ = key
+        watchers = list(self._watchers.get(key, ()))
+        if head is None and watchers and self._handlers is not None:
+            if await self._store.load(session_id, now=0) is None:
+                await self._handlers.session_over(session_id)
+                return
+        for watcher in watchers:
+            watcher.check_position(session_id, head)
+
+
+async def _alone(step: Coroutine[Any, Any, None]) -> None:
+    """Do one step of a round: what is wrong with one must not keep the rest from healing.
+
+    Raises:
+        StoreUnavailable: As the next step would.
+    """
+    try:
+        await step
+    except StoreUnavailable:
+        raise
+    except Exception as failed:
+        report("a step of the rounds over watched streams", failed)
