@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.core.messages import decode
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import (
     ConnectionId,
@@ -45,8 +46,9 @@ def packed(value: Any) -> bytes:
 def unpacked(text: bytes) -> Any:
     """What :func:`packed` made it from."""
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
+        return decode(text)
+    except ValueError:
+        # A lone surrogate: JSON has it, orjson does not read it.
         return json.loads(text)
 
 
