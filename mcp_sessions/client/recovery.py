@@ -212,7 +212,7 @@ class Recovery:
         previous = self._state.use(link)
         link.configure(self._peer.settings())
         link.listen()
-        _not_before: float = 0.0
+        self._not_before = 0.0
         self._state.addresses.is_in_use()
         if previous is not link or (outcome is not None and outcome.is_new_session):
             self._app.listens.cut()

@@ -126,7 +126,7 @@ def after_status(status: int, *, failures: int, says_session: bool, is_answer: b
         # 2026-07-28 answers an unknown method with 404 and a proper error.
         return Step.TELL if is_answer and not says_session else Step.RECONNECT
     if status == 400:
-        # "No valid session ID provided": a habit of servers that should say 404 (G1).
+        # "No valid session ID provided": a habit of servers that should say 404.
         return Step.RECONNECT if says_session else Step.TELL
     if status in _BUSY:
         return Step.RETRY if failures < _BUSY_PATIENCE else Step.RECONNECT

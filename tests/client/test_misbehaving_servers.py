@@ -931,3 +931,30 @@ async def test_a_draining_server_is_left_within_the_time_it_gives() -> None:
         assert outcome.recovered
         assert server.transports == 2
         assert await call(client) == "s-1"
+
+
+async def test_a_drain_that_is_not_waited_for_delays_nothing_that_comes_later() -> None:
+    """TKO11: somebody asks, so the client comes back early; the next loss is one like any other."""
+    gone = 0
+
+    def get(exchange: Exchange) -> None:
+        if exchange.headers["mcp-session-id"] == f"transport-{gone}":
+            exchange.respond(404)
+
+    async with ScriptedServer({"GET": get}) as server, client_of(server) as (client, heard):
+        await server.has(lambda: server.stream, "the notification stream")
+        drained = server.stream
+        assert drained is not None
+        server.push(
+            "notifications/sessions/detached", sessionId="s-1", reason="draining", retryAfter=14
+        )
+        gone = 1
+        drained.end()
+        while not heard.outcomes:
+            assert await call(client) == "s-1"
+        await server.has(lambda: server.stream is not drained, "the next notification stream")
+        gone = 2
+        assert server.stream is not None
+        server.stream.end()
+        with anyio.fail_after(6):
+            assert (await heard.outcome(2)).recovered
