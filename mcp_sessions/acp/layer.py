@@ -214,7 +214,7 @@ class AcpSessionLayer:
         try:
             await link.run()
             # It sends no more. What it asked for is still answered, for a while.
-            if link.at_work and not link.closed:
+            if link.at_work and not link.outgoing.closed:
                 await asyncio.wait(link.at_work, timeout=grace)
         finally:
             await to_the_end(self._leave(link))

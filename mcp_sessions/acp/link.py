@@ -104,41 +104,24 @@ class Link:
         self.connection_id = mint_connection_id("acp")
         self.questions = Questions(self.push_message)
         self._wire = wire
-        self._outgoing = Outgoing(wire, send_buffer, self.questions.close)
+        self.outgoing = Outgoing(wire, send_buffer, self.questions.close)
         self._service = service
         self._tasks: dict[asyncio.Task[None], RequestId | None] = {}
         self._initialized: asyncio.Future[bool] | None = None
         self._has_agreed = False
         self._write_task: asyncio.Task[None] | None = None
 
-    # --- out ---------------------------------------------------------------------------------
-
-    @property
-    def closed(self) -> bool:
-        """Nothing reaches the client any more."""
-        return self._outgoing.closed
-
     def push(self, data: bytes) -> None:
         """Hand over whole lines, in order. Never waits."""
-        self._outgoing.push(data)
+        self.outgoing.push(data)
 
     def push_message(self, message: Json) -> None:
         """Hand over one message."""
         self.push(encode(message) + b"\n")
 
-    async def drain(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Wait until more can be pushed, the client is gone, or ``until`` says so."""
-        await self._outgoing.drain(until)
-
-    def wake(self) -> None:
-        """Whoever waits in `drain` shall look again."""
-        self._outgoing.wake()
-
-    # --- in ------------------------------------------------------------------------------------
-
     async def run(self) -> None:
         """Serve until the client sends no more, or takes no more."""
-        writer = self._write_task = asyncio.create_task(self._outgoing.write(), name="acp writer")
+        writer = self._write_task = asyncio.create_task(self.outgoing.write(), name="acp writer")
         watched("writing to an ACP client", writer)
         reader = asyncio.create_task(self._read(), name="acp reader")
         try:
@@ -163,13 +146,13 @@ class Link:
         """
         writer = self._write_task
         if writer is not None and not writer.done():
-            waiting = asyncio.create_task(self._outgoing.written())
+            waiting = asyncio.create_task(self.outgoing.written())
             await asyncio.wait(
                 {waiting, writer}, timeout=within, return_when=asyncio.FIRST_COMPLETED
             )
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-        self._outgoing.close()
+        self.outgoing.close()
         if writer is not None:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)

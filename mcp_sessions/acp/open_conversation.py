@@ -147,7 +147,7 @@ class OpenConversation:
         """
         link = self.link
         if link is not None and link is not sent_by:
-            await link.drain(until=lambda: self.link is not link)
+            await link.outgoing.drain(until=lambda: self.link is not link)
         # To the end, whatever becomes of the caller: an entry that is stored is also shown.
         await to_the_end(self._record_now(list(updates), sent_by))
 
@@ -221,8 +221,8 @@ class OpenConversation:
             try:
                 # Without the lock: who is at work for the client before goes on.
                 async for page in self._record.pages():
-                    await link.drain()
-                    if link.closed:
+                    await link.outgoing.drain()
+                    if link.outgoing.closed:
                         raise internal_error("the client is gone")
                     link.push(self._record.wire(page))
                     shown = parse_position(page[-1].event_id)
@@ -256,7 +256,7 @@ class OpenConversation:
             answer()
             if before is not None and before is not link:
                 logger.info("%r was taken over by another client", self)
-                before.wake()
+                before.outgoing.wake()
                 for question in before.questions.about(self.session_id):
                     # One that this client cannot answer is left to the one before.
                     if link.questions.may_be_asked(question):
@@ -270,7 +270,7 @@ class OpenConversation:
         """
         link, self.link = self.link, None
         if link is not None:
-            link.wake()
+            link.outgoing.wake()
         await self.servers.close()
         if self.fencing_epoch is not None:
             await self._store.detach(self.session_id, self.fencing_epoch)

@@ -84,7 +84,7 @@ class Openings:
         record = await self._store.create(
             Mode.CONVERSATION, ANONYMOUS, peer=None, now=self._clock()
         )
-        async with self._registry.door(record.session_id):
+        async with self._registry.lock(record.session_id):
             conversation = self._conversation(record.session_id, cwd)
             opening = Opening(is_new=True)
             try:
@@ -112,7 +112,7 @@ class Openings:
         session_id = session_id_of(params)
         cwd, directories = cwd_of(params), directories_of(params)
         specs = servers_of(params, required=is_load, others=self._others)
-        async with self._registry.door(session_id):
+        async with self._registry.lock(session_id):
             record = await self._registry.record_of(session_id)
             conversation = self._registry.find(session_id)
             was_open = conversation is not None
@@ -248,7 +248,7 @@ class Openings:
             incoming.answer({})  # it is closed already
             return
         conversation = await self._registry.seen_by(incoming.link, incoming.params)
-        async with self._registry.door(conversation.session_id):
+        async with self._registry.lock(conversation.session_id):
             await self._prompts.end(conversation, incoming.link)
             await self._let_go(conversation, incoming.link)
         incoming.answer({})
@@ -256,7 +256,7 @@ class Openings:
     async def let_go(self, link: Link) -> None:
         """A client is gone: its conversations wait in the store."""
         for conversation in self._registry.shown_to(link):
-            async with self._registry.door(conversation.session_id):
+            async with self._registry.lock(conversation.session_id):
                 if conversation.link is link:
                     try:
                         await self._let_go(conversation, link)

@@ -41,7 +41,7 @@ class Outgoing:
             self._size += len(data)
             self._pushed.set()
 
-    async def drain(self, until: Callable[[], bool]) -> None:
+    async def drain(self, until: Callable[[], bool] = lambda: False) -> None:
         """Wait until more can be pushed, the client is gone, or ``until`` says so."""
         while self._size >= self._limit and not self.closed and not until():
             self._changed.clear()

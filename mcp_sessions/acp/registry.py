@@ -33,22 +33,22 @@ class Registry:
         self._clock = clock
         self._open: dict[SessionId, OpenConversation] = {}
         self._by_agent_id: dict[str, OpenConversation] = {}
-        self._doors: dict[SessionId, asyncio.Lock] = {}
-        self._at_doors: Counter[SessionId] = Counter()
-        """Who is at each, or waits there."""
+        self._locks: dict[SessionId, asyncio.Lock] = {}
+        self._lock_users: Counter[SessionId] = Counter()
+        """How many hold it, or wait for it."""
 
     @asynccontextmanager
-    async def door(self, session_id: SessionId) -> AsyncGenerator[None, None]:
+    async def lock(self, session_id: SessionId) -> AsyncGenerator[None, None]:
         """One opens or closes a conversation at a time."""
-        door = self._doors.setdefault(session_id, asyncio.Lock())
-        self._at_doors[session_id] += 1
+        lock = self._locks.setdefault(session_id, asyncio.Lock())
+        self._lock_users[session_id] += 1
         try:
-            async with door:
+            async with lock:
                 yield
         finally:
-            self._at_doors[session_id] -= 1
-            if not self._at_doors[session_id]:
-                del self._doors[session_id], self._at_doors[session_id]
+            self._lock_users[session_id] -= 1
+            if not self._lock_users[session_id]:
+                del self._locks[session_id], self._lock_users[session_id]
 
     def add(self, conversation: OpenConversation) -> None:
         """It is at work from now on."""

@@ -77,7 +77,7 @@ class SessionControl:
         try:
             self._peer.learn(await self._ask(link, wire.DISCOVER, {}))
         except Refused:
-            self._peer.has_none()
+            self._peer.note_no_sessions()
 
     async def _look_for_server(self, link: Link) -> None:
         """Modern era: see that somebody is there, where nothing else is asked of a new link.

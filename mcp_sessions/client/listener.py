@@ -103,7 +103,7 @@ class Listener:
         session = peer.session
         if session is None or not listens or self._state.link is not link:
             return
-        peer.listens()
+        peer.note_listen()
         self._sent_state = session.state
         message = stamping.naming(listens.next_request(), peer.attempts.instance)
         wire_id = cast(str, message["id"])

@@ -146,7 +146,7 @@ class Losses:
         """The server answered a request of our own: what was told before is older."""
         self._heard_meanwhile = None
 
-    async def look_at_the_rest(self, link: Link) -> None:
+    async def catch_up(self, link: Link) -> None:
         """The session is taken up on ``link``: what was told meanwhile, of it?"""
         heard, self._heard_meanwhile = self._heard_meanwhile, None
         reopened, self._reopened_meanwhile = self._reopened_meanwhile, None

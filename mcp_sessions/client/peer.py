@@ -100,7 +100,7 @@ class Peer:
         if isinstance(version, str) and is_sendable(version):
             self.protocol_version = version
 
-    def has_none(self) -> None:
+    def note_no_sessions(self) -> None:
         """The server has no sessions, whatever it says."""
         self.session, self.abilities, self.has_said = None, Abilities(), True
 
@@ -144,7 +144,7 @@ class Peer:
         """Go on without one: the server says that it has none."""
         self.session = None
 
-    def listens(self) -> None:
+    def note_listen(self) -> None:
         """A listen is asked for: should it be cut, ``session/resume`` goes first (CLI11)."""
         self.must_resume_before_listening = True
 

@@ -95,7 +95,7 @@ class Recovery:
         """The server drains: do not come back before, unless somebody waits (TKO11)."""
         self._not_before = until
 
-    def is_asked(self) -> None:
+    def hurry(self) -> None:
         """The application asks something: whoever waits out of politeness stops waiting."""
         self._asked.set()
 
@@ -138,7 +138,7 @@ class Recovery:
                 raise
             # It advertises sessions and makes none: as the stock transport.
             logger.warning("%s advertises sessions and does not start one", link.name)
-            peer.has_none()
+            peer.note_no_sessions()
             return None
         return outcome if was_saved else None
 

@@ -121,7 +121,7 @@ class ResumingClient:
         await self._receiver.on_event(link, event)
 
     async def _on_ready(self, link: Link) -> None:
-        await self._losses.look_at_the_rest(link)
+        await self._losses.catch_up(link)
         await self._sender.flush(link)
 
     # --- lifetime ----------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class ResumingClient:
     async def _take_request(self, message: Json, headers: Mapping[str, str]) -> None:
         state, peer = self._state, self._peer
         pending = self._app.asks(peer.asked(message), headers, now=self._runtime.clock())
-        self._recovery.is_asked()
+        self._recovery.hurry()
         if state.phase is Phase.FRESH and not await self._opening.open_for(pending):
             return
         if state.phase is Phase.OPEN and peer.is_modern and pending.method != wire.DISCOVER:
