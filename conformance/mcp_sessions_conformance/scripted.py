@@ -90,6 +90,9 @@ class ScriptedServer(Watched):
         """Changes the result of ``session/resume``."""
 
         self._calls: asyncio.Queue[Held] = asyncio.Queue()
+        self._open: set[asyncio.Future[Json]] = set()
+        """Of the calls: those whose response did not end and did not break."""
+
         self._connections: dict[str, dict[str, None]] = {}
         self._streams: dict[str, asyncio.Queue[Json]] = {}
         self._unsent: dict[str, list[Json]] = {}
@@ -136,6 +139,9 @@ class ScriptedServer(Watched):
         try:
             async with asyncio.timeout(self.wait):
                 held = await self._calls.get()
+                # Nobody hears the answer to one that was cut while it waited here.
+                while held.answer not in self._open:
+                    held = await self._calls.get()
         except TimeoutError:
             raise Failure(f"the client did not call {tool} within {self.wait:g} s") from None
         if held.request.tool != tool:
@@ -175,6 +181,7 @@ class ScriptedServer(Watched):
     def cut(self) -> None:
         """Every open response and stream breaks."""
         self._streams.clear()
+        self._open.clear()
         self._cut.set()
         self._cut = asyncio.Event()
         for session in self.sessions.values():
@@ -329,12 +336,14 @@ class ScriptedServer(Watched):
         future: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         cut = asyncio.ensure_future(self._cut.wait())
         await begin_stream(send)
+        self._open.add(future)
         self._calls.put_nowait(Held(request, future))
         await asyncio.wait({future, cut}, return_when=asyncio.FIRST_COMPLETED)
         if not future.done():
             # Nothing more, and no end: the connection breaks.
             return
         cut.cancel()
+        self._open.discard(future)
         result = future.result()
         if "error" in result:
             answered = {"error": result["error"]}

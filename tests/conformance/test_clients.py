@@ -1,13 +1,16 @@
 """Our own client does every duty, and each duty is caught failing."""
 
+import asyncio
 import sys
 
+import httpx
 import pytest
 
 from mcp_sessions_conformance.broken_clients import CLIENT_CAUGHT_BY, CLIENT_FAULTS
 from mcp_sessions_conformance.client_runner import run_client
 from mcp_sessions_conformance.loader import Duty, load_duties
 from mcp_sessions_conformance.report import client_as_json, client_as_text
+from mcp_sessions_conformance.scripted import ELEVATION, ScriptedServer, serving
 from tests.conformance.conftest import CLIENT_COMMAND
 
 pytestmark = pytest.mark.anyio
@@ -70,3 +73,26 @@ async def test_a_program_that_never_connects_fails() -> None:
 async def test_a_program_that_is_not_there_fails() -> None:
     done = await run_client("/no/such/program", DUTIES[:1], wait=1)
     assert "cannot be started" in done.outcomes[0].sentence
+
+
+async def test_the_script_does_not_answer_a_call_that_was_cut() -> None:
+    """A client that was quick to ask again lost its connection, and the instruction with it: its
+    repetition got the one after that.
+    """
+    server = ScriptedServer(speaks=ELEVATION)
+
+    def call(number: int) -> dict[str, object]:
+        params = {"name": "next", "arguments": {"n": number}}
+        return {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+
+    async with serving(server) as url, httpx.AsyncClient() as client:
+        cut = asyncio.ensure_future(client.post(url, json=call(1)))
+        await server.until(lambda: server.requests(tool="next"), "the first call")
+        server.cut()
+        await asyncio.wait({cut})
+        repeated = asyncio.ensure_future(client.post(url, json=call(2)))
+
+        assert await server.instruct({"do": "nothing"}) == {"n": 2}
+        assert '"id": 2' in (await repeated).text
+        # It came to an end, or broke, as the client's library has it: nothing was in it.
+        assert cut.exception() is not None or "result" not in cut.result().text
