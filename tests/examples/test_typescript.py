@@ -1,6 +1,6 @@
-"""The server in ``examples/typescript`` is type-checked, built, and conformant on every transport.
+"""The server and the client in ``examples/typescript`` are type-checked, built, and conformant.
 
-It shares no code with the reference implementation: what the two agree on, the specification says.
+They share no code with the reference implementation: what they agree on, the specification says.
 """
 
 import json
@@ -34,6 +34,11 @@ class Project:
     def server(self) -> list[str]:
         """The command that serves."""
         return [self.node, str(HOME / "build" / "server" / "main.js")]
+
+    @property
+    def client(self) -> list[str]:
+        """The command that does what a scripted server says."""
+        return [self.node, str(HOME / "build" / "client" / "main.js")]
 
 
 @pytest.fixture(scope="module")
@@ -84,5 +89,13 @@ async def test_the_server_is_conformant_on_a_pipe(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tested = await entry.test_server([f"stdio:{' '.join(project.server)} --stdio"], wait=PATIENT)
+    show_counts(tested, capsys)
+    assert tested.is_conformant, tested.text
+
+
+async def test_the_client_does_every_duty(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tested = await entry.test_client(" ".join(project.client), wait=PATIENT)
     show_counts(tested, capsys)
     assert tested.is_conformant, tested.text
