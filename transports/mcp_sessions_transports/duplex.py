@@ -61,7 +61,7 @@ class DuplexConnection:
             kind: ``websocket`` or ``stdio``.
         """
         self.transport = DuplexTransport(served)
-        connection_id = mint_connection_id(kind, served.runner.process)
+        connection_id = mint_connection_id(kind, served.bus.process)
         self.client = ClientConnection(
             connection_id, kind, principal, Peer(DEFAULT_VERSION), self.transport
         )

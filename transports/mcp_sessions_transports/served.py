@@ -13,8 +13,6 @@ from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.server.upstream.port import Upstream
-from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions_transports.credentials import CredentialWatch
 
 
@@ -28,10 +26,10 @@ class Served:
     methods: SessionMethods
     listening: Listening
     transport_sessions: TransportSessions
-    upstream: Upstream
-    store: SessionStore
     policy: SessionPolicy
-    clock: Callable[[], float]
+    remembers: bool
+    """False: nothing is stored, so that no session outlives its request."""
+
     primes: Callable[[str], bool]
     """Whether clients of a version understand an event without data."""
 

@@ -98,7 +98,7 @@ class HttpGet:
         name, position, request_id = at.stream, at.event_id, at.request_id
         responses = http_transport(connection).responses
         channel, log = responses.channels.get(name), responses.log(name)
-        here = process_of(name) == served.runner.process
+        here = process_of(name) == served.bus.process
         if (channel is None and here) or (await log.read(position))[1] is not None:
             await _answer_unknown(send, connection.session_id, request_id)
             return

@@ -115,7 +115,7 @@ class HandshakeHttp:
             Draining: This is a new request.
         """
         method = scope["method"]
-        if method in ("GET", "DELETE") and not self._served.store.remembers:
+        if method in ("GET", "DELETE") and not self._served.remembers:
             # Without a store there is neither a stream to open nor a session to delete.
             method = "none"
         match method:
@@ -171,7 +171,7 @@ class HandshakeHttp:
         session_header = session_header_of(headers)
         connection: StoredConnection | None = None
         record: SessionRecord | None = None
-        if session_header is not None and self._served.store.remembers:
+        if session_header is not None and self._served.remembers:
             try:
                 record = await self._header.of(session_header, principal, message)
                 connection = self._sessions.connection(record) if record is not None else None
@@ -293,13 +293,13 @@ class HandshakeHttp:
             self._loop,
             primes=served.primes(version),
             prefers_stream=prefers_sse(headers),
-            process=served.runner.process,
+            process=served.bus.process,
             scopes_beyond=scopes_beyond,
         )
 
     def _may_be_alone(self, message: Request | Notification) -> bool:
         """Whether a message is served without ``initialize`` and ``Mcp-Session-Id``."""
-        return not self._served.store.remembers or _needs_no_session(message)
+        return not self._served.remembers or _needs_no_session(message)
 
     # --- DELETE --------------------------------------------------------------------------------
 

@@ -111,7 +111,7 @@ class ModernHttp:
     ) -> None:
         channel = cast(ModernChannel, inbound.channel)
         watch = partial(self._served.credentials.over, inbound.context.scope, inbound.principal)
-        if request.method == LISTEN and self._served.store.remembers and _names_session(request):
+        if request.method == LISTEN and self._served.remembers and _names_session(request):
             await self._listen(request, inbound, receive, send, watch)
             return
         try:
@@ -161,7 +161,7 @@ class ModernHttp:
             result=lambda members: served.listening.result(members, record),
             encode_answer=inbound.encode,
         )
-        connection_id = mint_connection_id("listen", served.runner.process)
+        connection_id = mint_connection_id("listen", served.bus.process)
         connection = ClientConnection(
             connection_id, "listen", inbound.principal, inbound.peer, stream
         )
