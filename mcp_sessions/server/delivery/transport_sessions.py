@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from mcp_sessions.core.messages import notification_message
-from mcp_sessions.errors import Detached, InvalidReason, InvalidRequest, SessionNotFound, Status
+from mcp_sessions.errors import (
+    Detached,
+    InvalidReason,
+    InvalidRequest,
+    Refusal,
+    SessionNotFound,
+    Status,
+)
 from mcp_sessions.ids import ConnectionId, Position, SessionId, parse_session_id
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster.bus import ClusterBus
@@ -154,8 +161,9 @@ class TransportSessions:
         except SessionNotFound:
             await self._hub.let_go(connection)
             raise
-        if lost is not None and last_event_id is not None:
-            # What the client missed is gone from the window: it is not left in silent doubt.
+        if lost is not None and lost is not Refusal.NO_POSITION:
+            # What the client missed is gone from the window (HTL9), or more waited for its first
+            # stream than that holds (HTL6): it is not left in silent doubt.
             for session_id in record.carried:
                 # Its position in the session's own log may still be good: it has to resume.
                 await self._hub.displace(session_id, Detached.EVICTED)

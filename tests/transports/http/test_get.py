@@ -322,6 +322,24 @@ async def test_an_evicted_position_lets_go_of_the_connections_sessions() -> None
         assert uris(await stream.has(5))[3:] == ["a:1", "a:2"]
 
 
+async def test_a_first_stream_that_came_too_late_lets_go_of_the_connections_sessions() -> None:
+    """HTL6, HTL9: it was treated like a later stream without a position. Its client was not
+    told, and went on with requests by rule 2 as if it heard what they caused.
+    """
+    async with world(max_events=3) as w:
+        client = await w.connected(capabilities={"extensions": {EXTENSION: {}}})
+        started = await client.start()
+        for number in range(5):
+            await update(w, started["sessionId"], f"a:{number}")
+
+        stream = client.get()
+
+        told = (await stream.has(4))[3]
+        assert told["method"] == "notifications/sessions/detached"
+        assert told["params"]["reason"] == "evicted"
+        assert (await client.error("tools/list"))["code"] == -31010
+
+
 async def test_the_stream_of_another_connection_never_yields_it() -> None:
     """SEC7: "Replay is scoped to session *and* stream *and* owner"."""
     async with world() as w:
