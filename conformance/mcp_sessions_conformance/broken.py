@@ -242,6 +242,42 @@ state-is-one-on-all-transports: state-here-only
 a-key-is-known-on-all-transports: ignores-keys
 a-running-key-is-joined-from-another-transport: ignores-keys
 an-end-reaches-every-transport: knows-every-session
+a-detached-session-is-served: detached-is-displaced
+a-resume-that-attaches-nowhere-displaces: serves-displaced
+a-lost-position-detaches: silent-eviction
+after-a-lost-position-the-stream-goes-on: sends-what-waited
+what-waited-too-long-is-a-lost-position: silent-eviction
+a-cancelled-key-does-not-run-again: cancelled-runs-again
+a-cancelled-listen-is-answered: cancelled-listen-is-silent
+a-listen-that-is-replaced-is-answered: old-listen-goes-on
+a-listen-whose-session-leaves-is-answered: old-listen-goes-on
+a-listen-is-no-running-request: listen-had-begun
+a-listen-occupies-its-id: listens-have-no-id
+resume-with-its-own-header-is-a-conflict: 404-is-200
+a-modern-resume-with-its-own-header-is-a-conflict: resume-refusal-is-served
+a-newer-listen-is-no-takeover: tells-who-listens
+a-hole-before-the-listen-ends-it: sends-what-is-left
+a-forgotten-response-keeps-the-id-of-its-request: ids-become-strings
+what-is-replaced-is-a-place-all-the-same: forgets-on-drop
+the-error-of-a-handler-is-200: handler-error-is-500
+before-a-handshake-little-is-served: needs-initialize
+a-continued-response-ends-no-stream: forgets-on-drop
+a-refused-request-leaves-its-key-unused: refused-is-recorded
+a-key-on-session-methods-is-ignored: keys-on-session-methods
+every-sender-is-answered: newest-is-answered
+a-cancel-by-key-comes-from-anywhere: cancels-from-its-own
+a-cancel-of-what-finished-has-no-effect: cancels-the-finished
+a-cancel-by-id-stays-on-its-connection: cancels-wherever
+a-broken-response-cancels-nothing: cancels-with-the-response
+what-is-named-is-not-taken: takes-what-is-named
+rule-2-attaches-nothing: takes-by-rule-2
+null-is-a-way-out: null-is-for-once
+odd-strings-name-no-session: odd-ids-are-invalid
+a-bad-state-deletes-nothing: delete-ignores-state
+what-coalesces-stays-in-its-session: coalesces-across-sessions
+delete-ends-what-has-no-session: no-delete
+errors-have-the-status-of-their-era: invalid-has-its-eras-mixed-up
+the-stream-of-another-connection-yields-nothing: in-every-stream
 """
 
 

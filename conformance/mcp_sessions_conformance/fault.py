@@ -1,7 +1,7 @@
 """What a `FaultInjector` does to messages: a `Fault`, and what it knows of the connections."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -94,6 +94,12 @@ class Fault:
     status: "Callable[[Http], None] | None" = None
     """Changes the head of an HTTP response."""
 
+    statuses: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Code of an error → the HTTP status that it comes with."""
+
+    swaps_eras: bool = False
+    """JSON-RPC's own errors come with the statuses of the other era."""
+
     upgrade: Callable[[dict[str, str]], None] | None = None
     """Changes the headers of the response that opens a WebSocket."""
 
@@ -183,6 +189,7 @@ class FaultInjector:
 
     def cut(self) -> None:
         """A client went away."""
+        self.memory["cut"] = True
         if self.fault.when_cut == "silence":
             self.is_silent = True
 

@@ -18,6 +18,7 @@ from websockets.typing import Subprotocol
 
 from mcp_sessions_conformance import sse
 from mcp_sessions_conformance.fault import Fault, FaultInjector, Http, Late, Talk
+from mcp_sessions_conformance.peer import MODERN_VERSION
 from mcp_sessions_conformance.values import Json
 
 Scope = MutableMapping[str, Any]
@@ -170,9 +171,10 @@ class FaultProxy:
             fields = [(n.encode(), v.encode("latin-1")) for n, v in exchange.headers.items()]
             start = {"type": "http.response.start", "status": exchange.status, "headers": fields}
             if not kind.startswith("text/event-stream"):
-                whole = await response.aread()
+                whole = self._body(await response.aread(), talk, asked)
+                start["status"] = _status(injector.fault, exchange, whole)
                 await send(start)
-                await send({"type": "http.response.body", "body": self._body(whole, talk, asked)})
+                await send({"type": "http.response.body", "body": whole})
                 return
             await send(start)
             await self._events(response, exchange, talk, asked, send)
@@ -352,6 +354,22 @@ class FaultProxy:
             await put(answer)
         for changed_message in messages:
             await forward(json.dumps(changed_message))
+
+
+def _status(fault: Fault, exchange: Http, body: bytes) -> int:
+    """The status of a response with that body."""
+    try:
+        code = json.loads(body)["error"]["code"]
+    except (ValueError, LookupError, TypeError):
+        return exchange.status
+    if fault.swaps_eras and code in _MODERN_STATUS:
+        is_modern = exchange.asked.get("mcp-protocol-version") == MODERN_VERSION
+        usual, other = (_MODERN_STATUS[code], 200) if is_modern else (200, _MODERN_STATUS[code])
+        return other if exchange.status == usual else exchange.status
+    return fault.statuses.get(code, exchange.status)
+
+
+_MODERN_STATUS = {-32600: 400, -32601: 404, -32602: 400}
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -6,9 +6,13 @@ from typing import Any
 
 from mcp_sessions_conformance.client_runner import ClientRun, DutyOutcome
 from mcp_sessions_conformance.loader import Duty, Vector
+from mcp_sessions_conformance.musts import Musts, musts_of
 from mcp_sessions_conformance.runner import LeftOut, Outcome, Run
 
 BROKEN_OFF = "the run was broken off: this is its beginning"
+
+SHOWN = 30
+"""MUST clauses that are named in one line; the JSON report has all."""
 
 WIRE_LINES = 40
 """Of one failed vector; the JSON report has all that were kept."""
@@ -63,6 +67,9 @@ def _summary(run: Run) -> str:
         lines.append("nothing was played: no vector was selected")
     if not run.is_complete:
         lines.append(BROKEN_OFF)
+    musts = musts_of(run)
+    if musts.total:
+        lines.append(f"{len(musts.proven)} of {musts.total} MUST clauses proven{_missing(musts)}")
     played = "" if not run.not_played else f", {len(run.not_played)} not played"
     lines.append(
         f"{run.count('passed')} passed, {run.count('failure')} failed, "
@@ -70,6 +77,16 @@ def _summary(run: Run) -> str:
         + ("conformant" if run.is_conformant else "NOT conformant")
     )
     return "\n".join(lines)
+
+
+def _missing(musts: Musts) -> str:
+    """Which ones are not, where they can be read."""
+    parts = [
+        f"{what}: {', '.join(clauses)}"
+        for what, clauses in (("failed", musts.failed), ("not played", musts.not_played))
+        if clauses and len(clauses) <= SHOWN
+    ]
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _reasons(left_out: Sequence[LeftOut]) -> list[tuple[str, int]]:
@@ -81,6 +98,7 @@ def _reasons(left_out: Sequence[LeftOut]) -> list[tuple[str, int]]:
 
 def as_json(run: Run) -> dict[str, Any]:
     """The report that programs read."""
+    musts = musts_of(run)
     return {
         "targets": run.targets,
         "conformant": run.is_conformant,
@@ -92,6 +110,11 @@ def as_json(run: Run) -> dict[str, Any]:
             "warnings": run.count("warning"),
             "notPlayed": len(run.not_played),
             "notSelected": len(run.not_selected),
+        },
+        "mustClauses": {
+            "proven": musts.proven,
+            "failed": musts.failed,
+            "notPlayed": musts.not_played,
         },
         "outcomes": [
             {

@@ -13,6 +13,8 @@ from mcp_sessions_conformance.values import Json
 
 SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+FREE = ("notifications/message", "notifications/progress")
+"""Log messages and reports of progress, outside of any session."""
 
 
 async def collect(scene: Scene, step: Json) -> None:
@@ -20,14 +22,16 @@ async def collect(scene: Scene, step: Json) -> None:
     peer = scene.peer(step)
     session = scene.fill(step["session"]) if "session" in step else None
     shapes: list[Any] = step["events"] if "events" in step else [{}] * step["count"]
+    others: list[list[Any]] = step.get("or", [])
+    fewest = min(len(each) for each in (shapes, *others))
 
     def enough() -> list[Arrival] | None:
         found = _events(scene, peer, session)
-        return found if len(found) >= len(shapes) else None
+        return found if len(found) >= fewest else None
 
     def seen() -> str:
         there = [arrival.message for arrival in _events(scene, peer, session)]
-        return f"{len(shapes)} events (there are {len(there)}: {there!r:.600})"
+        return f"{fewest} events (there are {len(there)}: {there!r:.600})"
 
     found = await peer.until(enough, seen)
     if step.get("exactly", True):
@@ -36,7 +40,7 @@ async def collect(scene: Scene, step: Json) -> None:
     messages = [arrival.message for arrival in found]
     if not step.get("exactly", True):
         found, messages = found[: len(shapes)], messages[: len(shapes)]
-    scene.matches("the events", shapes, messages)
+    scene.matches("the events", {"$any": [shapes, *others]} if others else shapes, messages)
     for arrival in found:
         arrival.used = True
         if "after_answer" in step:
@@ -58,6 +62,8 @@ async def silence(scene: Scene, step: Json) -> None:
     session = scene.fill(step["session"]) if "session" in step else None
     await peer.fence()
     there = [arrival.message for arrival in _events(scene, peer, session)]
+    if session is None:
+        there += [a.message for a in peer.arrivals if _is_question(a)]
     if there:
         raise Failure(f"nothing should come, but there is {there!r:.600}")
 
@@ -81,7 +87,9 @@ async def listen(scene: Scene, step: Json) -> None:
 
 
 def _events(scene: Scene, peer: Peer, session: str | None) -> list[Arrival]:
-    """See the schema."""
+    """What no step has looked at: of a session its events, else all but what any server may
+    send at any time.
+    """
     return [
         arrival
         for arrival in peer.arrivals
@@ -89,8 +97,19 @@ def _events(scene: Scene, peer: Peer, session: str | None) -> list[Arrival]:
         and not arrival.is_response
         and "id" not in arrival.message
         and arrival.message.get("method") != ACKNOWLEDGED
-        and (session is None or arrival.event_of == session)
+        and (not _is_free(arrival) if session is None else arrival.event_of == session)
     ]
+
+
+def _is_free(arrival: Arrival) -> bool:
+    """Whether it is what the core protocol lets a server say of its own accord."""
+    return arrival.event_of is None and arrival.message.get("method") in FREE
+
+
+def _is_question(arrival: Arrival) -> bool:
+    """Whether it is a request that no step has looked at; a ``ping`` is free."""
+    is_request = not arrival.is_response and "id" in arrival.message
+    return is_request and not arrival.used and arrival.message["method"] != "ping"
 
 
 async def _open_listen(scene: Scene, peer: Peer, step: Json) -> None:

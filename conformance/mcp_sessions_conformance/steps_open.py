@@ -54,6 +54,8 @@ async def ended(scene: Scene, step: Json) -> None:
     if "stream" in step:
         _, stream = scene.named[step["stream"]]
         await peer.until(lambda: stream if stream.ended else None, lambda: "the end of the stream")
+        if step.get("unanswered", False) and peer.response_to(stream) is not None:
+            raise Failure(f"{stream.method} was answered before its stream ended")
         return
     await peer.until(lambda: peer.ended or None, lambda: "the end of the connection")
     if "code" in step:

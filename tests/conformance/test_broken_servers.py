@@ -29,9 +29,9 @@ CONTROL = "sessions-are-optional"
 """A vector that no fault of sessions concerns."""
 
 
-def test_the_table_has_every_vector_and_every_fault(vectors: list[Vector]) -> None:
+def test_the_table_has_every_vector_and_only_faults_that_there_are(vectors: list[Vector]) -> None:
     assert TABLE.keys() == {vector.id for vector in vectors}
-    assert {fault for fault, _ in TABLE.values()} == FAULTS.keys()
+    assert {fault for fault, _ in TABLE.values()} <= FAULTS.keys()
 
 
 def test_a_fault_says_what_is_wrong() -> None:

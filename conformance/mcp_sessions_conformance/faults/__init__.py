@@ -7,11 +7,20 @@ by; the tests of the runner play that table.
 from collections.abc import Mapping
 
 from mcp_sessions_conformance.fault import Fault
-from mcp_sessions_conformance.faults import bindings, events, requests, sessions, state
+from mcp_sessions_conformance.faults import (
+    bindings,
+    calling,
+    codes,
+    events,
+    hearing,
+    requests,
+    sessions,
+    state,
+)
 
 FAULTS: Mapping[str, Fault] = {
     fault.name: fault
-    for file in (sessions, events, state, requests, bindings)
+    for file in (sessions, events, state, requests, bindings, codes, hearing, calling)
     for fault in file.FAULTS
 }
 """By name."""

@@ -195,3 +195,19 @@ CREATE, DELETE = "sessions/create", "sessions/delete"
 
 
 DESCRIBE = "initialize", "server/discover"
+
+
+LISTEN = "subscriptions/listen"
+
+
+def as_error(
+    code: int, only: Callable[[Case], bool], result: Json
+) -> Callable[[Case], list[Json | Late] | None]:
+    """A result in the place of an error, for some requests."""
+
+    def rewrite(case: Case) -> list[Json | Late] | None:
+        if code_of(case.message) != code or not only(case):
+            return None
+        return [answer(case.message, result)]
+
+    return rewrite

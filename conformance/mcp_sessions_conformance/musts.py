@@ -1,0 +1,58 @@
+"""Which MUST clauses a run has proven.
+
+A clause counts if a broken server that violates it is known to fail (``proven.py``): then passing
+the vectors that catch it says something.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mcp_sessions_conformance.loader import Vector
+from mcp_sessions_conformance.proven import proofs
+from mcp_sessions_conformance.runner import Run
+
+
+@dataclass(frozen=True)
+class Musts:
+    """The MUST clauses that the vectors of the selected suites are about."""
+
+    proven: list[str]
+    """Each vector that catches one of its violations passed, wherever it was played, and at least
+    one was played."""
+
+    failed: list[str]
+    """A vector that is about it failed."""
+
+    not_played: list[str]
+    """None of the vectors that catch its violations was played."""
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return len(self.proven) + len(self.failed) + len(self.not_played)
+
+
+def musts_of(run: Run) -> Musts:
+    """What a run says of them, in the order of the table."""
+    catching: dict[str, set[str]] = {}
+    for proof in proofs():
+        catching.setdefault(proof.clause, set()).add(proof.vector)
+    played = {outcome.vector.id for outcome in run.outcomes}
+    wrong = _clauses(o.vector for o in run.outcomes if o.verdict == "failure")
+    left_out = [entry.vector for entry in (*run.not_selected, *run.not_played)]
+    about = _clauses([*(o.vector for o in run.outcomes), *left_out])
+    found = Musts([], [], [])
+    for clause, vectors in catching.items():
+        if clause not in about:
+            continue
+        if clause in wrong:
+            found.failed.append(clause)
+        elif vectors & played:
+            found.proven.append(clause)
+        else:
+            found.not_played.append(clause)
+    return found
+
+
+def _clauses(vectors: Iterable[Vector]) -> set[str]:
+    return {clause for vector in vectors for clause in vector.clauses}
