@@ -8,7 +8,8 @@ Run it, on HTTP and WebSocket or on standard input and output::
 
 ``conformance/README.md`` describes each tool, so that a server in another language can have
 them too. With ``CONFORMANCE_TOKEN`` and ``CONFORMANCE_OTHER_TOKEN`` in its environment it asks
-for one of these bearer tokens; each is a principal of its own.
+for one of these bearer tokens; each is a principal of its own. ``CONFORMANCE_WEAK_TOKEN`` is
+another one of the first principal, with fewer scopes.
 """
 
 import asyncio
@@ -42,20 +43,24 @@ POLICY = SessionPolicy(
 class Tokens:
     """The SDK's ``TokenVerifier`` over two words from the environment."""
 
-    def __init__(self, tokens: dict[str, str]) -> None:
+    def __init__(self, tokens: dict[str, tuple[str, list[str]]]) -> None:
         self.tokens = tokens
 
     async def verify_token(self, token: str) -> AccessToken | None:
         """See the SDK."""
-        subject = self.tokens.get(token)
-        if subject is None:
+        if token not in self.tokens:
             return None
-        return AccessToken(token=token, client_id="conformance", scopes=["use"], subject=subject)
+        subject, scopes = self.tokens[token]
+        return AccessToken(token=token, client_id="conformance", scopes=scopes, subject=subject)
 
 
 def make_server() -> MCPServer[Any]:
     """The server, with authentication if the environment names tokens."""
-    names = {"CONFORMANCE_TOKEN": "one", "CONFORMANCE_OTHER_TOKEN": "other"}
+    names = {
+        "CONFORMANCE_TOKEN": ("one", ["use", "hear"]),
+        "CONFORMANCE_OTHER_TOKEN": ("other", ["use", "hear"]),
+        "CONFORMANCE_WEAK_TOKEN": ("one", ["use"]),
+    }
     tokens = {os.environ[name]: who for name, who in names.items() if os.environ.get(name)}
     if not tokens:
         return MCPServer[Any]("conformance", version="1.0")

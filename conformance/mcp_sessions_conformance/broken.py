@@ -278,6 +278,16 @@ what-coalesces-stays-in-its-session: coalesces-across-sessions
 delete-ends-what-has-no-session: no-delete
 errors-have-the-status-of-their-era: invalid-has-its-eras-mixed-up
 the-stream-of-another-connection-yields-nothing: in-every-stream
+two-sessions-on-one-connection: forgets-on-drop
+another-token-of-the-principal-is-as-good: tokens-are-owners at http/handshake
+fewer-scopes-do-not-resume: one-principal
+fewer-scopes-do-not-listen: one-principal
+fewer-scopes-get-no-stream: one-principal
+fewer-scopes-get-no-response: one-principal
+a-kept-answer-is-not-for-fewer-scopes: one-principal
+a-cancelled-question-is-taken-back: not-taken-back
+a-cancelled-question-is-not-asked-again: asks-again
+a-client-that-takes-nothing-delays-nobody: waits-for-the-slow
 """
 
 

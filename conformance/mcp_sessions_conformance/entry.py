@@ -63,6 +63,7 @@ async def test_server(
     only: Sequence[str] = (),
     token: str | None = None,
     other_token: str | None = None,
+    weak_token: str | None = None,
     wait: float = 5.0,
     give_up: int = Limits.give_up,
     progress: Progress | None = None,
@@ -81,7 +82,7 @@ async def test_server(
     Raises:
         BadInput: A target, a suite, an id or a token is none.
     """
-    for given in (token, other_token):
+    for given in (token, other_token, weak_token):
         # As a header it would fail each vector, and none of them would say why.
         if given is not None and not _TOKEN.fullmatch(given):
             raise BadInput("a bearer token is of visible ASCII characters, without a space")
@@ -100,7 +101,7 @@ async def test_server(
             selection=Selection(
                 frozenset(suites), frozenset(transports), frozenset(eras), frozenset(only)
             ),
-            credentials=Credentials(token, other_token),
+            credentials=Credentials(token, other_token, weak_token),
             limits=Limits(wait=wait, give_up=give_up),
             progress=progress,
             done=done,

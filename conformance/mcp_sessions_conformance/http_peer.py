@@ -197,6 +197,8 @@ class HttpPeer(Peer):
         if kind == "text/event-stream":
             reader = sse.Reader()
             async for chunk in response.aiter_bytes():
+                if sent.method in ("GET", "subscriptions/listen"):
+                    await self.takes.wait()
                 for event in reader.feed(chunk):
                     if stream == "get" and event.id is not None:
                         self.last_sse_id = event.id

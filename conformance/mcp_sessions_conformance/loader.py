@@ -73,6 +73,11 @@ class Vector:
         """Whether it needs the credential of somebody else."""
         return any(step.get("as") == "other" for step in self.steps)
 
+    @property
+    def needs_weak_credential(self) -> bool:
+        """Whether it needs one of the same principal that has fewer scopes."""
+        return any(step.get("as") == "weak" for step in self.steps)
+
 
 def _is_here(step: Json) -> bool:
     return step.get("via", "here") == "here"

@@ -154,6 +154,10 @@ class Peer(ABC):
         self.next_id = 0
         self._bytes = 0
         self._changed = asyncio.Event()
+        self.takes = asyncio.Event()
+        """Cleared: nothing more of what carries events is read."""
+
+        self.takes.set()
 
     # --- the port --------------------------------------------------------------------------
 

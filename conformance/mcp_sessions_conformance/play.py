@@ -14,6 +14,7 @@ VERBS: Mapping[str, Callable[[Scene, Json], Awaitable[None]]] = {
     "open": steps_open.open_connection,
     "cut": steps_open.cut,
     "ended": steps_open.ended,
+    "stall": steps_open.stall,
     "send": steps_talk.send,
     "notify": steps_talk.notify,
     "expect": steps_talk.expect,
@@ -84,6 +85,7 @@ class Player:
                     # The next vector must not inherit it.
                     peer.over("given up")
         for peer in self.scene.peers.values():
+            peer.takes.set()
             if not isinstance(peer, StdioPeer) or peer.problems:
                 await peer.close()
 

@@ -61,6 +61,7 @@ ATT5: loses-replay by drop-then-resume
 ATT6: swaps-events by events-come-in-order-and-once
 ATT6: live-before-replay by resume-then-live
 ATT6: stutters by events-come-in-order-and-once
+ATT8: waits-for-the-slow by a-client-that-takes-nothing-delays-nobody
 ATT9: ends-with-its-connection by drop-then-resume
 ATT9: no-delete by delete-detaches-protocol-sessions
 ATT10: sends-what-is-left by a-hole-before-the-listen-ends-it
@@ -135,17 +136,23 @@ KEY13: no-limit by a-full-key-store-refuses-new-keys
 KEY14: keys-of-all-sessions by a-key-outside-of-a-session-is-ignored
 KEY14: keys-on-session-methods by a-key-on-session-methods-is-ignored
 KEY15: odd-keys by a-malformed-key-is-an-error
+KEY18: one-principal by a-kept-answer-is-not-for-fewer-scopes
 KEY20: cancelled-runs-again by a-cancelled-key-does-not-run-again
 ASK1: counted-questions by question-ids-are-random-strings
 ASK2: asks-once by an-open-question-is-asked-again
 ASK3: last-answer-counts by the-first-answer-counts
 ASK4: asks-anyone by who-cannot-be-asked-is-not-asked
+ASK6: asks-again by a-cancelled-question-is-not-asked-again
+SEC3: one-principal by fewer-scopes-do-not-resume
+SEC3: one-principal by fewer-scopes-do-not-listen
+SEC3: one-principal by fewer-scopes-get-no-stream
 SEC7: mixes-sessions by one-connection-many-sessions
 SEC7: in-every-session by a-handlers-message-is-an-event-of-its-session
 SEC7: in-every-stream by the-stream-of-another-connection-yields-nothing
 SEC8: no-limit by limits-have-a-name
 SEC9: no-origin-check by a-foreign-origin-is-refused
 SEC10: one-principal by answers-count-from-the-asked-only
+SEC11: one-principal by fewer-scopes-get-no-response
 SES1: no-modes by mode-conflict-leaves-the-session-alone
 SES3: sessions-for-all by sessions-are-optional
 SES4: one-id-for-all by start-ids-are-unguessable
@@ -154,6 +161,7 @@ SES5: id-not-ascii by start-answers-with-an-id
 SES6: adopts-ids by caller-id-is-not-adopted
 SES7: families-apart by both-families-share-one-namespace
 SES8: one-principal by a-foreign-session-is-not-found
+SES9: tokens-are-owners by another-token-of-the-principal-is-as-good at http/handshake
 SES10: one-principal by a-foreign-attempt-has-no-effect
 SES11: no-modes by mode-conflict-leaves-the-session-alone
 SES12: no-modes by metadata-naming-a-transport-session-is-refused

@@ -216,6 +216,8 @@ def why_not(vector: Vector, here: RunningWay, other: RunningWay | None) -> str |
         return f"it is about the {' and '.join(vector.eras)} era"
     if vector.needs_other_principal and "other_token" not in here.tokens:
         return "it needs the credentials of two principals"
+    if vector.needs_weak_credential and "weak_token" not in here.tokens:
+        return "it needs a second credential of the first principal, with fewer scopes"
     if vector.needs_token and "token" not in here.tokens:
         return "it needs a credential"
     if isinstance(here, PipeWay) and len(vector.connections) > 1:

@@ -25,11 +25,12 @@ class Way(Protocol):
         """In which era."""
         ...
 
-    async def peer(self, name: str, transcript: Transcript, *, other: bool) -> Peer:
+    async def peer(self, name: str, transcript: Transcript, *, who: str = "one") -> Peer:
         """A new connection, not yet opened; on a pipe the one there is.
 
         Args:
-            other: With the credential of somebody else.
+            who: With whose credential: ``one``, ``other``, or ``weak``, which is the first
+                principal's with fewer scopes.
 
         Raises:
             Failure: There is none.
@@ -42,7 +43,7 @@ class Way(Protocol):
 
     @property
     def tokens(self) -> Mapping[str, str]:
-        """The credentials, as ``token`` and ``other_token``; those that were given."""
+        """The credentials that were given, of ``token``, ``other_token`` and ``weak_token``."""
         ...
 
 

@@ -19,13 +19,13 @@ async def open_connection(scene: Scene, step: Json) -> None:
     if way is None:
         raise AssertionError("a vector with another way is played with one")
     name: str = step["on"]
-    other = step.get("as") == "other"
-    peer = await way.peer(name, scene.transcript, other=other)
+    who = step.get("as", "one")
+    peer = await way.peer(name, scene.transcript, who=who)
     if isinstance(peer, StdioPeer) and peer.is_initialized and "capabilities" in step:
         if scene.fill(step["capabilities"]) != peer.capabilities:
             # They were declared for the program's whole life.
             await way.renew()
-            peer = await way.peer(name, scene.transcript, other=other)
+            peer = await way.peer(name, scene.transcript, who=who)
     if name in scene.peers and scene.peers[name] is not peer:
         await scene.peers[name].close()
     scene.peers[name] = peer
@@ -46,6 +46,13 @@ async def open_connection(scene: Scene, step: Json) -> None:
 async def cut(scene: Scene, step: Json) -> None:
     """See the schema."""
     await scene.peer(step).cut(step.get("what", "all"))
+
+
+async def stall(scene: Scene, step: Json) -> None:
+    """See the schema."""
+    peer = scene.peer(step)
+    scene.transcript.note(peer.name, "--", "the client takes nothing any more")
+    peer.takes.clear()
 
 
 async def ended(scene: Scene, step: Json) -> None:

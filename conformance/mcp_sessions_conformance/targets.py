@@ -79,10 +79,16 @@ class Credentials:
 
     token: str | None = None
     other: str | None = None
+    weak: str | None = None
+    """Of the first principal, with fewer scopes."""
+
+    def of(self, who: str) -> str | None:
+        """The one that a vector calls ``one``, ``other`` or ``weak``."""
+        return {"one": self.token, "other": self.other, "weak": self.weak}[who]
 
     def names(self) -> dict[str, str]:
         """Those that were given, by the names that vectors use."""
-        given = {"token": self.token, "other_token": self.other}
+        given = {"token": self.token, "other_token": self.other, "weak_token": self.weak}
         return {name: token for name, token in given.items() if token is not None}
 
 
@@ -110,10 +116,10 @@ class UrlWay:
         """See ``Way``."""
         return self.credentials.names()
 
-    async def peer(self, name: str, transcript: Transcript, *, other: bool) -> Peer:
+    async def peer(self, name: str, transcript: Transcript, *, who: str = "one") -> Peer:
         """See ``Way``."""
         make = HttpPeer if self.transport == "http" else WebSocketPeer
-        token = self.credentials.other if other else self.credentials.token
+        token = self.credentials.of(who)
         return make(name, self.target.text, self.era, transcript, self.limits, token=token)
 
     async def renew(self) -> None:
@@ -198,7 +204,7 @@ class PipeWay:
         """A pipe's peer is who started the program."""
         return {}
 
-    async def peer(self, name: str, transcript: Transcript, *, other: bool) -> StdioPeer:
+    async def peer(self, name: str, transcript: Transcript, *, who: str = "one") -> StdioPeer:
         """See ``Way``."""
         is_new = self.pipe.starts
         peer = await self.pipe.peer(self.era)

@@ -89,6 +89,7 @@ class WebSocketPeer(Peer):
         how = "the server closed it"
         try:
             async for frame in socket:
+                await self.takes.wait()
                 if isinstance(frame, bytes):
                     self.problem("a binary frame came; messages are text frames")
                     continue

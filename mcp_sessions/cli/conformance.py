@@ -20,6 +20,7 @@ from mcp_sessions.errors import ConfigurationError
 
 TOKEN = "CONFORMANCE_TOKEN"
 OTHER_TOKEN = "CONFORMANCE_OTHER_TOKEN"
+WEAK_TOKEN = "CONFORMANCE_WEAK_TOKEN"
 NOT_CONFORMANT = 1
 INTERRUPTED = 130
 TERMINATED = 143
@@ -88,6 +89,7 @@ def main(arguments: Sequence[str]) -> int:
                     # Set and empty is how a shell or a CI says that there is none.
                     token=os.environ.get(TOKEN) or None,
                     other_token=os.environ.get(OTHER_TOKEN) or None,
+                    weak_token=os.environ.get(WEAK_TOKEN) or None,
                     wait=options.timeout,
                     give_up=options.give_up,
                     progress=show_progress,
@@ -133,9 +135,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = types.OneLineParser(
         prog="mcp-sessions conformance",
         description="Test a server, or a client, against the sessions extension.",
-        epilog=f"Bearer tokens come from the environment: {TOKEN}, and {OTHER_TOKEN} for a "
-        "second principal. Exit status: 0 if every MUST holds, 1 if not, 2 for wrong arguments. "
-        "The server needs the fixture tools that conformance/README.md describes.",
+        epilog=f"Bearer tokens come from the environment: {TOKEN}, {OTHER_TOKEN} for a second "
+        f"principal, and {WEAK_TOKEN} for the first one with fewer scopes. Exit status: 0 if "
+        "every MUST holds, 1 if not, 2 for wrong arguments. The server needs the fixture tools "
+        "that conformance/README.md describes.",
     )
     parser.add_argument(
         "targets",

@@ -20,7 +20,7 @@ from mcp_sessions_conformance.targets import Credentials, Target, UrlWay
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SERVER = EXAMPLES / "conformance_server.py"
-CREDENTIALS = Credentials("alpha", "beta")
+CREDENTIALS = Credentials("alpha", "beta", "alpha-weak")
 GOOD = Fault("none", "is good")
 
 STDIO_COMMAND = f"{sys.executable} -m mcp_sessions.cli serve --stdio --log-level error {SERVER}"
@@ -37,7 +37,11 @@ def server_url() -> Generator[str]:
     """
     command = [sys.executable, "-m", "mcp_sessions.cli", "serve", "--port", "0"]
     command += ["--log-format", "json", "--log-level", "error", str(SERVER)]
-    tokens = {"CONFORMANCE_TOKEN": "alpha", "CONFORMANCE_OTHER_TOKEN": "beta"}
+    tokens = {
+        "CONFORMANCE_TOKEN": "alpha",
+        "CONFORMANCE_OTHER_TOKEN": "beta",
+        "CONFORMANCE_WEAK_TOKEN": "alpha-weak",
+    }
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -39,7 +39,7 @@ def test_every_fault_is_caught_by_something() -> None:
     assert {p.fault for p in PROOFS} | {fault for fault, _ in TABLE.values()} == FAULTS.keys()
 
 
-async def play(chosen: list[Proof], upstream: str, vectors: list[Vector]) -> None:
+async def check_proofs(chosen: list[Proof], upstream: str, vectors: list[Vector]) -> None:
     known = {vector.id: vector for vector in vectors}
     async with behind_fault_proxy(upstream) as (app, url):
         for proof in chosen:
@@ -58,7 +58,7 @@ async def play(chosen: list[Proof], upstream: str, vectors: list[Vector]) -> Non
 
 
 async def test_a_sample_of_the_proofs_holds(server_url: str, vectors: list[Vector]) -> None:
-    await play(PROOFS[::SAMPLE], server_url, vectors)
+    await check_proofs(PROOFS[::SAMPLE], server_url, vectors)
 
 
 @pytest.mark.full
@@ -67,7 +67,7 @@ async def test_every_proof_holds(server_url: str, vectors: list[Vector]) -> None
     # What the table of the vectors plays anyway is played there.
     lines = {(vector, *fault) for vector, fault in TABLE.items()}
     more = [p for p in PROOFS if (p.vector, p.fault, p.way) not in lines]
-    await play(more, server_url, vectors)
+    await check_proofs(more, server_url, vectors)
 
 
 def test_a_run_says_which_musts_it_has_proven(vectors: list[Vector]) -> None:

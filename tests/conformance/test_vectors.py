@@ -22,7 +22,7 @@ from mcp_sessions_conformance.runner import why_not
 from mcp_sessions_conformance.targets import Credentials, Pipe, PipeWay, Target, UrlWay
 
 REFERENCE = re.compile(r"\$\{(\w+)\}")
-GIVEN = {"unique", "token", "other_token", "attempt", "a_connection", "b_connection"}
+GIVEN = {"unique", "token", "other_token", "weak_token", "attempt", "a_connection", "b_connection"}
 """Names that the runner gives."""
 
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from mcp_sessions_conformance.peer import Failure
-from mcp_sessions_conformance.received import Received
+from mcp_sessions_conformance.received import Held, Received, as_result
 from mcp_sessions_conformance.scripted import ELEVATION, ScriptedServer
 from mcp_sessions_conformance.values import Json
 
@@ -48,6 +48,16 @@ def expect(holds: object, sentence: str) -> None:
 async def finish(server: ScriptedServer) -> Json:
     """Tell the client that it is done; what it said last."""
     return await server.instruct(DONE)
+
+
+def sits_out(server: ScriptedServer, held: Held) -> bool:
+    """Whether the client made no session with ``sessions/create``, which it need not; then it
+    is told that it is done, since nothing of this is about it.
+    """
+    if server.sessions:
+        return False
+    held.answer.set_result(as_result(DONE))
+    return True
 
 
 async def has_session(server: ScriptedServer) -> str:

@@ -16,6 +16,7 @@ from mcp_sessions_conformance.faults.common import (
     in_results,
     is_event,
     meta_of,
+    named,
     refuse,
     said,
 )
@@ -187,6 +188,22 @@ def _one_principal(http: Http) -> None:
         http.asked["authorization"] = first
 
 
+def _notes_credential(http: Http) -> None:
+    if "authorization" in http.asked:
+        first = http.memory.setdefault("authorization", http.asked["authorization"])
+        http.memory["is_other"] = http.asked["authorization"] != first
+
+
+def _token_is_owner(case: Case) -> list[Json | Late] | None:
+    """A session belongs to the token that made it."""
+    session = named(case.message)
+    if session is None or not case.memory.get("is_other"):
+        return None
+    data = {"sessionId": session}
+    case.answers.append(refuse(case.message, -32043, "Session not found", data))
+    return []
+
+
 FAULTS = (
     Fault(
         "keeps-connection-id",
@@ -260,5 +277,11 @@ FAULTS = (
     ),
     Fault("deaf", "sends no events", to_client=_no_events),
     Fault("one-principal", "takes everybody for the same", http=_one_principal),
+    Fault(
+        "tokens-are-owners",
+        "gives a session to one token of its principal",
+        http=_notes_credential,
+        to_server=_token_is_owner,
+    ),
     Fault("401-is-200", "lets everybody in", status=_always(401)),
 )

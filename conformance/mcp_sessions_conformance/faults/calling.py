@@ -5,6 +5,7 @@ session that a call belongs to.
 from mcp_sessions_conformance.fault import Case, Fault, Late
 from mcp_sessions_conformance.faults.common import (
     DELETE,
+    RESUME,
     START,
     answer,
     arguments,
@@ -13,6 +14,7 @@ from mcp_sessions_conformance.faults.common import (
     meta_of,
     params_of,
     refuse,
+    spawn,
     text_of,
     tool,
 )
@@ -214,7 +216,41 @@ def _delete_ignores_state(case: Case) -> Rewritten:
     return [case.message]
 
 
+def _asks_again(case: Case) -> Rewritten:
+    """A question that was given up is asked again where its session is resumed."""
+    if case.message.get("method") == "elicitation/create":
+        case.memory["question"] = case.message
+    elif (case.asked or {}).get("method") == RESUME and "question" in case.memory:
+        if case.talk.push is not None:
+            spawn(case.talk.push(case.memory["question"]))
+    return None
+
+
+def _not_taken_back(case: Case) -> Rewritten:
+    return [] if case.message.get("method") == "notifications/cancelled" else None
+
+
+def _waits_for_the_slow(case: Case) -> Rewritten:
+    """While one connection takes nothing, nobody is answered."""
+    is_busy = tool(case.asked) == "echo" and case.memory.get("busy")
+    return [] if is_busy else None
+
+
+def _learns_busy(case: Case) -> Rewritten:
+    if tool(case.message) == "say":
+        case.memory["busy"] = True
+    return None
+
+
 FAULTS = (
+    Fault("asks-again", "asks again what was given up", to_client=_asks_again),
+    Fault("not-taken-back", "takes no question back", to_client=_not_taken_back),
+    Fault(
+        "waits-for-the-slow",
+        "answers nobody while one client takes nothing",
+        to_server=_learns_busy,
+        to_client=_waits_for_the_slow,
+    ),
     Fault(
         "cancels-wherever",
         "cancels by id on any connection",
