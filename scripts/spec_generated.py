@@ -1,8 +1,8 @@
 """Writes the parts of ``spec/`` that are generated: the state diagram from the code's table,
-an index of the clauses for programs, which clauses still await a vector, and how each MUST is
-proven.
+an index of the clauses for programs, which clauses still await a vector, how each MUST is
+proven, the checklists, and a conversation as it goes over the wire.
 
-``python scripts/spec_generated.py`` writes them; ``tests/spec/`` checks that they are current.
+``python -m scripts.spec_generated`` writes them; ``tests/spec/`` checks that they are current.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from mcp_sessions.core.states import BEGINS, LIVE, TRANSITIONS, Change, State
 from mcp_sessions_conformance.loader import load_duties
 from mcp_sessions_conformance.proven import proofs
+from scripts import spec_checklists, spec_walkthrough
 
 SPEC = Path(__file__).parents[1] / "spec"
 VECTORS = Path(__file__).parents[1] / "conformance" / "vectors"
@@ -272,11 +273,19 @@ def proof() -> str:
     )
 
 
+def checklists() -> str:
+    """``checklists.md``: the clauses in the order in which a request meets them."""
+    levels = {clause.id: (clause.level, clause.title) for clause in clauses()}
+    return spec_checklists.page(levels, {proof.clause for proof in proofs()})
+
+
 GENERATED = {
     "states.md": states,
     "clauses.json": index,
     "coverage.json": coverage,
     "proof.md": proof,
+    "checklists.md": checklists,
+    "walkthrough.md": spec_walkthrough.walkthrough,
 }
 """File of ``spec/`` → what it should hold."""
 

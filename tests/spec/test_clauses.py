@@ -5,6 +5,7 @@ import re
 import pytest
 
 from mcp_sessions.core.states import TRANSITIONS, Change, State
+from scripts.spec_checklists import WAYS, ids
 from scripts.spec_generated import GENERATED, SPEC, Clause, clauses
 from tests.support.specification import ROOT
 
@@ -99,8 +100,31 @@ def test_clients_find_all_that_binds_them_in_one_list() -> None:
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_a_generated_file_is_current(name: str) -> None:
-    """``python scripts/spec_generated.py`` writes them."""
+    """``python -m scripts.spec_generated`` writes them."""
     assert (SPEC / name).read_text(encoding="utf-8") == GENERATED[name]()
+
+
+def test_every_clause_of_a_server_is_in_a_checklist() -> None:
+    listed = {c for stages in WAYS.values() for _, stage in stages for c in ids(stage)}
+    bound = {clause.id for clause in CLAUSES if clause.party != "client"}
+    others = {clause.id for clause in CLAUSES if clause.party == "both" and clause.level == "MAY"}
+    assert bound - others <= listed, sorted(bound - others - listed)
+    assert listed <= bound, sorted(listed - bound)
+
+
+@pytest.mark.parametrize(
+    ("way", "foreign"),
+    [
+        ("Streamable HTTP, handshake era", {"HTM", "WSS", "STD", "SLS"}),
+        ("Streamable HTTP, modern era", {"HTL", "WSS", "STD", "SLS"}),
+        ("WebSocket, both eras", {"HTL", "STD", "SLS"}),
+        ("stdio, both eras", {"HTL", "SLS"}),
+        ("A server without a store", {"HTL", "HTM", "WSS", "STD", "KEY", "EVT", "ATT", "CUP"}),
+    ],
+)
+def test_a_checklist_has_its_own_transport_only(way: str, foreign: set[str]) -> None:
+    prefixes = {clause[:3] for _, stage in WAYS[way] for clause in ids(stage)}
+    assert not prefixes & foreign
 
 
 def test_the_diagram_has_every_transition_of_the_code_and_no_other() -> None:

@@ -151,7 +151,7 @@ def test_every_clause_has_a_vector_or_a_reason_or_awaits_one() -> None:
     assert {clause_id for clause_id, entry in ENTRIES.items() if "vectors" in entry} == PROVED
     awaiting: list[str] = COVERAGE["awaitingVector"]
     missing = [clause_id for clause_id in CLAUSES if clause_id not in reasons | PROVED]
-    # Exactly: `python scripts/spec_generated.py` writes the list, and the change is seen.
+    # Exactly: `python -m scripts.spec_generated` writes the list, and the change is seen.
     assert awaiting == missing
 
 
