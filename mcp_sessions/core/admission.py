@@ -30,7 +30,7 @@ class Admission(Enum):
     ADMITTED = "admitted"
 
 
-class Session(Protocol):
+class SessionFacts(Protocol):
     """What is asked of a session."""
 
     @property
@@ -46,7 +46,7 @@ class Session(Protocol):
 
 
 def admission(
-    session: Session,
+    session: SessionFacts,
     principal: Principal,
     *,
     mode: Mode,

@@ -27,6 +27,7 @@ from mcp_sessions.ids import (
     SessionId,
     parse_position,
 )
+from mcp_sessions.policy import SessionPolicy
 
 _LAST_NUMBER = 10**NUMBER_WIDTH - 1
 
@@ -45,6 +46,11 @@ class Window:
 
 
 UNBOUNDED = Window(None, None, None)
+
+
+def window_of(policy: SessionPolicy) -> Window:
+    """How much of the past a log keeps by ``policy``."""
+    return Window(policy.max_events, policy.max_bytes, policy.max_age)
 
 
 @dataclass(slots=True)

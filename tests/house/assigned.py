@@ -56,11 +56,24 @@ class Declared:
         """The classes of ours that an annotation names."""
         return set(re.findall(r"\w+", annotation)) & self.classes.keys()
 
+    def and_bases(self, names: set[str]) -> set[str]:
+        """These classes, and those of ours that they inherit from."""
+        found, left = set[str](), [*names]
+        while left:
+            name = left.pop()
+            if name not in found:
+                found.add(name)
+                bases = [
+                    ast.unparse(base) for each in self.classes[name] for base in each.node.bases
+                ]
+                left += [base for base in bases if base in self.classes]
+        return found
+
     def methods(self, names: set[str], method: str) -> list[str]:
         """What ``method`` returns in the classes with ``names``, as it is annotated there."""
         return [
             ast.unparse(node.returns)
-            for name in names
+            for name in self.and_bases(names)
             for each in self.classes[name]
             for node in each.node.body
             if isinstance(node, Function) and node.name == method and node.returns is not None
@@ -68,7 +81,7 @@ class Declared:
 
     def with_attribute(self, attribute: str, names: set[str] | None) -> list[Class]:
         """The classes, of those with ``names`` or of all, that declare ``attribute``."""
-        among = self.classes if not names else names
+        among = self.classes if not names else self.and_bases(names)
         found = [each for name in among for each in self.classes[name]]
         return [each for each in found if attribute in each.attributes]
 

@@ -72,7 +72,6 @@ KNOWN_LONG = {
     "mcp_sessions/layer.py",
     "mcp_sessions/server/delivery/broadcaster.py",
     "mcp_sessions/server/delivery/hub.py",
-    "mcp_sessions/stores/memory.py",
 }
 """Files of more than `MAX_LINES` that are still to be divided."""
 

@@ -53,7 +53,7 @@ def attach(
     if attached is None:
         return None
     log = logs.opened(tx, session.sid, EVENTS)
-    window = sessions.window_of(session, EVENTS, window)
+    window = sessions.window_of_stream(session, EVENTS, window)
     replay, refusal = logs.since_id(tx, log, position, window, now=now)
     hearing, fencing_epoch = attached.connection_id, attached.fencing_epoch
     tx.execute(

@@ -39,7 +39,7 @@ class Events(ServedFile):
             if session is None or now >= session.ends_at:
                 return None
             log = logs.opened(tx, session.sid, stream)
-            window = sessions.window_of(session, stream, self._window)
+            window = sessions.window_of_stream(session, stream, self._window)
             event, replaced = logs.append(tx, log, draft, window, now=now)
             if event.number == 1 and stream not in (EVENTS, GET_STREAM):
                 logs.evict_responses(tx, session.sid, stream, window, now=now)
@@ -92,7 +92,7 @@ class Events(ServedFile):
             log = logs.find(tx, session.sid, stream) if session is not None else None
             if session is None or log is None:
                 return (), Refusal.UNKNOWN_POSITION
-            window = sessions.window_of(session, stream, self._window)
+            window = sessions.window_of_stream(session, stream, self._window)
             return logs.since_id(tx, log, after, window, now=now, limit=limit)
 
         return await self._writer.call(work)

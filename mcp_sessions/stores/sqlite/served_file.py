@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from mcp_sessions.core.log import Window
+from mcp_sessions.core.log import window_of
 from mcp_sessions.errors import ConfigurationError, StoreInUse, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
@@ -52,7 +52,7 @@ class ServedFile:
         self._place = Path(os.path.realpath(path))
         self.durability: Durability = durability
         self._policy = SessionPolicy()
-        self._window = _window(self._policy)
+        self._window = window_of(self._policy)
         self._lock = FileLock(self._place.with_name(self._place.name + "-lock"))
         self._seen = Seen(self._place)
         self._writer = Writer(
@@ -80,7 +80,7 @@ class ServedFile:
         """
         self._policy = policy
         self._hot.serve(policy)
-        self._window = _window(policy)
+        self._window = window_of(policy)
         check_no_directory(self.path)
         try:
             await self._lock.acquire_patiently(self.path)
@@ -140,7 +140,3 @@ class ServedFile:
 
 def is_small(value: bytes | None) -> bool:
     return value is None or len(value) <= SMALL
-
-
-def _window(policy: SessionPolicy) -> Window:
-    return Window(policy.max_events, policy.max_bytes, policy.max_age)

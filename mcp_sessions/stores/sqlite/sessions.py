@@ -72,7 +72,7 @@ def brief(tx: Transaction, session_id: SessionId) -> Brief | None:
     return Brief(sid, Mode(mode), ends_at, attachment, FencingEpoch(fencing_epoch))
 
 
-def window_of(session: Brief, stream: StreamName, window: Window) -> Window:
+def window_of_stream(session: Brief, stream: StreamName, window: Window) -> Window:
     """How much of a stream is kept: ``window``, but of a conversation's events all."""
     return UNBOUNDED if session.mode is Mode.CONVERSATION and stream == EVENTS else window
 

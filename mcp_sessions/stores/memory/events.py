@@ -1,0 +1,237 @@
+"""Event logs in memory: what is stored, who is told, and who hears it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mcp_sessions.core import attachment, relaying
+from mcp_sessions.core.entitlement import is_entitled
+from mcp_sessions.core.log import Draft, EventLog, LoggedEvent
+from mcp_sessions.core.relaying import Carry, Relay
+from mcp_sessions.core.states import Mode, state_of
+from mcp_sessions.errors import Refusal
+from mcp_sessions.ids import (
+    EVENTS,
+    GET_STREAM,
+    ConnectionId,
+    FencingEpoch,
+    Position,
+    SessionId,
+    StreamName,
+)
+from mcp_sessions.security import mint_log_epoch
+from mcp_sessions.stores.memory.tables import Tables
+from mcp_sessions.stores.records import (
+    Appended,
+    Attached,
+    Audience,
+    Relayed,
+    ServerChange,
+    Told,
+    attachment_of,
+)
+
+
+class Events(Tables):
+    """The part of the store that is about events."""
+
+    async def append(
+        self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
+    ) -> Appended | None:
+        session = self._sessions.get(session_id)
+        if session is None or now >= session.record.ends_at:
+            return None
+        log = self._stream(session, stream)
+        replaced = log.would_replace(draft)
+        return Appended(log.append(draft, now=now), session.record.attachment, replaced)
+
+    async def renew(self, session_id: SessionId) -> None:
+        session = self._sessions.get(session_id)
+        if session is not None and session.record.mode is Mode.PROTOCOL:
+            session.events = EventLog(mint_log_epoch(), self._window)
+
+    async def audience(self, change: ServerChange, after: str | None) -> Audience:
+        """See :meth:`SessionStore.audience`. It is one page: a hundred thousand ids take a
+        millisecond.
+        """
+        known = self._sessions if change.uri is None else self._by_uri.get(change.uri, ())
+        return Audience(list(known), None)
+
+    async def tell(
+        self,
+        session_ids: Sequence[SessionId],
+        change: ServerChange,
+        *,
+        now: float,
+        again: bool = False,
+    ) -> Sequence[Told]:
+        told: list[Told] = []
+        for session_id in session_ids:
+            session = self._sessions.get(session_id)
+            if session is None or now >= session.record.ends_at:
+                continue
+            record = session.record
+            if not is_entitled(
+                record.mode,
+                uri=change.uri,
+                listed=change.listed,
+                is_subscribed=change.uri in record.subscriptions,
+                lists=record.lists,
+                carries=bool(record.carried),
+            ):
+                continue
+            stream, draft = change.told_to(record.mode, session_id)
+            log = self._stream(session, stream)
+            replaced = log.would_replace(draft)
+            event = log.append(draft, now=now)
+            told.append(Told(session_id, stream, event, record.attachment, replaced))
+        return told
+
+    async def read(
+        self,
+        session_id: SessionId,
+        after: str | None,
+        *,
+        now: float,
+        stream: StreamName = EVENTS,
+        limit: int | None = None,
+    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+        log = self._log(session_id, stream)
+        if log is None:
+            return (), Refusal.UNKNOWN_POSITION
+        return log.since_id(after, now=now, limit=limit)
+
+    async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
+        log = self._log(session_id, stream)
+        return log.head if log is not None else None
+
+    async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
+        session = self._sessions.get(session_id)
+        return self._stream(session, stream).head if session is not None else None
+
+    async def drop_stream(self, session_id: SessionId, stream: StreamName) -> None:
+        session = self._sessions.get(session_id)
+        if session is not None and session.streams is not None:
+            session.streams.pop(stream, None)
+
+    async def drop_origin(
+        self,
+        session_id: SessionId,
+        origin: SessionId,
+        *,
+        stream: StreamName = GET_STREAM,
+        fencing_epoch: FencingEpoch | None = None,
+    ) -> None:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return
+        if not relaying.may_drop(session.record.carried.get(origin), fencing_epoch):
+            return
+        log = self._log(session_id, stream)
+        if log is not None:
+            log.drop_origin(origin)
+        if session.relayed is None or stream != GET_STREAM:
+            return
+        if session.relayed.pop(origin, None) is not None:
+            carried = session.record.carried
+            session.record.carried = {s: epoch for s, epoch in carried.items() if s != origin}
+
+    async def carry(
+        self,
+        connection: SessionId,
+        origin: SessionId,
+        fencing_epoch: FencingEpoch,
+        after: Position,
+    ) -> bool:
+        session = self._sessions.get(connection)
+        if session is None:
+            return False
+        carries = relaying.carry(session.record.carried.get(origin), fencing_epoch)
+        if carries is not Carry.BEGINS:
+            return carries is Carry.GOES_ON
+        log = self._log(connection, GET_STREAM)
+        if log is not None:
+            log.drop_origin(origin)
+        session.record.carried = {**session.record.carried, origin: fencing_epoch}
+        if session.relayed is None:
+            session.relayed = {}
+        session.relayed[origin] = after
+        return True
+
+    async def relay(
+        self,
+        connection: SessionId,
+        origin: SessionId,
+        fencing_epoch: FencingEpoch,
+        event: LoggedEvent,
+        *,
+        now: float,
+        skips: bool = False,
+    ) -> Relayed:
+        session = self._sessions.get(connection)
+        if session is None or session.relayed is None or now >= session.record.ends_at:
+            return Relayed()
+        carried = session.record.carried.get(origin)
+        if carried is None:
+            return Relayed()
+        last = session.relayed[origin]
+        relays = relaying.relay(
+            carried, last.number, fencing_epoch=fencing_epoch, number=event.number, skips=skips
+        )
+        if relays is not Relay.STORED:
+            return Relayed(missing_after=last if relays is Relay.TOO_EARLY else None)
+        session.relayed[origin] = Position(last.log_epoch, event.number)
+        key = event.key[1] if event.key is not None else None
+        log = self._stream(session, GET_STREAM)
+        return Relayed(log.append(Draft(event.payload, None, key, origin), now=now))
+
+    async def attach(
+        self,
+        session_id: SessionId,
+        connection_id: ConnectionId | None,
+        *,
+        now: float,
+        position: str | None = None,
+        only_if_free: bool = False,
+    ) -> Attached | None:
+        session = self._sessions.get(session_id)
+        if session is None or now >= session.record.ends_at:
+            return None
+        record = session.record
+        previous = record.attachment
+        attached = attachment.attach(
+            state_of(is_attached=previous is not None),
+            connection_id,
+            fencing_epoch=record.fencing_epoch,
+            waits_from=record.waits_from,
+            only_if_free=only_if_free,
+        )
+        if attached is None:
+            return None
+        replay, refusal = session.events.since_id(position, now=now)
+        record.fencing_epoch, record.waits_from = attached.fencing_epoch, attached.waits_from
+        record.attachment = attachment_of(attached.connection_id, attached.fencing_epoch)
+        head = session.events.head.event_id()
+        return Attached(
+            record.fencing_epoch,
+            head,
+            previous,
+            replay,
+            refusal,
+            record.principal.scopes,
+            attached.listens_from,
+        )
+
+    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return False
+        record = session.record
+        if not attachment.detaches(
+            state_of(is_attached=record.attachment is not None),
+            fencing_epoch=record.fencing_epoch,
+            attached_with=fencing_epoch,
+        ):
+            return False
+        record.attachment = None
+        return True

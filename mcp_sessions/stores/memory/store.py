@@ -1,0 +1,325 @@
+"""Sessions in this process's memory: the default store.
+
+No method suspends, so each runs in one step of the event loop and is atomic by that. What
+it remembers ends with the process.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from mcp_sessions.core.admission import Admission, admission
+from mcp_sessions.core.lifetime import end_of_life, is_over
+from mcp_sessions.core.log import UNBOUNDED, EventLog, window_of
+from mcp_sessions.core.messages import encode
+from mcp_sessions.core.request_keys import RequestKeys, found
+from mcp_sessions.core.states import Mode
+from mcp_sessions.ids import FencingEpoch, RequestKey, SessionEventId, SessionId
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.security import mint_log_epoch, mint_session_id
+from mcp_sessions.stores.contract import StateConflict
+from mcp_sessions.stores.exchange import Exchange
+from mcp_sessions.stores.limits import (
+    check_data,
+    check_peer,
+    check_sessions,
+    check_sizes,
+    check_state,
+    check_subscriptions,
+    text_size,
+)
+from mcp_sessions.stores.memory.events import Events
+from mcp_sessions.stores.memory.tables import Session
+from mcp_sessions.stores.records import Admitted, CurrentSession, Data, KeyUse, Peer, SessionRecord
+
+
+class MemoryStore(Events):
+    """A :class:`~mcp_sessions.stores.contract.SessionStore` of dictionaries."""
+
+    name = "memory"
+    survives_process = False
+    remembers = True
+    exchange: Exchange | None = None
+
+    async def open(self, policy: SessionPolicy) -> None:
+        """Serve within the limits of ``policy``."""
+        self._policy = policy
+        self._window = window_of(policy)
+
+    async def close(self) -> None:
+        """Forget everything."""
+        self._sessions.clear()
+        self._by_principal.clear()
+        self._by_uri.clear()
+        self._deadlines.clear()
+
+    async def create(
+        self, mode: Mode, principal: Principal, *, peer: Peer | None, now: float
+    ) -> SessionRecord:
+        policy = self._policy
+        check_peer(peer, policy)
+        owned = self._by_principal.get(principal, 0)
+        check_sessions(len(self._sessions), owned, policy)
+        session_id = mint_session_id()
+        ends_at = end_of_life(mode, now=now, max_lifetime=policy.max_lifetime)
+        record = SessionRecord(
+            session_id,
+            mode,
+            principal,
+            created_at=now,
+            expires_at=self._deadline(now, ends_at),
+            ends_at=ends_at,
+            peer=peer,
+        )
+        is_kept_whole = mode is Mode.CONVERSATION
+        log = EventLog(mint_log_epoch(), UNBOUNDED if is_kept_whole else self._window)
+        self._sessions[session_id] = Session(record, log)
+        self._by_principal[principal] = owned + 1
+        if ends_at != math.inf:
+            heapq.heappush(self._deadlines, (record.expires_at, session_id))
+        return record
+
+    async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
+        session = self._sessions.get(session_id)
+        if session is None or now >= session.record.expires_at:
+            return None
+        return session.record
+
+    async def admit(
+        self,
+        session_id: SessionId,
+        principal: Principal,
+        *,
+        mode: Mode,
+        now: float,
+        held: bool = False,
+        fencing_epoch: FencingEpoch | None = None,
+        key: KeyUse | None = None,
+    ) -> Admitted | None:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return None
+        record = session.record
+        verdict = admission(
+            record, principal, mode=mode, now=now, held=held, fencing_epoch=fencing_epoch
+        )
+        if verdict is Admission.REFUSED:
+            return None
+        if verdict is not Admission.ADMITTED:
+            return Admitted(record, displaced=verdict is Admission.DISPLACED)
+        record.expires_at = self._deadline(now, record.ends_at)
+        if key is None:
+            return Admitted(record)
+        if session.keys is None:
+            session.keys = RequestKeys(
+                max_bytes=self._policy.request_key_bytes,
+                lifetime=self._policy.request_key_lifetime,
+            )
+        begun, entry = session.keys.begin(
+            key.key,
+            key.digest,
+            runner=key.runner,
+            now=now,
+            scopes=key.scopes,
+            run=key.run,
+            instead_of=key.instead_of,
+        )
+        return Admitted(record, *found(begun, entry))
+
+    async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
+        for session_id in session_ids:
+            session = self._sessions.get(session_id)
+            # Whoever touches a session was at work on it until now, so its idle deadline
+            # cannot have passed; the absolute one can.
+            if session is not None and now < session.record.ends_at:
+                record = session.record
+                record.expires_at = self._deadline(now, record.ends_at)
+
+    async def end(self, session_id: SessionId) -> SessionRecord | None:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return None
+        self._forget(session)
+        return session.record
+
+    async def expire(
+        self, *, now: float, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        expired: list[SessionRecord] = []
+        put_back: list[tuple[float, SessionId]] = []
+        # Not a name for the heap: ending a session may replace it by a shorter one.
+        while self._deadlines and self._deadlines[0][0] <= now and len(expired) < limit:
+            _, session_id = heapq.heappop(self._deadlines)
+            session = self._sessions.get(session_id)
+            if session is None:
+                continue
+            record = session.record
+            expires_at, ends_at = record.expires_at, record.ends_at
+            if is_over(now=now, expires_at=expires_at, ends_at=ends_at, held=session_id in held):
+                self._forget(session)
+                expired.append(record)
+                continue
+            if now >= expires_at:
+                record.expires_at = self._deadline(now, ends_at)
+            put_back.append((record.expires_at, session_id))
+        for entry in put_back:
+            heapq.heappush(self._deadlines, entry)
+        return expired
+
+    async def evict(
+        self,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+        opened: bool,
+    ) -> Sequence[SessionRecord]:
+        before, idle = now - unused_for, self._policy.idle_timeout
+
+        def order(session: Session) -> tuple[bool, float]:
+            record = session.record
+            used_at = record.expires_at - idle
+            return used_at - record.created_at > unused_for, used_at
+
+        def goes(session: Session) -> bool:
+            record = session.record
+            return (
+                record.mode is Mode.TRANSPORT
+                and record.expires_at - idle <= before
+                and record.expires_at < record.ends_at
+                and record.principal == ANONYMOUS
+                and (opened or not record.stream_opened)
+                and not (record.subscriptions or record.carried or record.current)
+                and record.session_id not in held
+            )
+
+        going = heapq.nsmallest(limit, filter(goes, self._sessions.values()), key=order)
+        for session in going:
+            self._forget(session)
+        return [session.record for session in going]
+
+    async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.record.current = current
+
+    async def mark_stream_opened(self, session_id: SessionId) -> bool:
+        session = self._sessions.get(session_id)
+        if session is None or session.record.stream_opened:
+            return False
+        session.record.stream_opened = True
+        return True
+
+    async def subscribe(self, session_id: SessionId, uri: str) -> bool:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return False
+        subscriptions = session.record.subscriptions
+        if uri not in subscriptions:
+            size = text_size(uri)
+            check_sizes(len(subscriptions) + 1, size, session.uri_bytes + size, self._policy)
+            session.uri_bytes += size
+        session.record.subscriptions |= {uri}
+        self._by_uri.setdefault(uri, {})[session_id] = None
+        return True
+
+    async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return False
+        if uri in session.record.subscriptions:
+            session.uri_bytes -= text_size(uri)
+        session.record.subscriptions -= {uri}
+        self._forget_subscription(session_id, uri)
+        return True
+
+    async def subscribers(self, uri: str) -> Sequence[SessionId]:
+        return list(self._by_uri.get(uri, ()))
+
+    async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
+        records = [session.record for session in self._sessions.values()]
+        if principal is None:
+            return records
+        return [record for record in records if record.principal == principal]
+
+    async def set_filter(
+        self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]
+    ) -> bool:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return False
+        check_subscriptions(uris, self._policy)
+        session.uri_bytes = sum(map(text_size, uris))
+        record = session.record
+        for uri in record.subscriptions - uris:
+            self._forget_subscription(session_id, uri)
+        for uri in uris - record.subscriptions:
+            self._by_uri.setdefault(uri, {})[session_id] = None
+        record.subscriptions, record.lists = uris, lists
+        return True
+
+    async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.record.waits_from = event_id
+
+    async def change_state(
+        self,
+        session_id: SessionId,
+        changed: Mapping[str, Any],
+        removed: Collection[str],
+        *,
+        expected_version: int | None = None,
+    ) -> SessionRecord | None:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return None
+        record = session.record
+        if expected_version not in (None, record.state_version):
+            raise StateConflict(record)
+        newest = {key: value for key, value in record.state.items() if key not in removed}
+        newest.update(copy.deepcopy(dict(changed)))
+        sizes = (text_size(key) + _json_size(value) for key, value in newest.items())
+        check_state(sum(sizes), self._policy)
+        record.state = newest
+        record.state_version += 1
+        return record
+
+    async def finish_request(
+        self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
+    ) -> bool:
+        session = self._sessions.get(session_id)
+        if session is None or session.keys is None:
+            return False
+        return session.keys.finish(key, outcome, now=now)
+
+    async def load_data(self, session_id: SessionId) -> Data | None:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return None
+        return Data(copy.deepcopy(session.data or {}), session.data_version)
+
+    async def replace_data(
+        self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
+    ) -> bool:
+        session = self._sessions.get(session_id)
+        if session is None or session.data_version != expected_version:
+            return False
+        check_data(_json_size(dict(value)), self._policy)
+        session.data = copy.deepcopy(dict(value))
+        session.data_version += 1
+        return True
+
+
+def _json_size(value: Any) -> int:
+    try:
+        return len(encode(value))
+    except TypeError:
+        # This store keeps what is no JSON, too.
+        return len(repr(value))

@@ -1,0 +1,101 @@
+"""What is in memory of each session, and how it is found."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_sessions.core.lifetime import idle_deadline
+from mcp_sessions.core.log import EventLog, window_of
+from mcp_sessions.core.request_keys import RequestKeys
+from mcp_sessions.core.states import Mode
+from mcp_sessions.ids import EVENTS, Position, SessionId, StreamName
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import Principal
+from mcp_sessions.security import mint_log_epoch
+from mcp_sessions.stores.records import SessionRecord
+
+
+@dataclass(slots=True)
+class Session:
+    """Everything that is remembered of one session."""
+
+    record: SessionRecord
+    events: EventLog
+    streams: dict[StreamName, EventLog] | None = None
+    keys: RequestKeys | None = None
+    data: dict[str, Any] | None = None
+    data_version: int = 0
+    uri_bytes: int = 0
+    """Of its subscriptions, in sum."""
+
+    relayed: dict[SessionId, Position] | None = None
+    """The last event of each carried session that its GET stream has."""
+
+
+class Tables:
+    """Sessions by id, and what leads to them."""
+
+    def __init__(self) -> None:
+        self._policy = SessionPolicy()
+        self._window = window_of(self._policy)
+        self._sessions: dict[SessionId, Session] = {}
+        self._by_principal: dict[Principal, int] = {}
+        self._by_uri: dict[str, dict[SessionId, None]] = {}
+        # (deadline, session id): a deadline that was moved since is pushed anew when its
+        # old entry comes up, so that a request costs nothing here.
+        self._deadlines: list[tuple[float, SessionId]] = []
+
+    def _log(self, session_id: SessionId, stream: StreamName) -> EventLog | None:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return None
+        if stream == EVENTS:
+            return session.events
+        return session.streams.get(stream) if session.streams is not None else None
+
+    def _stream(self, session: Session, stream: StreamName) -> EventLog:
+        if stream == EVENTS:
+            return session.events
+        if session.streams is None:
+            session.streams = {}
+        log = session.streams.get(stream)
+        if log is None:
+            log = session.streams[stream] = EventLog(mint_log_epoch(), self._window)
+        return log
+
+    def _deadline(self, now: float, ends_at: float) -> float:
+        return idle_deadline(now=now, idle_timeout=self._policy.idle_timeout, ends_at=ends_at)
+
+    def _forget(self, session: Session) -> None:
+        """A session is over: it is remembered in no list (END2)."""
+        record = session.record
+        del self._sessions[record.session_id]
+        self._compact()
+        left = self._by_principal[record.principal] - 1
+        if left:
+            self._by_principal[record.principal] = left
+        else:
+            del self._by_principal[record.principal]
+        for uri in record.subscriptions:
+            self._forget_subscription(record.session_id, uri)
+
+    def _compact(self) -> None:
+        """Sessions that ended leave nothing behind (END2), not their deadlines either."""
+        if len(self._deadlines) > 2 * len(self._sessions) + 16:
+            live = [session.record for session in self._sessions.values()]
+            self._deadlines = [
+                (record.expires_at, record.session_id)
+                for record in live
+                if record.mode is not Mode.CONVERSATION
+            ]
+            heapq.heapify(self._deadlines)
+
+    def _forget_subscription(self, session_id: SessionId, uri: str) -> None:
+        sessions = self._by_uri.get(uri)
+        if sessions is None:
+            return
+        sessions.pop(session_id, None)
+        if not sessions:
+            del self._by_uri[uri]
