@@ -38,6 +38,7 @@ from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions, may_ask
+from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.requests.joining import Joining
 from mcp_sessions.server.requests.runner import REQUEST_CANCELLED, RequestRunner
 from mcp_sessions.stores.contract import SessionStore
@@ -52,18 +53,10 @@ Publish = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
 
 
 class HttpStreams(Protocol):
-    """The streams that HTTP connections have open here, of sessions that others serve, too."""
-
-    def get_opened(self, sender: str, message: GetStreamOpened) -> Work | None:
-        """Another process opened a connection's GET stream."""
-        ...
+    """What HTTP connections have open here, of sessions that others serve, too."""
 
     def stream_read(self, sender: str, message: StreamRead) -> Work | None:
         """Another process serves a response stream, or does not any more."""
-        ...
-
-    def withdrawn(self, message: Withdrawn) -> Work | None:
-        """Another process took a session from a connection."""
         ...
 
     async def round(self) -> None:
@@ -117,11 +110,11 @@ class ClusterHandlers:
             case Displaced():
                 return self._displaced(message)
             case Withdrawn():
-                return self._streams.withdrawn(message)
+                return self._withdrawn(message)
             case SessionEnded():
                 return self._ended(message)
             case GetStreamOpened():
-                return self._streams.get_opened(sender, message)
+                return self._get_opened(sender, message)
             case StreamRead():
                 return self._streams.stream_read(sender, message)
             case CancelRequest():
@@ -183,6 +176,22 @@ class ClusterHandlers:
                 newer=message.newer,
                 instance=message.instance,
             )
+
+    def _withdrawn(self, message: Withdrawn) -> Work | None:
+        connection = self._stored(message.connection_id)
+        if connection is None:
+            return None
+        return connection.withdrawn_elsewhere(message.session_id)
+
+    def _get_opened(self, sender: str, message: GetStreamOpened) -> Work | None:
+        connection = self._stored(ConnectionId(message.session_id))
+        if connection is None or connection.opened_elsewhere((message.at, sender)):
+            return None
+        return connection.tell_opened(to=sender)
+
+    def _stored(self, connection_id: ConnectionId) -> StoredConnection | None:
+        connection = self._hub.local(connection_id)
+        return connection if isinstance(connection, StoredConnection) else None
 
     async def _ended(self, message: SessionEnded) -> None:
         session_id, connection_id = message.session_id, message.connection_id

@@ -13,7 +13,7 @@ from typing import Any
 from mcp_sessions.ids import ConnectionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
-from mcp_sessions.server.cluster.messages import GetStreamOpened, StreamRead, Withdrawn
+from mcp_sessions.server.cluster.messages import StreamRead
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
@@ -41,19 +41,10 @@ class ClusterStreams:
         self._policy = policy
         self._clock = clock
 
-    def get_opened(self, sender: str, message: GetStreamOpened) -> Coroutine[Any, Any, None] | None:
-        """See :class:`~mcp_sessions.server.cluster.handlers.HttpStreams`."""
-        connection = self._local(ConnectionId(message.session_id))
-        if connection is None:
-            return None
-        if connection.opened_elsewhere((message.at, sender)):
-            return None
-        return connection.tell_opened(to=sender)
-
     def stream_read(self, sender: str, message: StreamRead) -> Coroutine[Any, Any, None] | None:
         """See :class:`~mcp_sessions.server.cluster.handlers.HttpStreams`."""
-        connection = self._local(ConnectionId(message.session_id))
-        if connection is None:
+        connection = self._hub.local(ConnectionId(message.session_id))
+        if not isinstance(connection, StoredConnection):
             return None
         channel = http_transport(connection).responses.channels.get(message.stream)
         if channel is None:
@@ -62,13 +53,6 @@ class ClusterStreams:
             channel.read_elsewhere(sender)
             return None
         return channel.left_elsewhere(sender)
-
-    def withdrawn(self, message: Withdrawn) -> Coroutine[Any, Any, None] | None:
-        """See :class:`~mcp_sessions.server.cluster.handlers.HttpStreams`."""
-        connection = self._local(message.connection_id)
-        if connection is None:
-            return None
-        return connection.withdrawn_elsewhere(message.session_id)
 
     async def round(self) -> None:
         """See :class:`~mcp_sessions.server.cluster.handlers.HttpStreams`; and forget what is
@@ -93,7 +77,3 @@ class ClusterStreams:
         for process in list(channel.readers):
             if not await self._bus.is_alive(process):
                 await channel.left_elsewhere(process)
-
-    def _local(self, connection_id: ConnectionId) -> StoredConnection | None:
-        connection = self._hub.local(connection_id)
-        return connection if isinstance(connection, StoredConnection) else None
