@@ -1,12 +1,14 @@
-"""What is wrong with a Redis URL, or where nobody answers, is said: all but the password."""
+"""The URLs of stores: what is wrong with one, or where nobody answers, is said, but no password."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.redis.store import RedisStore
+from mcp_sessions.stores.sqlite.store import SQLiteStore
 from mcp_sessions.stores.urls import open_store
 
 SECRET = "s3cret"
@@ -59,3 +61,36 @@ async def test_where_nobody_answers_and_why_is_named() -> None:
 
             assert f"Redis at {place} is away: {reason}" in str(away.value)
             assert SECRET not in str(away.value)
+
+
+# --- a file ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "path", "durability"),
+    [
+        ("sqlite:///notes.db", "notes.db", "normal"),
+        ("sqlite:///data/a%20b.db?durability=full", "data/a b.db", "full"),
+        ("sqlite:////var/lib/notes.db?durability=normal", "/var/lib/notes.db", "normal"),
+    ],
+)
+def test_a_url_names_a_file(url: str, path: str, durability: str) -> None:
+    store = open_store(url)
+    assert isinstance(store, SQLiteStore)
+    assert (store.path, store.durability) == (Path(path), durability)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("sqlite://notes.db", "sqlite:///relative.db or sqlite:////absolute.db"),
+        ("sqlite://", "names a file"),
+        ("sqlite:///", "names a file"),
+        ("sqlite:////var/lib/", "names a file"),
+        ("sqlite:///a.db?durability=most", "not durability=most"),
+        ("sqlite:///a.db?mode=ro", "not mode=ro"),
+    ],
+)
+def test_a_url_that_names_none_is_refused(url: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said.replace("?", r"\?")):
+        open_store(url)

@@ -1,7 +1,7 @@
 """Who writes to a SQLite file: one thread that commits for everyone at once, and, while that
 thread has nothing to do, the event loop for whoever comes with little.
 
-Rules, owned by ``tests/stores/sqlite/test_store.py``:
+Rules, owned by ``tests/stores/sqlite/test_writer.py``:
 
 1. Whoever calls gets an answer when the transaction that holds its work is committed, and
    not before: what anybody was told is in the file.

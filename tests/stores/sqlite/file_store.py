@@ -1,0 +1,77 @@
+"""A store in a file, open, for the tests of its parts."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_sessions.core.states import Mode
+from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.ids import SessionId
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.stores.sqlite.schema import Durability
+from mcp_sessions.stores.sqlite.store import SQLiteStore
+
+NOW = 1_800_000_000.0
+POLICY = SessionPolicy(idle_timeout=100, max_lifetime=1_000)
+
+
+@asynccontextmanager
+async def opened(
+    path: Path, durability: Durability = "normal", policy: SessionPolicy = POLICY
+) -> AsyncGenerator[SQLiteStore]:
+    """The store in a file, open."""
+    store = SQLiteStore(path, durability)
+    await store.open(policy)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def new(
+    store: SQLiteStore, mode: Mode = Mode.PROTOCOL, principal: Principal = ANONYMOUS
+) -> SessionId:
+    """A session that was made now."""
+    return (await store.create(mode, principal, peer=None, now=NOW)).session_id
+
+
+async def sql(store: SQLiteStore, statement: str) -> Any:
+    """The first row that a statement gives, inside the store's own transaction."""
+    writer = store._writer  # pyright: ignore[reportPrivateUsage]
+    return await writer.call(lambda tx: tx.execute(statement).fetchone())
+
+
+async def refusal_of(path: Path) -> str:
+    """Why the file is not opened."""
+    with pytest.raises((ConfigurationError, StoreUnavailable)) as refused:
+        await SQLiteStore(path).open(POLICY)
+    return str(refused.value)
+
+
+def copied(path: Path) -> bytes:
+    """The file as a backup has it that is made beside who serves."""
+    source, target = sqlite3.connect(path), sqlite3.connect(":memory:")
+    try:
+        source.backup(target)
+        return target.serialize()
+    finally:
+        source.close()
+        target.close()
+
+
+async def counted(store: SQLiteStore) -> None:
+    """Until what is beside the file says all that was written; that is looked after twice a
+    second.
+    """
+    seen = store._seen  # pyright: ignore[reportPrivateUsage]
+    async with asyncio.timeout(10):
+        before = seen.path.read_bytes()
+        # Nothing says when: this is a bounded wait on the condition itself.
+        while seen.path.read_bytes() == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)

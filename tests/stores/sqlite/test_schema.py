@@ -1,0 +1,119 @@
+"""What is wrong with a file is said: an older one, a newer one, another one, a damaged one."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from mcp_sessions.core.log import Draft
+from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.ids import (
+    SessionId,
+)
+from mcp_sessions.stores.sqlite import schema as sqlite_schema
+from mcp_sessions.stores.sqlite.schema import MIGRATIONS, VERSION, statements
+from tests.stores.sqlite.file_store import NOW, new, opened, refusal_of, sql
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_file_of_the_version_before_is_migrated(path: Path) -> None:
+    """And what is in it is there."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    for migration in MIGRATIONS[:-1]:
+        for statement in statements(migration):
+            connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {sqlite_schema.APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {VERSION - 1}")
+    row = (b"[null,null,null]", b"[]", None, NOW, NOW + 9, NOW + 99, b'{"n":1}')
+    connection.execute(
+        "INSERT INTO sessions VALUES (1, 'kept', 'protocol', ?, ?, ?, ?, ?, ?, 3, NULL, NULL,"
+        " NULL, 0, NULL, NULL, 1, 0, 0, NULL, ?)",
+        row,
+    )
+    connection.execute("UPDATE meta SET value = 1")
+    connection.close()
+    async with opened(path) as store:
+        record = await store.load(SessionId("kept"), now=NOW)
+        assert record is not None and (record.fencing_epoch, record.state) == (3, {"n": 1})
+        assert await sql(store, "PRAGMA user_version") == (VERSION,)
+
+
+async def test_a_migration_that_fails_changes_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(path) as store:
+        of = await new(store)
+    broken = [*MIGRATIONS, "CREATE TABLE half (n);\nINSERT INTO nowhere VALUES (1);\n"]
+    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", broken)
+    monkeypatch.setattr(sqlite_schema, "VERSION", VERSION + 1)
+    assert "nowhere" in await refusal_of(path)
+    monkeypatch.undo()
+    async with opened(path) as store:
+        assert await store.load(of, now=NOW) is not None
+        assert await sql(store, "SELECT count(*) FROM sqlite_schema WHERE name = 'half'") == (0,)
+
+
+async def test_a_newer_file_is_refused_and_left_alone(path: Path) -> None:
+    async with opened(path) as store:
+        await new(store)
+        await sql(store, f"PRAGMA user_version = {VERSION + 1}")
+    before = path.read_bytes()
+    said = await refusal_of(path)
+    assert f"schema version {VERSION + 1}, newer than this mcp-sessions" in said
+    assert path.read_bytes() == before
+
+
+async def test_a_file_that_is_none_of_ours_is_refused_and_left_alone(path: Path) -> None:
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE theirs (n)")
+    other.close()
+    before = path.read_bytes()
+    assert "another program" in await refusal_of(path)
+    assert path.read_bytes() == before
+    text = path.with_name("text")
+    text.write_text("no database, but long enough to be read as one " * 9)
+    assert "is not a SQLite file" in await refusal_of(text)
+    assert "cannot be opened" in await refusal_of(path.parent / "nowhere" / "sessions.db")
+    assert await refusal_of(path.parent) == f"{path.parent} is a directory, not a file"
+    assert not path.parent.with_name(f"{path.parent.name}-lock").exists()
+
+
+async def test_a_damaged_file_is_said_to_be(path: Path) -> None:
+    """Never an empty session instead."""
+    async with opened(path) as store:
+        of = await new(store)
+        for _ in range(50):
+            await store.append(of, Draft(b"x" * 2_000), now=NOW)
+    pages = bytearray(path.read_bytes())
+    pages[4096 * 4 :] = b"\xa5" * (len(pages) - 4096 * 4)
+    path.write_bytes(pages)
+    said = list[str]()
+    try:
+        async with opened(path) as store:
+            for call in (store.all_sessions(), store.head(of), new(store)):
+                try:
+                    await call
+                except StoreUnavailable as refused:
+                    said.append(str(refused))
+    except (ConfigurationError, StoreUnavailable) as refused:
+        said.append(str(refused))
+    assert said and all("damaged" in each for each in said)
+
+
+async def test_a_session_that_cannot_be_read_stops_no_round_for_the_others(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A newer version's, or a row that something else wrote. It is over all the same."""
+    async with opened(path) as store:
+        first, bad, last = [await new(store) for _ in range(3)]
+    other = sqlite3.connect(path)
+    other.execute("UPDATE sessions SET mode = 'newer' WHERE session_id = ?", (bad,))
+    other.commit()
+    other.close()
+    async with opened(path) as store:
+        over = await store.expire(now=NOW + 1_000, held=(), limit=9)
+
+        assert {each.session_id for each in over} == {first, last}
+        assert await sql(store, "SELECT count(*) FROM sessions") == (0,)
+        assert "could not be read" in caplog.text and bad not in caplog.text

@@ -1,0 +1,384 @@
+"""Commits: who shares one, what the thread does, and what others do to the file meanwhile."""
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_sessions.core.log import Draft
+from mcp_sessions.core.request_keys import key_cost
+from mcp_sessions.core.states import Mode
+from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.ids import (
+    FencingEpoch,
+    RequestKey,
+)
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.stores.records import Admitted, CurrentSession, KeyUse
+from mcp_sessions.stores.sqlite import schema as sqlite_schema
+from mcp_sessions.stores.sqlite.commit_budget import AT_ONCE
+from mcp_sessions.stores.sqlite.keys import keys_of
+from mcp_sessions.stores.sqlite.schema import Durability
+from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.sqlite.transaction import KeyCounts
+from mcp_sessions.stores.sqlite.writer import ROWS
+from tests.stores.sqlite.file_store import (
+    NOW,
+    POLICY,
+    new,
+    opened,
+    sql,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def spoken_of(store: SQLiteStore) -> AsyncGenerator[list[tuple[str, int]]]:
+    """What SQLite is told, and by which thread."""
+    spoken: list[tuple[str, int]] = []
+    writer = store._writer  # pyright: ignore[reportPrivateUsage]
+    connection = await writer.call(lambda tx: tx.connection)
+    connection.set_trace_callback(lambda said: spoken.append((said, threading.get_ident())))
+    try:
+        yield spoken
+    finally:
+        connection.set_trace_callback(None)
+
+
+async def test_callers_at_once_share_a_commit(path: Path) -> None:
+    """Rule 2 of the writer."""
+    async with opened(path) as store:
+        of = await new(store)
+        async with spoken_of(store) as spoken:
+            await asyncio.gather(*[store.append(of, Draft(b"{}"), now=NOW) for _ in range(200)])
+        said = [each for each, _ in spoken]
+        assert sum(each.startswith("INSERT INTO events") for each in said) == 200
+        assert said.count("COMMIT") <= AT_ONCE + 10
+
+
+async def test_who_comes_with_little_is_served_where_he_stands(path: Path) -> None:
+    """Rule 5 of the writer: the answer is there, and in the file, before anybody else's turn."""
+    async with opened(path) as store:
+        of = await new(store)
+        async with spoken_of(store) as spoken:
+            appending = store.append(of, Draft(b"{}"), now=NOW)
+            with pytest.raises(StopIteration) as returned:
+                appending.send(None)
+            assert returned.value.value.event.number == 1
+            assert spoken[-1] == ("COMMIT", threading.get_ident())
+        other = sqlite3.connect(path)
+        assert other.execute("SELECT count(*) FROM events").fetchone() == (1,)
+        other.close()
+
+
+async def test_in_full_durability_the_event_loop_waits_for_no_disk(path: Path) -> None:
+    """Rule 5 of the writer: what syncs is the thread's."""
+    async with opened(path, durability="full") as store:
+        of = await new(store)
+        async with spoken_of(store) as spoken:
+            await store.append(of, Draft(b"{}"), now=NOW)
+        assert "COMMIT" in {said for said, _ in spoken}
+        assert threading.get_ident() not in {thread for _, thread in spoken}
+
+
+@pytest.mark.parametrize("what", ["an event", "an answer"])
+async def test_what_is_large_is_written_by_the_thread(path: Path, what: str) -> None:
+    """Rule 5 of the writer."""
+    large = b"x" * 100_000
+    use = KeyUse(RequestKey("key"), b"digest", "process-1")
+    async with opened(path) as store:
+        of = await new(store)
+        assert await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=use)
+        async with spoken_of(store) as spoken:
+            if what == "an event":
+                assert await store.append(of, Draft(large), now=NOW)
+            else:
+                assert await store.finish_request(of, use.key, large, now=NOW)
+        assert threading.get_ident() not in {thread for _, thread in spoken}
+
+
+@pytest.mark.parametrize("what", ["events", "keys"])
+async def test_much_that_expired_at_once_is_taken_out_by_the_thread(path: Path, what: str) -> None:
+    """Rule 5 of the writer: who comes first after an hour does not do it in the event loop."""
+    policy = SessionPolicy(max_age=100, request_key_lifetime=100)
+    many = 3 * ROWS
+
+    async def work(number: int, now: float) -> None:
+        use = KeyUse(RequestKey(f"key-{number}"), b"digest", "process-1")
+        if what == "events":
+            assert await store.append(of, Draft(b"{}"), now=now)
+        else:
+            assert await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=now, key=use)
+            assert await store.finish_request(of, use.key, b"{}", now=now)
+
+    async with opened(path, policy=policy) as store:
+        of = await new(store)
+        for number in range(many):
+            await work(number, NOW)
+        async with spoken_of(store) as spoken:
+            await work(many, NOW + 101)
+        gone = [thread for said, thread in spoken if said.startswith(f"DELETE FROM {what}")]
+        here = threading.get_ident()
+        assert len([thread for thread in gone if thread != here]) == many
+        # What the event loop had begun is undone.
+        assert len(gone) <= many + ROWS and ("ROLLBACK", here) in spoken
+        assert await sql(store, f"SELECT count(*) FROM {what}") == (1,)
+
+
+async def test_the_log_is_copied_and_begun_anew_by_the_thread(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 5 of the writer: that waits for the disk. The log stays as small as it is to be,
+    with callers who never come to the thread.
+    """
+    monkeypatch.setattr(sqlite_schema, "LOG_SIZE", 500_000)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.commit_budget.AT_ONCE", 10_000)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.commit_budget.SHARE", 60.0)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.writer.IDLE", 60.0)
+    here, log = threading.get_ident(), path.with_name(path.name + "-wal")
+    sizes: list[int] = []
+    async with opened(path) as store:
+        of = await new(store)
+        async with spoken_of(store) as spoken:
+            for _ in range(300):
+                assert await store.append(of, Draft(b"x" * 3_000), now=NOW)
+                sizes.append(log.stat().st_size)
+        copied = [thread for said, thread in spoken if "wal_checkpoint" in said]
+        assert len(copied) >= 3 and here not in copied
+        # Right after it the thread writes, so that it is who begins the log anew.
+        said = [each for each, _ in spoken]
+        for index, each in enumerate(said):
+            if "wal_checkpoint" in each:
+                assert said[index + 1 : index + 4] == [
+                    "BEGIN IMMEDIATE",
+                    "UPDATE meta SET value = value WHERE name = 'sessions'",
+                    "COMMIT",
+                ]
+        assert sum(thread == here for each, thread in spoken if each == "COMMIT") > 200
+        assert max(sizes) < 1_500_000
+        assert sizes[-1] <= 1_000_000
+
+
+async def test_who_comes_with_what_cannot_be_stored_fails_alone(path: Path) -> None:
+    """Rule 3 of the writer: the others of the same commit do not pay for it."""
+    async with opened(path) as store:
+        of = await new(store)
+        numbers = await asyncio.gather(
+            *[store.append(of, Draft(b"{}"), now=NOW) for _ in range(3)],
+            store.set_current(of, CurrentSession(of, FencingEpoch(2**70))),
+            *[store.append(of, Draft(b"{}"), now=NOW) for _ in range(3)],
+            return_exceptions=True,
+        )
+        assert isinstance(numbers.pop(3), OverflowError)
+        assert [each.event.number for each in numbers] == [1, 2, 3, 4, 5, 6]  # type: ignore[union-attr]
+
+
+async def test_what_was_undone_is_not_remembered(path: Path) -> None:
+    """Rule 3 of the writer: sums over rows are those of the rows that are in the file."""
+    async with opened(path, durability="full") as store:
+        of = await new(store)
+
+        async def begin(name: str) -> Admitted | None:
+            use = KeyUse(RequestKey(name), b"digest", "process-1")
+            return await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=use)
+
+        async def counts() -> KeyCounts:
+            found = await writer.call(lambda tx: keys_of(tx, of, POLICY))
+            assert found is not None
+            return found.counts
+
+        writer = store._writer  # pyright: ignore[reportPrivateUsage]
+        await begin("first")
+        # One transaction, undone for the sake of one that cannot be stored; then one by one.
+        done = await asyncio.gather(
+            begin("second"),
+            store.set_current(of, CurrentSession(of, FencingEpoch(2**70))),
+            return_exceptions=True,
+        )
+        assert isinstance(done[1], OverflowError)
+        known = await counts()
+        await writer.call(lambda tx: tx.learn(of, None))
+        assert known == await counts()
+        assert known.bytes == key_cost(RequestKey("first")) + key_cost(RequestKey("second"))
+
+
+async def test_who_comes_while_his_session_ends_leaves_no_row(path: Path) -> None:
+    """END2: in the same transaction, after the end."""
+    async with opened(path, durability="full") as store:
+        of = await new(store)
+        use = KeyUse(RequestKey("first"), b"digest", "process-1")
+        assert await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=use)
+        _, late, kept = await asyncio.gather(
+            store.end(of),
+            store.admit(
+                of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=replace(use, key=RequestKey("late"))
+            ),
+            store.finish_request(of, use.key, b"{}", now=NOW),
+        )
+        assert late is None and not kept
+        assert await sql(store, "SELECT count(*) FROM keys") == (0,)
+
+
+async def test_who_is_cancelled_while_waiting_takes_nobody_along(path: Path) -> None:
+    async with opened(path, durability="full") as store:
+        of = await new(store)
+        first = asyncio.ensure_future(store.append(of, Draft(b"{}"), now=NOW))
+        await asyncio.sleep(0)
+        first.cancel()
+        second = await store.append(of, Draft(b"{}"), now=NOW)
+        assert second is not None
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+
+@pytest.mark.parametrize(("durability", "level"), [("normal", 1), ("full", 2)])
+async def test_the_durability_is_what_sqlite_is_asked_for(
+    path: Path, durability: Durability, level: int
+) -> None:
+    """E7. 1: synced at checkpoints; 2: at every commit (SQLite, "PRAGMA synchronous")."""
+    async with opened(path, durability) as store:
+        assert await sql(store, "PRAGMA synchronous") == (level,)
+        assert await sql(store, "PRAGMA journal_mode") == ("wal",)
+    with pytest.raises(ConfigurationError, match="'normal' or 'full', not 'most'"):
+        SQLiteStore(path, "most")  # type: ignore[arg-type]
+
+
+async def test_a_full_disk_stores_nothing_half_and_is_over_when_there_is_room(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error for who calls, and counted; what was there is served on."""
+    counted: list[tuple[str, int]] = []
+
+    def count(store: str, calls: int) -> None:
+        counted.append((store, calls))
+
+    monkeypatch.setattr("mcp_sessions.metrics.store_failed", count)
+    async with opened(path) as store:
+        of = await new(store)
+        head = await store.head(of)
+        assert head is not None
+        (pages,) = await sql(store, "PRAGMA page_count")
+        await sql(store, f"PRAGMA max_page_count = {pages + 2}")
+        stored, refused = 0, list[str]()
+        for _ in range(10):
+            try:
+                await store.append(of, Draft(b"x" * 4_000), now=NOW)
+                stored += 1
+            except StoreUnavailable as failed:
+                refused.append(str(failed))
+        assert refused and all("no space left" in each for each in refused)
+        assert counted == [("sqlite", 1)] * len(refused)
+        assert await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW) is not None
+        events, _ = await store.read(of, head.event_id(), now=NOW)
+        assert [event.number for event in events] == list(range(1, stored + 1))
+        await sql(store, "PRAGMA max_page_count = 1073741823")
+        appended = await store.append(of, Draft(b"x" * 4_000), now=NOW)
+        assert appended is not None and appended.event.number == stored + 1
+
+
+async def test_a_file_locked_by_another_program_is_an_error_and_comes_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_schema, "BUSY_TIMEOUT", 0.05)
+    async with opened(path) as store:
+        of = await new(store)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="locked by another program"):
+            await store.append(of, Draft(b"{}"), now=NOW)
+        # Who asks for nothing new is served.
+        assert await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW) is not None
+        other.execute("ROLLBACK")
+        assert await store.append(of, Draft(b"{}"), now=NOW) is not None
+        other.close()
+
+
+async def test_a_file_that_is_locked_for_a_moment_is_waited_for_by_the_thread(path: Path) -> None:
+    """Rule 5 of the writer: meanwhile the event loop goes on, and nothing is lost."""
+    async with opened(path) as store:
+        of = await new(store)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        before = time.monotonic()
+        appending = [
+            asyncio.ensure_future(store.append(of, Draft(b"{}"), now=NOW)) for _ in range(3)
+        ]
+        await asyncio.sleep(0)
+        # Here is the event loop, and they wait.
+        assert time.monotonic() - before < sqlite_schema.BUSY_TIMEOUT / 2
+        assert not any(each.done() for each in appending)
+        other.execute("ROLLBACK")
+        other.close()
+        done = await asyncio.wait_for(asyncio.gather(*appending), 10)
+        assert [each.event.number for each in done if each is not None] == [1, 2, 3]
+
+
+async def test_a_file_that_is_locked_while_it_is_closed_is_waited_for(path: Path) -> None:
+    """Also where the event loop, which waits for nobody, wrote last: a file that was not closed
+    in order looks like a power loss after the machine's next start.
+    """
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    release = threading.Timer(0.2, lambda: other.execute("ROLLBACK"))
+    async with opened(path) as store:
+        of = await new(store)
+        assert await store.append(of, Draft(b"{}"), now=NOW) is not None
+        other.execute("BEGIN IMMEDIATE")
+        release.start()
+    release.join()
+    assert other.execute("SELECT count(*) FROM meta WHERE name = 'boot'").fetchone() == (0,)
+    other.close()
+
+
+async def test_who_comes_too_late_is_told(path: Path) -> None:
+    """By the future, as for every other failure: also who comes while an answer is given."""
+    store = SQLiteStore(path)
+    await store.open(POLICY)
+    writer = store._writer  # pyright: ignore[reportPrivateUsage]
+    await store.close()
+    late = writer.call(lambda tx: tx.execute("SELECT 1"))
+    with pytest.raises(StoreUnavailable, match="not open"):
+        await late
+
+
+async def test_what_fails_by_the_way_fails_nobody(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread that everybody waits for goes on, whatever its chores come to."""
+
+    def broken(_: object) -> None:
+        raise ValueError("a chore that is broken")
+
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.writer.IDLE", 0.0)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.writer.give_back_space", broken)
+    async with opened(path) as store:
+        of = await new(store)
+        assert await store.append(of, Draft(b"{}"), now=NOW) is not None
+    assert "a chore that is broken" in caplog.text
+
+
+@pytest.mark.fails_in_background("writing to the file")
+async def test_a_defect_in_the_thread_ends_neither_it_nor_a_callers_wait(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(path, "full") as store:
+        writer: Any = store._writer  # pyright: ignore[reportPrivateUsage]
+
+        def broken(connection: sqlite3.Connection, waits: bool) -> None:
+            raise KeyError("a defect")
+
+        monkeypatch.setattr(writer, "_wait_for_others", broken)
+        with pytest.raises(StoreUnavailable):
+            async with asyncio.timeout(10):
+                await new(store)
+        monkeypatch.undo()
+        async with asyncio.timeout(10):
+            await new(store)
