@@ -280,6 +280,34 @@ class DrainingServer(uvicorn.Server):
             await asyncio.sleep(0.02)
 
 
+KEEP_ALIVE = 75
+"""Seconds that an idle connection is kept: longer than clients and proxies keep theirs. Who
+closes it first is then never the one that may get a request on it."""
+
+
+def http_config(app: ASGIApp, *, log_level: str, max_message: int) -> uvicorn.Config:
+    """How HTTP and WebSocket are served.
+
+    Args:
+        max_message: Bytes of one message on a WebSocket.
+    """
+    return uvicorn.Config(
+        app,
+        log_level=log_level,
+        access_log=False,
+        timeout_graceful_shutdown=5,
+        timeout_keep_alive=KEEP_ALIVE,
+        lifespan="on",
+        server_header=False,
+        log_config=None,
+        ws="websockets-sansio",
+        ws_max_size=max_message,
+        ws_ping_interval=20,
+        ws_ping_timeout=20,
+        ws_per_message_deflate=False,
+    )
+
+
 FIRST_REQUEST = 1.0
 """Seconds in which a request arrives on a connection that was made for it."""
 

@@ -15,7 +15,7 @@ KINDS = pytest.mark.parametrize("kind", ["websocket", "pipe"])
 
 def transport_of(w: DuplexWorld) -> DuplexTransport:
     """That of the one connection of a world."""
-    (connection,) = w.layer._hub.connections()  # pyright: ignore[reportPrivateUsage]
+    (connection,) = w.layer._assembly.hub.connections()  # pyright: ignore[reportPrivateUsage]
     return cast(DuplexTransport, connection.transport)
 
 
@@ -39,7 +39,7 @@ async def test_running_calls_of_one_connection_are_bounded(kind: str) -> None:
             assert text_of((await peer.answer(call))["result"]) == "through g"
         # It was not recorded: now it runs.
         assert await peer.text("echo", text="y", meta=keyed("k", session)) == "y"
-        assert not len(w.layer._runner.load)  # pyright: ignore[reportPrivateUsage]
+        assert not len(w.layer._assembly.runner.load)  # pyright: ignore[reportPrivateUsage]
 
 
 def answers_large(w: DuplexWorld, size: int) -> None:
@@ -97,7 +97,7 @@ async def test_a_connection_that_ends_does_not_look_through_everybodys_subscript
 
     async with duplex_world() as w:
         peer, other = await w.connected(), await w.connected()
-        hub: Any = w.layer._hub  # pyright: ignore[reportPrivateUsage]
+        hub: Any = w.layer._assembly.hub  # pyright: ignore[reportPrivateUsage]
         for each in (peer, other):
             await each.result("resources/subscribe", {"uri": "note://shared"})
             await each.result("resources/subscribe", {"uri": f"note://{id(each)}"})

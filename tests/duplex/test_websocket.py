@@ -54,7 +54,7 @@ async def refused(url: str, **options: Any) -> InvalidStatus:
 
 def connections(world: DuplexWorld) -> list[Any]:
     """What the hub knows."""
-    return world.layer._hub.connections()  # pyright: ignore[reportPrivateUsage]
+    return world.layer._assembly.hub.connections()  # pyright: ignore[reportPrivateUsage]
 
 
 # --- the handshake ---------------------------------------------------------------------------
@@ -355,7 +355,7 @@ async def test_what_is_owed_no_answer_leaves_nothing_behind(kind: str) -> None:
             await peer.resume(session_id)
         (connection,) = connections(world)
         assert not connection.transport.channels
-        runner = world.layer._runner  # pyright: ignore[reportPrivateUsage]
+        runner = world.layer._assembly.runner  # pyright: ignore[reportPrivateUsage]
         assert not runner.by_connection(connection)
 
 

@@ -434,7 +434,7 @@ async def expect_well(target: Target) -> None:
     client = ModernClient(target.carrier)
     result = await client.call("echo", {"text": "after"}).result()
     assert result["structuredContent"] == {"text": "after"}
-    runner: RequestRunner = target.layer._runner  # pyright: ignore[reportPrivateUsage]
+    runner: RequestRunner = target.layer._assembly.runner  # pyright: ignore[reportPrivateUsage]
     # What is unheard is given up after five seconds.
     await asyncio.sleep(10)
     assert runner.running == 0

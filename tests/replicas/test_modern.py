@@ -39,7 +39,7 @@ async def test_a_listen_stream_hears_what_other_replicas_store(seed: int) -> Non
         session = await created(c)
 
         async def produce(number: int) -> None:
-            publisher = c[number].layer._publisher  # pyright: ignore[reportPrivateUsage]
+            publisher = c[number].layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
             for n in range(20):
                 await publisher.publish(session, "notifications/x", {"n": n, "by": number})
 
@@ -115,7 +115,7 @@ async def test_a_displaced_listen_stream_hears_nothing_more(seed: int, told: boo
         old = await listening(modern(c, 0), session)
         if not told:
             c.backplane.loses = lost("displaced")
-        publisher = c[2].layer._publisher  # pyright: ignore[reportPrivateUsage]
+        publisher = c[2].layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
 
         async def produce() -> None:
             for n in range(40):
@@ -195,7 +195,7 @@ async def test_a_listen_stream_whose_attach_failed_leaves_nothing_behind() -> No
         store.attach = attach
 
         assert error["code"] == -32043
-        hub = c[0].layer._hub  # pyright: ignore[reportPrivateUsage]
+        hub = c[0].layer._assembly.hub  # pyright: ignore[reportPrivateUsage]
         assert not hub.connections()
         assert not c.stores[0].exchange.watched
         await listening(modern(c, 0), session)

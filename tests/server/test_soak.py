@@ -19,10 +19,10 @@ CYCLES = 10_000
 def sizes(w: World) -> dict[str, int]:
     """How many of each thing the layer holds."""
     store: Any = w.layer.store
-    hub: Any = w.layer._hub  # pyright: ignore[reportPrivateUsage]
-    host: Any = w.layer._runner  # pyright: ignore[reportPrivateUsage]
-    questions: Any = w.layer._questions  # pyright: ignore[reportPrivateUsage]
-    methods: Any = w.layer._methods  # pyright: ignore[reportPrivateUsage]
+    hub: Any = w.layer._assembly.hub  # pyright: ignore[reportPrivateUsage]
+    host: Any = w.layer._assembly.runner  # pyright: ignore[reportPrivateUsage]
+    questions: Any = w.layer._assembly.questions  # pyright: ignore[reportPrivateUsage]
+    sealed: Any = w.layer._assembly.sealed  # pyright: ignore[reportPrivateUsage]
     return {
         "sessions": len(store._sessions),
         "principals": len(store._by_principal),
@@ -35,7 +35,7 @@ def sizes(w: World) -> dict[str, int]:
         "by key": len(host._by_key),
         "unheard": len(host._detached),
         "asked": len(questions._open),
-        "tokens": len(methods._tokens),
+        "tokens": len(sealed._tokens),
     }
 
 

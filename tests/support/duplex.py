@@ -320,8 +320,8 @@ class PipePeer(DuplexPeer):
         """Start to serve it."""
         theirs_in, self._out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        served = self._layer._served_at(4_194_304, None)  # pyright: ignore[reportPrivateUsage]
-        rules = SdkModernRules(self._layer._upstream)  # pyright: ignore[reportPrivateUsage]
+        served = self._layer._assembly.served(4_194_304, None)  # pyright: ignore[reportPrivateUsage]
+        rules = SdkModernRules(self._layer._assembly.upstream)  # pyright: ignore[reportPrivateUsage]
         wire_in = os.fdopen(theirs_in, "rb", buffering=0)
         wire_out = os.fdopen(theirs_out, "wb", buffering=0)
         reader = asyncio.StreamReader(limit=2**24)
@@ -457,7 +457,7 @@ class DuplexWorld:
 
     async def publish(self, session_id: str, *uris: str, wait: bool = False) -> None:
         """One ``resources/updated`` of that session per URI."""
-        publisher = self.layer._publisher  # pyright: ignore[reportPrivateUsage]
+        publisher = self.layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
         for uri in uris:
             params = {"uri": uri}
             await publisher.publish(

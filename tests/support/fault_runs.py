@@ -231,16 +231,16 @@ async def _check_nothing_is_held(stage: Stage) -> None:
     await asyncio.sleep(DETACHED_TIMEOUT + 20)
     for w in stage.worlds:
         layer = cast(Any, w.layer)
-        at_work = layer._runner.log_state()
+        at_work = layer._assembly.runner.log_state()
         if any(at_work.values()):
             raise Violation(f"still at work: {at_work}")
-        if layer._questions._open:
-            raise Violation(f"questions that nobody waits for: {layer._questions._open}")
-        locked = [turn for turn in layer._hub._session_locks.values() if turn.locked()]
+        if layer._assembly.questions._open:
+            raise Violation(f"questions that nobody waits for: {layer._assembly.questions._open}")
+        locked = [turn for turn in layer._assembly.hub._session_locks.values() if turn.locked()]
         if locked:
             raise Violation("a session's lock is held for ever")
-        alive = {connection.id for connection in layer._hub.connections()}
-        dead = [c for c in layer._hub.connections() if c.kind != "http"]
+        alive = {connection.id for connection in layer._assembly.hub.connections()}
+        dead = [c for c in layer._assembly.hub.connections() if c.kind != "http"]
         if dead:
             raise Violation(f"connections that are gone are kept: {dead}")
         for record in await w.layer.store.all_sessions():

@@ -109,8 +109,8 @@ class _Lines(StdioBinding):
     """Reads and writes lines of this event loop."""
 
     def __init__(self, layer: SessionLayer, peer: "MemoryPipe") -> None:
-        served = layer._served_at(4_194_304, None)  # pyright: ignore[reportPrivateUsage]
-        rules = SdkModernRules(layer._upstream)  # pyright: ignore[reportPrivateUsage]
+        served = layer._assembly.served(4_194_304, None)  # pyright: ignore[reportPrivateUsage]
+        rules = SdkModernRules(layer._assembly.upstream)  # pyright: ignore[reportPrivateUsage]
         super().__init__(served, rules)
         self._peer = peer
 

@@ -223,7 +223,7 @@ class World:
 
     async def expire(self) -> int:
         """What the reaper does in one round; how many sessions it ended."""
-        return await self.layer._reaper.round()  # pyright: ignore[reportPrivateUsage]
+        return await self.layer._assembly.lifecycle.round()  # pyright: ignore[reportPrivateUsage]
 
 
 @asynccontextmanager

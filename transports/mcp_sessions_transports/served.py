@@ -9,9 +9,9 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
+from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.server.dispatch.router import Router
-from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions_transports.credentials import CredentialWatch
 
@@ -23,7 +23,7 @@ class Served:
     router: Router
     hub: Hub
     runner: RequestRunner
-    methods: SessionMethods
+    lifecycle: Lifecycle
     listening: Listening
     transport_sessions: TransportSessions
     policy: SessionPolicy

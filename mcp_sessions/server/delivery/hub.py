@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from mcp_sessions import metrics
@@ -28,17 +28,19 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import Displaced, SessionAttached, Withdrawn
-from mcp_sessions.server.connection import ClientConnection
+from mcp_sessions.server.connection import DEFAULT_VERSION, ClientConnection
 from mcp_sessions.server.delivery.detached import tell_detached
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.questions import PendingQuestions, may_ask
+from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.stores.records import Attached, Attachment, SessionRecord
+from mcp_sessions.stores.records import Attached, Attachment, Peer, SessionRecord
 
 logger = logging.getLogger(__name__)
 
-Revive = Callable[[ConnectionId], Awaitable[ClientConnection | None]]
+NewConnection = Callable[[SessionRecord, Peer], StoredConnection]
+"""Makes the connection of a transport-mode session that has none in this process."""
 
 
 class Hub:
@@ -51,6 +53,7 @@ class Hub:
         owed: Owed,
         bus: ClusterBus,
         questions: PendingQuestions,
+        new_connection: NewConnection,
     ) -> None:
         """Take what it works with.
 
@@ -62,6 +65,7 @@ class Hub:
         self._owed = owed
         self._bus = bus
         self._questions = questions
+        self.new_connection = new_connection
         self._connections: dict[ConnectionId, ClientConnection] = {}
         self._sessionless: dict[str, dict[ClientConnection, None]] = {}
         self._sessionless_of: dict[ClientConnection, dict[str, None]] = {}
@@ -69,8 +73,6 @@ class Hub:
         self._session_locks: weakref.WeakValueDictionary[SessionId, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
-        self.revive: Revive = _nobody
-        """Finds a connection that lives in the store but not in this process yet."""
 
     # --- connections ---------------------------------------------------------------------
 
@@ -93,7 +95,20 @@ class Hub:
         connection = self._connections.get(connection_id)
         if connection is not None or process_of(connection_id) is not None:
             return connection
-        return await self.revive(connection_id)
+        record = await self._store.load(SessionId(connection_id), now=self._clock())
+        if record is None or record.mode is not Mode.TRANSPORT:
+            return None
+        return self.stored(record)
+
+    def stored(self, record: SessionRecord) -> StoredConnection:
+        """The connection of a transport-mode session in this process, made if it is new here."""
+        known = self.local(ConnectionId(record.session_id))
+        if isinstance(known, StoredConnection):
+            known.used()
+            return known
+        connection = self.new_connection(record, record.peer or Peer(DEFAULT_VERSION))
+        self.add(connection)
+        return connection
 
     async def is_there(self, connection_id: ConnectionId) -> bool:
         """Whether a connection may still live, here or elsewhere.
@@ -609,7 +624,3 @@ async def _closed(upstream_peer: UpstreamPeer) -> None:
         await upstream_peer.close()
     except Exception as failed:
         report("the end of a client's connection in the wrapped server", failed)
-
-
-async def _nobody(_: ConnectionId) -> ClientConnection | None:
-    return None

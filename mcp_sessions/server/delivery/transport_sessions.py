@@ -18,14 +18,13 @@ from mcp_sessions.errors import (
     SessionNotFound,
     Status,
 )
-from mcp_sessions.ids import ConnectionId, Position, SessionId, parse_session_id
+from mcp_sessions.ids import Position, SessionId, parse_session_id
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster.bus import ClusterBus
-from mcp_sessions.server.connection import DEFAULT_VERSION, Transport
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.stores.records import Mode, Peer, SessionRecord
+from mcp_sessions.stores.records import Mode, SessionRecord
 
 
 class TransportSessions:
@@ -38,16 +37,14 @@ class TransportSessions:
         clock: Callable[[], float],
         bus: ClusterBus,
         *,
-        held: Callable[[], Collection[SessionId]],
+        held: Collection[SessionId],
         listed: Callable[[], frozenset[str]],
-        new_transport: Callable[[SessionId, Peer], Transport],
     ) -> None:
         """Serve those of ``store``.
 
         Args:
-            held: The sessions that are at work in this process.
+            held: The sessions that are at work in this process, as they are now.
             listed: Of ``tools``, ``prompts`` and ``resources``, those that the server has.
-            new_transport: Makes the wire of a transport-mode session's connection.
         """
         self._store = store
         self._hub = hub
@@ -55,7 +52,6 @@ class TransportSessions:
         self._bus = bus
         self._held = held
         self._listed = listed
-        self._new_transport = new_transport
 
     async def admit(self, session_header: str, principal: Principal) -> SessionRecord:
         """The transport session that ``Mcp-Session-Id`` names, as it is now.
@@ -72,7 +68,7 @@ class TransportSessions:
                 principal,
                 mode=Mode.TRANSPORT,
                 now=self._clock(),
-                held=session_id in self._held(),
+                held=session_id in self._held,
             )
         if admitted is None:
             raise SessionNotFound(session_header, status=Status.NOT_FOUND)
@@ -96,36 +92,6 @@ class TransportSessions:
             if carried is not None and not principal.scopes >= carried.principal.scopes:
                 return False
         return True
-
-    # --- connections -------------------------------------------------------------------------
-
-    def connection(self, record: SessionRecord) -> StoredConnection:
-        """The connection of a transport session in this process, made if it is new here."""
-        known = self._hub.local(ConnectionId(record.session_id))
-        if isinstance(known, StoredConnection):
-            known.used()
-            return known
-        connection = self.make(record, record.peer or Peer(DEFAULT_VERSION))
-        self._hub.add(connection)
-        return connection
-
-    async def revive(self, connection_id: ConnectionId) -> StoredConnection | None:
-        """A connection that is in the store but not in this process yet."""
-        record = await self._store.load(SessionId(connection_id), now=self._clock())
-        if record is None or record.mode is not Mode.TRANSPORT:
-            return None
-        return self.connection(record)
-
-    def make(self, record: SessionRecord, peer: Peer) -> StoredConnection:
-        """A connection for a transport session that has none in this process."""
-        return StoredConnection(
-            record,
-            peer,
-            self._new_transport(record.session_id, peer),
-            store=self._store,
-            clock=self._clock,
-            bus=self._bus,
-        )
 
     async def catch_up(self, connection: StoredConnection) -> None:
         """Relay what a process stored for a connection's sessions before it died; a session

@@ -24,7 +24,7 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.delivery.hub import Hub
-from mcp_sessions.server.dispatch.session_methods import SessionMethods
+from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Admitted, CurrentSession, KeyUse, SessionRecord
@@ -51,13 +51,13 @@ class Associations:
         store: SessionStore,
         hub: Hub,
         runner: RequestRunner,
-        methods: SessionMethods,
+        sealed: SealedState,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._hub = hub
         self._runner = runner
-        self._methods = methods
+        self._sealed = sealed
         self._clock = clock
 
     async def of(
@@ -85,7 +85,7 @@ class Associations:
         named = named_session(params)
         connection = inbound.connection
         if not isinstance(named, NotNamed):
-            opened = await self._methods.check_token(params, named, inbound)
+            opened = await self._sealed.check_token(params, named, inbound)
             if not self._store.remembers:
                 key = None
             admitted = await self.admit(named, inbound, request, key, instead_of=instead_of)

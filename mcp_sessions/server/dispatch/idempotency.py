@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import weakref
 
+from mcp_sessions.core.messages import decode_kept
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached, OutcomeUnknown
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.dispatch.association import Associations
-from mcp_sessions.server.dispatch.session_methods import SessionMethods
+from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.requests.joining import BeginAnew, Joining
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import Waiter
@@ -29,30 +30,18 @@ class Idempotency:
         self,
         runner: RequestRunner,
         associations: Associations,
-        methods: SessionMethods,
+        sealed: SealedState,
         bus: ClusterBus,
-        *,
-        begin_anew: BeginAnew,
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            begin_anew: Serves a request in place of a run that never began.
-        """
-        self._bus = bus
         self._runner = runner
         self._associations = associations
-        self._methods = methods
+        self._sealed = sealed
+        self._bus = bus
         self._begins: weakref.WeakValueDictionary[tuple[SessionId, RequestKey], asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
         self.joining = Joining(
-            bus,
-            runner,
-            admit=self._admit_again,
-            answer=self._answer_kept,
-            begins=self.begin_of,
-            begin_anew=begin_anew,
+            bus, runner, admit=self._admit_again, answer=self._answer_kept, begins=self.begin_of
         )
         """Those that run in other processes."""
 
@@ -75,8 +64,17 @@ class Idempotency:
         is_ours = admitted.key is Begun.RUNNING and admitted.runner == self._runner.process
         return is_ours and self._runner.runs.never_began(admitted.run)
 
-    async def again(self, waiter: Waiter, key: RequestKey | None, admitted: Admitted) -> None:
+    async def again(
+        self,
+        waiter: Waiter,
+        key: RequestKey | None,
+        admitted: Admitted,
+        begin_anew: BeginAnew,
+    ) -> None:
         """Serve a request whose key is known.
+
+        Args:
+            begin_anew: Serves it in place of a run that never began.
 
         Raises:
             InvalidRequest: ``KEY_REUSED``: the key was used with other content.
@@ -103,7 +101,9 @@ class Idempotency:
                     await self._runner.join(running, waiter)
                     return
                 if self._bus.is_elsewhere(runner):
-                    self.joining.begin(waiter, record.session_id, key, runner, admitted.run)
+                    self.joining.begin(
+                        waiter, record.session_id, key, runner, admitted.run, begin_anew
+                    )
                     return
                 # It does not run here; but it did when the store was asked, perhaps.
                 admitted = await self._admit_again(waiter, record.session_id, key)
@@ -117,10 +117,16 @@ class Idempotency:
         raise OutcomeUnknown
 
     async def _answer_kept(self, waiter: Waiter, admitted: Admitted) -> None:
-        message, code = self._methods.kept_answer(
-            admitted.outcome or b"", waiter.request.id, waiter, admitted.record
-        )
-        await waiter.inbound.channel.answer(message, code=code)
+        inbound, request_id = waiter.inbound, waiter.request.id
+        kept = decode_kept(admitted.outcome or b"")
+        if "error" in kept:
+            error = kept["error"]
+            await inbound.channel.answer(inbound.error(request_id, error), code=error["code"])
+            return
+        result = kept["result"]
+        if waiter.named:
+            result = self._sealed.stamp(result, admitted.record)
+        await inbound.channel.answer(inbound.result(request_id, inbound.of_its_era(result)))
 
     async def _admit_again(
         self, waiter: Waiter, session_id: SessionId, key: RequestKey

@@ -13,7 +13,7 @@ from mcp_sessions.errors import SessionNotFound
 from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.dispatch.router import Router
-from mcp_sessions.server.dispatch.session_methods import SessionMethods
+from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
@@ -27,13 +27,13 @@ class Listening:
         store: SessionStore,
         hub: Hub,
         router: Router,
-        methods: SessionMethods,
+        sealed: SealedState,
         upstream: Upstream,
     ) -> None:
         self._store = store
         self._hub = hub
         self._router = router
-        self._methods = methods
+        self._sealed = sealed
         self._upstream = upstream
 
     async def admit(self, request: Request, inbound: Inbound) -> tuple[SessionRecord, Filter]:
@@ -72,4 +72,4 @@ class Listening:
 
     def result(self, members: dict[str, Any], record: SessionRecord) -> dict[str, Any]:
         """What a listen that ended in order is answered."""
-        return {**self._methods.stamp(members, record), "resultType": "complete"}
+        return {**self._sealed.stamp(members, record), "resultType": "complete"}

@@ -41,13 +41,12 @@ from mcp_sessions.server.cluster.forwarding import forward_answer, forward_progr
 from mcp_sessions.server.cluster.messages import CancelKeyed, CancelRequest
 from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.hub import Hub
-from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.dispatch.association import Associations
 from mcp_sessions.server.dispatch.gates import Gates
 from mcp_sessions.server.dispatch.idempotency import Idempotency
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS, SessionMethods
-from mcp_sessions.server.requests.handle import Locks, SessionHandle
+from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.outbound import LateOutbound
 from mcp_sessions.server.requests.runner import REQUEST_CANCELLED, RequestRunner, load_of
 from mcp_sessions.server.requests.running import RunningRequest, Waiter
@@ -70,47 +69,41 @@ class Router:
         *,
         store: SessionStore,
         hub: Hub,
-        publisher: Publisher,
         runner: RequestRunner,
         questions: PendingQuestions,
         upstream: Upstream,
+        peers: UpstreamPeers,
+        associations: Associations,
+        idempotency: Idempotency,
         methods: SessionMethods,
+        handles: SessionHandles,
         gates: Gates,
         policy: SessionPolicy,
         advertise: Callable[[dict[str, Any]], None],
         clock: Callable[[], float],
         bus: ClusterBus,
     ) -> None:
-        """Take what it works with.
+        """Route to what serves.
 
         Args:
-            advertise: Adds our capabilities to the result of an ``initialize`` or a
-                ``server/discover``, in place.
+            advertise: Adds our capabilities to the result of an ``initialize``, in place.
         """
         self._store = store
         self._hub = hub
-        self._publisher = publisher
         self._runner = runner
         self._questions = questions
         self._upstream = upstream
+        self._peers = peers
+        self._associations = associations
+        self._idempotency = idempotency
+        self._joining = idempotency.joining
         self._methods = methods
+        self._handles = handles
         self._gates = gates
         self._policy = policy
         self._advertise = advertise
         self._clock = clock
-        self._associations = Associations(store, hub, runner, methods, clock)
         self._bus = bus
-        self._idempotency = Idempotency(
-            runner, self._associations, methods, bus, begin_anew=self._begin_anew
-        )
-        self.joining = self._idempotency.joining
-        """Keyed requests that run in other processes."""
-
-        self._peers = UpstreamPeers(
-            upstream, store, hub, publisher, runner, questions, policy, advertise
-        )
-        self._locks = Locks()
-        self._state_locks = Locks()
         self._arriving: set[tuple[ConnectionId, RequestId]] = set()
 
     # --- what bindings call ------------------------------------------------------------------
@@ -320,23 +313,13 @@ class Router:
             admitted = association.admitted
         waiter = Waiter(request, inbound, association.named)
         if admitted is not None and admitted.key is not None and admitted.key is not Begun.FIRST:
-            await self._idempotency.again(waiter, association.key, admitted)
+            await self._idempotency.again(waiter, association.key, admitted, self._begin_anew)
             return
         record = admitted.record if admitted is not None else None
         if record is not None and association.named:
             await self._associations.attach_if_free(record, inbound)
         self._gates.check(request, record)
         peer = self._peers.serving(request, inbound, record)
-        handle = None
-        if record is not None:
-            handle = SessionHandle(
-                record,
-                self._store,
-                self._publisher,
-                self._locks,
-                self._state_locks,
-                self._methods.check_state,
-            )
         key = association.key if record is not None else None
         self._runner.start(
             waiter,
@@ -344,7 +327,7 @@ class Router:
             self._peers.standalone(inbound, record),
             record=record,
             key=key,
-            handle=handle,
+            handle=self._handles.of(record) if record is not None else None,
             close_peer=inbound.connection is None or inbound.modern,
             run=admitted.run if admitted is not None and key is not None else None,
         )
@@ -352,7 +335,7 @@ class Router:
     def _check_id(self, request: Request, inbound: Inbound) -> None:
         connection = inbound.connection
         if connection is not None:
-            if self.joining.of_request(connection.id, request.id) is not None:
+            if self._joining.of_request(connection.id, request.id) is not None:
                 raise _duplicate_id()
         running = self._runner.by_connection(connection).get(request.id) if connection else None
         if running is None or running.done:
@@ -381,9 +364,9 @@ class Router:
                 return
             running = self._runner.by_connection(connection).get(request_id)
             if running is None:
-                join = self.joining.of_request(connection.id, request_id)
+                join = self._joining.of_request(connection.id, request_id)
                 if join is not None:
-                    await self.joining.cancel(join)
+                    await self._joining.cancel(join)
                     return
             if running is None and inbound.record is not None:
                 # Over HTTP the request may have come to any replica.

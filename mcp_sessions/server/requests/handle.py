@@ -275,6 +275,28 @@ class Locks:
         return lock
 
 
+class SessionHandles:
+    """Makes the handles of one server, which share their locks."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        publisher: Publisher,
+        check_state: Callable[[SessionRecord, Mapping[str, Any]], None],
+    ) -> None:
+        self._store = store
+        self._publisher = publisher
+        self._check_state = check_state
+        self._locks = Locks()
+        self._state_locks = Locks()
+
+    def of(self, record: SessionRecord) -> SessionHandle:
+        """A session, for the handler of one request."""
+        return SessionHandle(
+            record, self._store, self._publisher, self._locks, self._state_locks, self._check_state
+        )
+
+
 _CURRENT: ContextVar[SessionHandle | None] = ContextVar("mcp_sessions_current", default=None)
 
 

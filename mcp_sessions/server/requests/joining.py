@@ -95,12 +95,14 @@ class _Join:
         key: RequestKey,
         runner: str,
         run: str | None,
+        begin_anew: BeginAnew,
     ) -> None:
         self.waiter = waiter
         self.session_id = session_id
         self.key = key
         self.runner = runner
         self.run = run
+        self.begin_anew = begin_anew
         self.messages: deque[bytes] = deque()
         self.news = asyncio.Event()
         self.is_over = False
@@ -121,7 +123,6 @@ class Joining:
         admit: Admit,
         answer: Answer,
         begins: Callable[[SessionId, RequestKey], asyncio.Lock],
-        begin_anew: BeginAnew,
     ) -> None:
         """Take what it works with.
 
@@ -130,14 +131,12 @@ class Joining:
             admit: Asks the store for the key of a waiter's request once more.
             answer: Answers a waiter with what was kept.
             begins: Held while a request with that key is being begun here.
-            begin_anew: Serves a request here in place of a run that never began.
         """
         self._bus = bus
         self._runner = runner
         self._admit = admit
         self._answer = answer
         self._begins = begins
-        self._begin_anew = begin_anew
         self._joins: dict[str, _Join] = {}
         self._by_request: dict[tuple[ConnectionId, RequestId], _Join] = {}
         self._channels: dict[str, RemoteChannel] = {}
@@ -151,9 +150,14 @@ class Joining:
         key: RequestKey,
         runner: str,
         run: str | None,
+        begin_anew: BeginAnew,
     ) -> None:
-        """Answer a waiter when ``runner`` did, with what comes until then."""
-        join = _Join(waiter, session_id, key, runner, run)
+        """Answer a waiter when ``runner`` did, with what comes until then.
+
+        Args:
+            begin_anew: Serves the request here if that run never began.
+        """
+        join = _Join(waiter, session_id, key, runner, run, begin_anew)
         self._runner.spawn(self._wait(join))
 
     def of_request(self, connection_id: ConnectionId, request_id: RequestId) -> _Join | None:
@@ -187,7 +191,7 @@ class Joining:
     async def _begin_here(self, join: _Join) -> None:
         while True:
             try:
-                await self._begin_anew(join.waiter, join.session_id, join.run or "")
+                await join.begin_anew(join.waiter, join.session_id, join.run or "")
             except StoreUnavailable:
                 logger.warning("the store is away; a request that never began waits for it")
                 await asyncio.sleep(_ASK_EVERY)

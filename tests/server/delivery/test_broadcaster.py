@@ -18,7 +18,7 @@ async def test_whoever_has_the_answer_can_rely_on_the_change() -> None:
     async with world() as w:
 
         async def touch(ctx: Ctx, arguments: Json) -> str:
-            w.layer._broadcaster.announce(  # pyright: ignore[reportPrivateUsage]
+            w.layer._assembly.broadcaster.announce(  # pyright: ignore[reportPrivateUsage]
                 "notifications/resources/updated", {"uri": arguments["uri"]}
             )
             return "touched"
@@ -45,7 +45,7 @@ async def test_an_answer_waits_for_no_change_of_others() -> None:
 
         async def change_for_long() -> None:
             for _ in range(1_000):
-                w.layer._broadcaster.announce(  # pyright: ignore[reportPrivateUsage]
+                w.layer._assembly.broadcaster.announce(  # pyright: ignore[reportPrivateUsage]
                     "notifications/tools/list_changed", None
                 )
                 await asyncio.sleep(0)
@@ -88,7 +88,7 @@ async def test_many_changes_at_once_let_others_run() -> None:
         stream = await client.get().started()
         await client.start()
         for _ in range(5_000):
-            w.layer._broadcaster.announce(  # pyright: ignore[reportPrivateUsage]
+            w.layer._assembly.broadcaster.announce(  # pyright: ignore[reportPrivateUsage]
                 "notifications/tools/list_changed", None
             )
         await cycles(50)
@@ -104,7 +104,7 @@ async def test_a_change_that_cannot_be_told_hinders_no_other() -> None:
         client = await w.connected()
         stream = client.get()
         await client.start()
-        changes = w.layer._broadcaster  # pyright: ignore[reportPrivateUsage]
+        changes = w.layer._assembly.broadcaster  # pyright: ignore[reportPrivateUsage]
 
         changes.announce("notifications/tools/list_changed", {"x": object()})
         changes.announce("notifications/prompts/list_changed", None)
@@ -202,7 +202,7 @@ class _Touch:
         self.announced = asyncio.Event()
 
     async def __call__(self, ctx: Ctx, arguments: Json) -> str:
-        self._layer._broadcaster.announce(  # pyright: ignore[reportPrivateUsage]
+        self._layer._assembly.broadcaster.announce(  # pyright: ignore[reportPrivateUsage]
             "notifications/resources/updated", {"uri": arguments["uri"]}
         )
         self.announced.set()

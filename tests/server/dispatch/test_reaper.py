@@ -197,7 +197,7 @@ async def test_a_session_that_is_busy_elsewhere_is_not_reaped() -> None:
         for _ in range(4):
             w.clock.advance(60)
             await w.expire()
-            assert await other._reaper.round() == 0  # pyright: ignore[reportPrivateUsage]
+            assert await other._assembly.lifecycle.round() == 0  # pyright: ignore[reportPrivateUsage]
         w.box.gate("g").go.set()
 
         assert text_of(await running.result()) == "through g"
@@ -507,8 +507,8 @@ async def test_the_end_removes_every_trace(end: str) -> None:
             await w.expire()
 
         store: Any = w.layer.store
-        hub: Any = w.layer._hub  # pyright: ignore[reportPrivateUsage]
-        host: Any = w.layer._runner  # pyright: ignore[reportPrivateUsage]
+        hub: Any = w.layer._assembly.hub  # pyright: ignore[reportPrivateUsage]
+        host: Any = w.layer._assembly.runner  # pyright: ignore[reportPrivateUsage]
         assert session not in store._sessions
         assert store._by_uri == {}
         assert session not in hub._used_on

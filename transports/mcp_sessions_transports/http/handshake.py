@@ -174,7 +174,7 @@ class HandshakeHttp:
         if session_header is not None and self._served.remembers:
             try:
                 record = await self._header.of(session_header, principal, message)
-                connection = self._sessions.connection(record) if record is not None else None
+                connection = self._served.hub.stored(record) if record is not None else None
             except (SessionNotFound, InvalidRequest) as refused:
                 await send_refused(send, message, refused)
                 return
@@ -264,9 +264,9 @@ class HandshakeHttp:
         )
 
         async def register(peer: Peer) -> StoredConnection:
-            record = await served.methods.create(Mode.TRANSPORT, inbound.principal, peer)
+            record = await served.lifecycle.create(Mode.TRANSPORT, inbound.principal, peer)
             logger.info("transport session %s opened", digest(record.session_id))
-            return self._sessions.make(record, peer)
+            return served.hub.new_connection(record, peer)
 
         answer, connection = await served.router.initialize(request, alone, register)
         session_id = connection.transport_session if connection is not None else None
@@ -307,7 +307,7 @@ class HandshakeHttp:
         record = await self._header.required(headers, principal, send)
         if record is None:
             return
-        await self._served.methods.finish(record.session_id)
+        await self._served.lifecycle.finish(record.session_id)
         await send_empty(send, Status.OK, session_id=record.session_id)
 
 

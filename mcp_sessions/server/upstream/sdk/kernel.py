@@ -74,11 +74,13 @@ def _is_fastmcp(candidate: object) -> bool:
 class SdkUpstream:
     """An :class:`~mcp_sessions.server.upstream.port.Upstream` that is an SDK server."""
 
-    def __init__(self, server: object) -> None:
-        """Take what it works with.
+    def __init__(self, server: object, *, adds_subscriptions: bool = True) -> None:
+        """Wrap a server.
 
         Args:
             server: An ``MCPServer``, a lowlevel ``Server`` or a ``FastMCP``.
+            adds_subscriptions: Whether the layer serves subscriptions and list changes in the
+                handshake era.
 
         Raises:
             ConfigurationError: It is none of them.
@@ -103,8 +105,7 @@ class SdkUpstream:
         self._lifespan_state: Any = None
         self._is_tracing = False
         self._envelopes = Envelopes()
-        self.adds_subscriptions = True
-        """Whether the layer serves subscriptions and list changes in the handshake era."""
+        self._adds_subscriptions = adds_subscriptions
 
     @property
     def keeps_state_in_memory(self) -> bool:
@@ -181,7 +182,7 @@ class SdkUpstream:
         result = await peer.request(call, "initialize", params)
         agreed = Peer(connection.protocol_version, described(params))
         capabilities: dict[str, Any] = result.setdefault("capabilities", {})
-        if not self.adds_subscriptions:
+        if not self._adds_subscriptions:
             return result, agreed, peer
         # Subscriptions and list changes are served by the layer, for every server.
         for name in _LISTS:

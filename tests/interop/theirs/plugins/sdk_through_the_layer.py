@@ -181,8 +181,8 @@ def _as_file(connection: socket.socket) -> BinaryIO:
 async def on_stdio(server: Any) -> AsyncGenerator[StdioServerParameters]:
     """A server behind the layer; the child to start for it, which relays."""
     layer = SessionLayer(server)
-    served = layer._served_at(MAX_BODY, None)  # pyright: ignore[reportPrivateUsage]
-    rules = SdkModernRules(layer._upstream)  # pyright: ignore[reportPrivateUsage]
+    served = layer._assembly.served(MAX_BODY, None)  # pyright: ignore[reportPrivateUsage]
+    rules = SdkModernRules(layer._assembly.upstream)  # pyright: ignore[reportPrivateUsage]
     loop = asyncio.get_running_loop()
 
     async def serve(connection: socket.socket) -> None:

@@ -1,5 +1,6 @@
-"""Ends what has expired: the one task that looks at the clock by itself. Where there are too many
-sessions it makes room.
+"""How sessions begin and end: made, ended on purpose, expired, evicted where there are too many.
+
+The one task that looks at the clock by itself is here.
 """
 
 from __future__ import annotations
@@ -8,51 +9,57 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 from mcp_sessions import metrics
 from mcp_sessions.background import report
-from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.ids import digest
+from mcp_sessions.core.client_description import outlined
+from mcp_sessions.errors import LimitReached, StoreUnavailable
+from mcp_sessions.ids import ConnectionId, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.messages import SessionEnded
 from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.owed import Owed
+from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions.stores.records import Mode, Peer, SessionRecord
 
 logger = logging.getLogger(__name__)
 
 _BATCH = 256
 """Sessions ended before others may run."""
 
-
 _PAUSE = 1.0
 """Seconds after which it is looked again what could make room, if nothing could."""
 
 
-class Reaper:
-    """Keeps the deadlines of sessions at work ahead, and ends those that have passed."""
+class Lifecycle:
+    """Makes sessions, keeps the deadlines of those at work ahead, and ends them."""
 
     def __init__(
         self,
         store: SessionStore,
-        runner: RequestRunner,
         hub: Hub,
+        runner: RequestRunner,
+        sealed: SealedState,
+        bus: ClusterBus,
+        owed: Owed,
         policy: SessionPolicy,
         clock: Callable[[], float],
-        forget: Callable[[SessionRecord], Awaitable[None]],
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            forget: Ends what is at work here for a session that is over in the store.
-        """
         self._store = store
-        self._runner = runner
         self._hub = hub
+        self._runner = runner
+        self._sealed = sealed
+        self._bus = bus
+        self._owed = owed
         self._unused_for = policy.min_evictable_idle_time
         self._clock = clock
-        self._forget = forget
         # The store hands each record out once.
         self._over: deque[SessionRecord] = deque()
         self._room = asyncio.Lock()
@@ -62,6 +69,60 @@ class Reaper:
         # replica sees it past its deadline.
         self.interval = max(0.05, min(5.0, policy.idle_timeout / 3))
         """Seconds between two rounds."""
+
+    async def create(self, mode: Mode, principal: Principal, peer: Peer | None) -> SessionRecord:
+        """A new session.
+
+        Raises:
+            LimitReached: Too many are open, even after those were ended that can be (SES20); or
+                the client says too much of itself.
+        """
+        if mode is Mode.PROTOCOL and peer is not None:
+            peer = replace(peer, initialize_params=outlined(peer.initialize_params))
+        try:
+            record = await self._store.create(mode, principal, peer=peer, now=self._clock())
+        except LimitReached as reached:
+            if reached.limit == "max_client_bytes":
+                raise
+            # Where it is one principal's own limit, others' sessions are not in the way.
+            await self._make_room(reached.limit == "max_sessions" or principal == ANONYMOUS)
+            record = await self._store.create(mode, principal, peer=peer, now=self._clock())
+        metrics.session_made(mode.value)
+        return record
+
+    async def finish(self, session_id: SessionId) -> bool:
+        """End a session for ever; False if it was not there.
+
+        The log is closed first: whatever is appended or written from then on is refused.
+        """
+        record = await self._store.end(session_id)
+        if record is None:
+            return False
+        # It is over, and nobody can end it again: what is at work for it ends, if not now then
+        # when the store is back.
+        await self._owed.settle({("forget", session_id): partial(self.forget, record)})
+        metrics.session_over(record.mode.value, "ended")
+        logger.info("session %s ended", digest(session_id))
+        return True
+
+    async def forget(self, record: SessionRecord) -> None:
+        """A session is over in the store: end what is at work for it, everywhere."""
+        self._sealed.forget(record.session_id)
+        # Answered first (END6): a connection that is over ends the streams that answers go on.
+        await self._runner.abort_session(record.session_id)
+        await self._hub.forget(record)
+        attachment = record.attachment
+        connection_id = attachment.connection_id if attachment is not None else None
+        ended = SessionEnded(session_id=record.session_id, connection_id=connection_id)
+        await self._bus.tell(ended)
+
+    async def forget_here(self, session_id: SessionId, connection_id: ConnectionId | None) -> None:
+        """Another process ended a session: end what is at work for it here."""
+        self._sealed.forget(session_id)
+        await self._runner.abort_session(session_id)
+        await self._hub.forget_here(session_id, connection_id)
+
+    # --- rounds ------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Go round for ever; a store that is away for a while is asked again."""
@@ -89,7 +150,7 @@ class Reaper:
                 return count
             await asyncio.sleep(0)
 
-    async def make_room(self, evicts: bool) -> None:
+    async def _make_room(self, evicts: bool) -> None:
         """A limit is reached: end what has expired; if that is nothing, sessions that are nobody's
         and hold nothing (SES20), many at once, so that not everyone who comes has to wait for it.
 
@@ -147,7 +208,7 @@ class Reaper:
         for _ in range(len(self._over)):
             record = self._over.popleft()
             try:
-                await self._forget(record)
+                await self.forget(record)
             except StoreUnavailable as failed:
                 self._over.append(record)
                 logger.warning(

@@ -1,0 +1,225 @@
+"""Everything that serves one wrapped server, made in one place: each object from those above it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from mcp_sessions.draining import Draining
+from mcp_sessions.endpoint import Endpoint
+from mcp_sessions.health import Health
+from mcp_sessions.lifetime import Lifetime
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.security import SessionSecurity, mint_process
+from mcp_sessions.server.cluster.bus import ClusterBus, LocalBus
+from mcp_sessions.server.cluster.handlers import ClusterHandlers
+from mcp_sessions.server.cluster.shared_bus import SharedBus
+from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
+from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.owed import Owed
+from mcp_sessions.server.delivery.publisher import Publisher
+from mcp_sessions.server.delivery.questions import PendingQuestions
+from mcp_sessions.server.delivery.stored_connection import StoredConnection
+from mcp_sessions.server.delivery.streams import Streams
+from mcp_sessions.server.delivery.transport_sessions import TransportSessions
+from mcp_sessions.server.dispatch.admin import Sessions
+from mcp_sessions.server.dispatch.association import Associations
+from mcp_sessions.server.dispatch.capabilities import advertise
+from mcp_sessions.server.dispatch.gates import Gates
+from mcp_sessions.server.dispatch.idempotency import Idempotency
+from mcp_sessions.server.dispatch.lifecycle import Lifecycle
+from mcp_sessions.server.dispatch.listening import Listening
+from mcp_sessions.server.dispatch.router import Router
+from mcp_sessions.server.dispatch.sealed_state import SealedState
+from mcp_sessions.server.dispatch.session_methods import SessionMethods
+from mcp_sessions.server.requests.handle import SessionHandles
+from mcp_sessions.server.requests.outcomes import Outcomes
+from mcp_sessions.server.requests.runner import RequestRunner
+from mcp_sessions.server.upstream.peers import UpstreamPeers
+from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream, primes_streams
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Peer, SessionRecord
+from mcp_sessions.stores.stateless import Stateless
+from mcp_sessions.stores.urls import open_store
+from mcp_sessions_transports.credentials import CredentialWatch, StillValid
+from mcp_sessions_transports.http.cluster import ClusterStreams
+from mcp_sessions_transports.http.transport import HttpTransport
+from mcp_sessions_transports.served import Served
+
+MAX_BODY = 4 * 1024 * 1024
+"""Bytes of one HTTP request body; a larger one is answered 413."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """What one layer consists of."""
+
+    policy: SessionPolicy
+    security: SessionSecurity
+    store: SessionStore
+    clock: Callable[[], float]
+    upstream: SdkUpstream
+    bus: ClusterBus
+    sealed: SealedState
+    questions: PendingQuestions
+    hub: Hub
+    publisher: Publisher
+    broadcaster: ChangeBroadcaster
+    runner: RequestRunner
+    lifecycle: Lifecycle
+    router: Router
+    listening: Listening
+    transport_sessions: TransportSessions
+    gates: Gates
+    sessions: Sessions
+    endpoints: list[Endpoint]
+    draining: Draining
+    lifetime: Lifetime
+    health: Health
+
+    def served(self, max_body: int, still_valid: StillValid | None) -> Served:
+        """What a binding serves, and with what.
+
+        Args:
+            max_body: Bytes of one HTTP request body.
+            still_valid: Asks again whether a credential is good; None: there are none.
+        """
+        return Served(
+            router=self.router,
+            hub=self.hub,
+            runner=self.runner,
+            lifecycle=self.lifecycle,
+            listening=self.listening,
+            transport_sessions=self.transport_sessions,
+            policy=self.policy,
+            remembers=self.store.remembers,
+            primes=primes_streams,
+            max_body=max_body,
+            credentials=CredentialWatch(still_valid, self.policy.credential_check, self.clock),
+            bus=self.bus,
+        )
+
+
+def assemble(
+    server: object,
+    *,
+    store: SessionStore | str | None,
+    policy: SessionPolicy,
+    security: SessionSecurity | None,
+    clock: Callable[[], float],
+) -> Assembly:
+    """Make what serves ``server``; see :class:`~mcp_sessions.layer.SessionLayer`.
+
+    Raises:
+        ConfigurationError: The server cannot be wrapped, or the URL names no store.
+    """
+    upstream = SdkUpstream(server, adds_subscriptions=store is not None)
+    security = (security or SessionSecurity.default()).bound_to(upstream.name)
+    if store is None:
+        store = Stateless(security)
+    elif isinstance(store, str):
+        store = open_store(store)
+    bus = _bus(store)
+    add_capabilities = partial(advertise, policy=policy, remembers=store.remembers)
+
+    owed = Owed()
+    sealed = SealedState(store, security, clock)
+    questions = PendingQuestions(bus.process if bus.is_shared else None)
+    streams = Streams(store, clock)
+
+    def new_connection(record: SessionRecord, peer: Peer) -> StoredConnection:
+        transport = HttpTransport(
+            record.session_id,
+            streams,
+            policy,
+            primes=primes_streams(peer.protocol_version),
+            is_shared=bus.is_shared,
+        )
+        return StoredConnection(record, peer, transport, store=store, clock=clock, bus=bus)
+
+    hub = Hub(store, clock, owed, bus, questions, new_connection)
+    publisher = Publisher(store, hub, policy, clock, bus, questions)
+    broadcaster = ChangeBroadcaster(store, hub, publisher, policy, clock, bus)
+    outcomes = Outcomes(store, policy, clock, owed, sealed.stamp)
+    runner = RequestRunner(outcomes, questions, policy, clock, process=bus.process)
+    lifecycle = Lifecycle(store, hub, runner, sealed, bus, owed, policy, clock)
+    transport_sessions = TransportSessions(
+        store, hub, clock, bus, held=runner.held, listed=upstream.listed
+    )
+    peers = UpstreamPeers(
+        upstream, store, hub, publisher, runner, questions, policy, add_capabilities
+    )
+    associations = Associations(store, hub, runner, sealed, clock)
+    idempotency = Idempotency(runner, associations, sealed, bus)
+    methods = SessionMethods(store, hub, runner, lifecycle, sealed, clock)
+    gates = Gates()
+    router = Router(
+        store=store,
+        hub=hub,
+        runner=runner,
+        questions=questions,
+        upstream=upstream,
+        peers=peers,
+        associations=associations,
+        idempotency=idempotency,
+        methods=methods,
+        handles=SessionHandles(store, publisher, sealed.check_state),
+        gates=gates,
+        policy=policy,
+        advertise=add_capabilities,
+        clock=clock,
+        bus=bus,
+    )
+    handlers = ClusterHandlers(
+        bus,
+        store,
+        hub,
+        publisher,
+        broadcaster,
+        questions,
+        runner,
+        idempotency.joining,
+        ClusterStreams(hub, runner, bus, transport_sessions, policy, clock),
+        forget=lifecycle.forget_here,
+        publish=upstream.echo,
+    )
+    endpoints: list[Endpoint] = []
+    draining = Draining(endpoints, store, hub, runner, owed, policy, bus)
+    lifetime = Lifetime(
+        store, policy, security, upstream, bus, handlers, lifecycle, broadcaster, draining
+    )
+    return Assembly(
+        policy=policy,
+        security=security,
+        store=store,
+        clock=clock,
+        upstream=upstream,
+        bus=bus,
+        sealed=sealed,
+        questions=questions,
+        hub=hub,
+        publisher=publisher,
+        broadcaster=broadcaster,
+        runner=runner,
+        lifecycle=lifecycle,
+        router=router,
+        transport_sessions=transport_sessions,
+        listening=Listening(store, hub, router, sealed, upstream),
+        gates=gates,
+        sessions=Sessions(store, clock, lifecycle.finish),
+        endpoints=endpoints,
+        draining=draining,
+        lifetime=lifetime,
+        health=Health(
+            store,
+            clock,
+            is_running=lambda: lifetime.is_running,
+            is_leaving=lambda: draining.is_leaving,
+        ),
+    )
+
+
+def _bus(store: SessionStore) -> ClusterBus:
+    process, exchange = mint_process(), store.exchange
+    return LocalBus(process) if exchange is None else SharedBus(store, exchange, process)

@@ -1,0 +1,125 @@
+"""From start to end: what a layer opens and runs while it serves, and in which order it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Literal
+
+from mcp_sessions.background import Background
+from mcp_sessions.draining import Draining
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.security import SessionSecurity
+from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.handlers import ClusterHandlers
+from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
+from mcp_sessions.server.dispatch.lifecycle import Lifecycle
+from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
+from mcp_sessions.stores.contract import SessionStore
+
+logger = logging.getLogger(__name__)
+
+
+class Lifetime:
+    """Of one layer, which runs once."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        policy: SessionPolicy,
+        security: SessionSecurity,
+        upstream: SdkUpstream,
+        bus: ClusterBus,
+        handlers: ClusterHandlers,
+        lifecycle: Lifecycle,
+        broadcaster: ChangeBroadcaster,
+        draining: Draining,
+    ) -> None:
+        self._store = store
+        self._policy = policy
+        self._security = security
+        self._upstream = upstream
+        self._bus = bus
+        self._handlers = handlers
+        self._lifecycle = lifecycle
+        self._broadcaster = broadcaster
+        self._draining = draining
+        self._state: Literal["new", "running", "over"] = "new"
+        self._store_is_open = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was entered, and was not left."""
+        return self._state == "running"
+
+    def check_running(self) -> None:
+        """Refuse to serve while nothing runs.
+
+        Raises:
+            ConfigurationError: It does not run.
+        """
+        if not self.is_running:
+            raise ConfigurationError(
+                "the SessionLayer does not run: pass layer.lifespan to the application that "
+                "mounts it"
+            )
+
+    async def open_store(self) -> None:
+        """Open the store, if it is not open yet."""
+        if not self._store_is_open:
+            await self._store.open(self._policy)
+            self._store_is_open = True
+
+    @asynccontextmanager
+    async def run(self) -> AsyncGenerator[None]:
+        """Everything happens inside.
+
+        Raises:
+            ConfigurationError: It runs, or ran, already; or not on asyncio.
+        """
+        if self._state != "new":
+            raise ConfigurationError("a SessionLayer runs once; make another one")
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise ConfigurationError("a SessionLayer runs on asyncio, not on trio") from None
+        self._state = "running"
+        await self.open_store()
+        self._warn()
+        try:
+            async with self._upstream.lifespan():
+                stop = self._upstream.on_change(self._broadcaster.announce)
+                await self._bus.join(self._handlers)
+                background = Background()
+                background.loop("the rounds over expired sessions", self._lifecycle.run)
+                background.loop("the rounds over watched streams", self._bus.run)
+                try:
+                    yield
+                finally:
+                    stop()
+                    await background.close()
+                    await self._broadcaster.close()
+                    await self._draining.stop()
+        finally:
+            self._state = "over"
+            await self._store.close()
+
+    def _warn(self) -> None:
+        """Say what is set up so that it will not last."""
+        if self._security.is_ephemeral and self._store.survives_process:
+            logger.warning(
+                "sessions outlive this process, but the keys that seal their state do not: "
+                "set MCP_SESSIONS_KEYS"
+            )
+        is_lasting = self._store.remembers and self._store.survives_process
+        if (self._bus.is_shared or is_lasting) and self._upstream.keeps_state_in_memory:
+            logger.warning(
+                "FastMCP keeps what ctx.set_state stores in the memory of this process: other "
+                "replicas do not see it, and after a restart it is gone while its session lives. "
+                "Write FastMCP(..., session_state_store=STORE) with an AsyncKeyValue store that "
+                "all share, such as key_value.aio.stores.redis.RedisStore(url=...) of "
+                "py-key-value-aio[redis]; or keep it in current_session().data"
+            )

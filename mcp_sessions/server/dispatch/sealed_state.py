@@ -1,0 +1,149 @@
+"""A session as its client is told of it: its id, its deadline, and its ``state`` as a sealed token.
+
+A token is sealed anew when the session's state changed; what was sealed last is kept, and need
+not be opened when it comes back.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, cast
+
+from mcp_sessions.core.messages import SESSION_META, meta_of
+from mcp_sessions.errors import InvalidState, SessionNotFound
+from mcp_sessions.ids import SessionId, digest
+from mcp_sessions.security import SessionSecurity
+from mcp_sessions.server.connection import Inbound
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Mode, SessionRecord
+
+logger = logging.getLogger(__name__)
+
+_TOKENS_KEPT = 10_000
+"""Tokens that need not be sealed anew, since their session's state did not change."""
+
+
+class SealedState:
+    """Writes the metadata of sessions, and opens what comes back of it."""
+
+    def __init__(
+        self, store: SessionStore, security: SessionSecurity, clock: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._security = security
+        self._clock = clock
+        self._tokens: OrderedDict[SessionId, tuple[int, str]] = OrderedDict()
+
+    def forget(self, session_id: SessionId) -> None:
+        """A session is over."""
+        self._tokens.pop(session_id, None)
+
+    def stamp(self, result: dict[str, Any], record: SessionRecord) -> dict[str, Any]:
+        """``result`` with the session's ``_meta`` (ASC12)."""
+        meta = {**(meta_of(result) or {}), SESSION_META: self.metadata(record)}
+        return {**result, "_meta": meta}
+
+    def check_state(self, record: SessionRecord, state: Mapping[str, Any]) -> None:
+        """Whether a session's state could be sent.
+
+        Raises:
+            StateTooLarge: Its token would be larger than a client is asked to keep.
+        """
+        self._seal(record, state, record.state_version + 1)
+
+    async def check_token(
+        self, params: Mapping[str, Any] | None, session_id: SessionId, inbound: Inbound
+    ) -> tuple[dict[str, Any], int] | None:
+        """Look at the ``state`` that came with a session.
+
+        With a store the stored state is the state: a genuine token is accepted and not
+        read back, so that replaying an old one rolls nothing back.
+
+        Returns:
+            The state and its version; None: none came, or the one that this session was
+            given last, and it is not to be read back.
+
+        Raises:
+            SessionNotFound: The session is not the caller's, whatever the token is.
+            InvalidState: The token is not one of ours for this session and principal.
+        """
+        named = (meta_of(params) or {}).get(SESSION_META)
+        token = cast("dict[str, Any]", named).get("state") if isinstance(named, dict) else None
+        if token is None:
+            return None
+        if isinstance(token, str) and self._is_last(token, session_id):
+            return None
+        now = self._clock()
+        try:
+            if not isinstance(token, str):
+                raise InvalidState("not a string")
+            return self._security.open_state(
+                token, session_id=session_id, principal=inbound.principal, now=now
+            )
+        except InvalidState as invalid:
+            if not await self._is_owned(session_id, inbound, now):
+                raise SessionNotFound(session_id) from None
+            logger.warning("session %s: state refused: %s", digest(session_id), invalid.cause)
+            raise
+
+    def _is_last(self, token: str, session_id: SessionId) -> bool:
+        """Whether it was sealed here, for this session, and is the last one. It does not have to
+        be opened then: whether the session is the caller's, and is alive, the store says next.
+        """
+        known = self._tokens.get(session_id)
+        return known is not None and hmac.compare_digest(
+            known[1].encode(), token.encode("utf-8", "surrogatepass")
+        )
+
+    async def _is_owned(self, session_id: SessionId, inbound: Inbound, now: float) -> bool:
+        if not self._store.remembers:
+            opened = await self._store.admit(
+                session_id, inbound.principal, mode=Mode.PROTOCOL, now=now
+            )
+            return opened is not None
+        record = await self._store.load(session_id, now=now)
+        return record is not None and record.principal == inbound.principal
+
+    def metadata(self, record: SessionRecord) -> dict[str, Any]:
+        """A session as ``sessions/create`` describes it (CRE1): strings only."""
+        return {
+            "sessionId": record.session_id,
+            "expiresAt": timestamp(record.expires_at),
+            "state": self._token(record),
+        }
+
+    def _token(self, record: SessionRecord) -> str:
+        if not self._store.remembers:
+            return self._seal(record, record.state, record.state_version)
+        known = self._tokens.get(record.session_id)
+        if known is not None and known[0] == record.state_version:
+            return known[1]
+        token = self._seal(record, record.state, record.state_version)
+        self._tokens[record.session_id] = (record.state_version, token)
+        if len(self._tokens) > _TOKENS_KEPT:
+            self._tokens.popitem(last=False)
+        return token
+
+    def _seal(self, record: SessionRecord, state: Mapping[str, Any], version: int) -> str:
+        return self._security.seal_state(
+            state,
+            session_id=record.session_id,
+            principal=record.principal,
+            version=version,
+            expires_at=record.ends_at,
+        )
+
+
+def timestamp(seconds: float) -> str:
+    """``expiresAt``: ISO 8601, UTC, in whole seconds, never later than the truth."""
+    return _whole_second(int(seconds))
+
+
+@lru_cache(maxsize=1_024)
+def _whole_second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

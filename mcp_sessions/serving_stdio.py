@@ -1,0 +1,57 @@
+"""Serving a client at the other end of standard input and output."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from typing import Any
+
+from mcp_sessions.assembly import MAX_BODY, Assembly
+from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
+from mcp_sessions.serving import DrainingServer
+from mcp_sessions_transports.stdio.server import StdioBinding, standard_streams
+
+
+async def serve_stdio(
+    parts: Assembly, grace: float, beside: tuple[DrainingServer, socket.socket] | None = None
+) -> None:
+    """Serve until the input ends, then drain.
+
+    Args:
+        parts: What is served.
+        grace: Seconds that running calls get at the end.
+        beside: A server, and the socket it listens on, that serves the same.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    if beside is None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+    with standard_streams() as (wire_in, wire_out):
+        async with contextlib.AsyncExitStack() as stack:
+            serving: asyncio.Task[None] | None = None
+            if beside is None:
+                await stack.enter_async_context(parts.lifetime.run())
+            else:
+                await parts.lifetime.open_store()
+                server, listener = beside
+                serving = asyncio.create_task(server.serve(sockets=[listener]))
+                await server.ready.wait()
+            binding = StdioBinding(parts.served(MAX_BODY, None), SdkModernRules(parts.upstream))
+            piped = asyncio.create_task(binding.serve(wire_in, wire_out))
+            stopped = asyncio.create_task(stop.wait())
+            waiting: set[asyncio.Task[Any]] = {piped, stopped}
+            if serving is not None:
+                waiting.add(serving)
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            await parts.draining.drain(grace)
+            if not piped.done():
+                await asyncio.wait({piped}, timeout=2)
+                piped.cancel()
+            await asyncio.gather(piped, return_exceptions=True)
+            if serving is not None and beside is not None:
+                beside[0].should_exit = True
+                await serving
