@@ -15,11 +15,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import random
-import secrets
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from typing import Any
@@ -27,7 +25,7 @@ from typing import Any
 from mcp_sessions.background import watched
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.coalescing import coalescing_key
-from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
+from mcp_sessions.core.messages import notification_message, plain_draft
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import SessionId
@@ -35,24 +33,18 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import ServerChanged
 from mcp_sessions.server.connection import ClientConnection
-from mcp_sessions.server.delivery.announced import Outcome, note
+from mcp_sessions.server.delivery.announced import note
 from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.publisher import Publisher
+from mcp_sessions.server.delivery.waiting_changes import (
+    RESOURCE_UPDATED,
+    WaitingChange,
+    WaitingChanges,
+)
 from mcp_sessions.stores.contract import TOLD_AT_ONCE, SessionStore
-from mcp_sessions.stores.records import ServerChange, Told
+from mcp_sessions.stores.records import Told
 
 logger = logging.getLogger(__name__)
-
-RESOURCE_UPDATED = "notifications/resources/updated"
-
-EACH = 64
-"""Changes that may wait before those with the same coalescing key are told as one."""
-
-KEPT = 10_000
-"""Changes that may wait, in this process."""
-
-KEPT_BYTES = 4_194_304
-"""Bytes that their notifications may have together."""
 
 _LAST_WORDS = 5.0
 """Seconds that what is announced has to be told when the server stops."""
@@ -61,67 +53,8 @@ _ALONE = 3
 """Failures after which the sessions of a change are told one by one: it may be one of them
 that the store fails for."""
 
-_BEHIND = 8
-"""Failures after which other changes are told first."""
-
 _HEARD = 1_000
 """Changes of other processes that are known if they are told again."""
-
-
-class _Waiting:
-    """A change that is not told to everyone yet."""
-
-    __slots__ = (
-        "busy",
-        "change",
-        "done",
-        "failures",
-        "is_served",
-        "is_told_sessionless",
-        "is_told_elsewhere",
-        "method",
-        "number",
-        "params",
-        "told",
-        "undelivered",
-        "unsure",
-    )
-
-    def __init__(
-        self,
-        number: int,
-        method: str,
-        params: Mapping[str, Any] | None,
-        change: ServerChange,
-        told: asyncio.Future[Outcome],
-    ) -> None:
-        self.number = number
-        self.method = method
-        self.params = params
-        self.change = change
-        self.told = told
-        self.is_told_sessionless = False
-        self.is_told_elsewhere = False
-        self.failures = 0
-        """How often the store failed to tell, though it served something else just before."""
-
-        self.is_served = False
-        self.done: set[SessionId] = set()
-        """The sessions that have it, or are not entitled."""
-
-        self.unsure: set[SessionId] = set()
-        """Those that may have it: the store failed in between."""
-
-        self.busy: list[SessionId] = []
-        """Those that were in the middle of something when it was their turn."""
-
-        self.undelivered: list[Told] = []
-        """Those that have it, and whose connections may not."""
-
-    def settle(self, outcome: Outcome) -> None:
-        """Whoever waits goes on."""
-        if not self.told.done():
-            self.told.set_result(outcome)
 
 
 class ChangeBroadcaster:
@@ -142,22 +75,11 @@ class ChangeBroadcaster:
         self._publisher = publisher
         self._policy = policy
         self._clock = clock
-        self._waiting: deque[_Waiting] = deque()
-        self._by_key: dict[str, _Waiting] = {}
-        """Of those that wait and were not begun: the one with a coalescing key."""
-
-        self._bytes = 0
-        self._lost: Counter[str] = Counter()
-        self._renews = False
-        """Changes were lost, and there are sessions that do not know yet."""
-
+        self._waiting = WaitingChanges(policy, clock)
         self._renewed: set[SessionId] = set()
-        """Those that do."""
+        """Where changes were lost: the sessions that know."""
 
-        self._away: Outcome = None
         self._fan_out: asyncio.Task[None] | None = None
-        self._name = secrets.token_urlsafe(12)
-        self._numbers = itertools.count(1)
         self._heard: OrderedDict[str, None] = OrderedDict()
 
     def announce(self, method: str, params: Mapping[str, Any] | None) -> None:
@@ -169,14 +91,12 @@ class ChangeBroadcaster:
         session has its event, or the store failed.
         """
         try:
-            waiting = self._kept(method, params)
+            waiting = self._waiting.keep(method, params)
         except (TypeError, ValueError, RecursionError):
             # Whoever announced it does not wait, and others are told theirs.
             logger.exception("%s could not be told", method)
             return
         note(waiting.number, waiting.told)
-        if self._away is not None:
-            waiting.settle(self._away)
         if self._fan_out is None or self._fan_out.done():
             # In a context of its own: it is no part of the request that came first.
             self._fan_out = asyncio.create_task(self._tell_everyone(), context=Context())
@@ -203,95 +123,17 @@ class ChangeBroadcaster:
         """
         fan_out, self._fan_out = self._fan_out, None
         if fan_out is not None:
-            if self._away is None:
+            if not self._waiting.is_away:
                 await asyncio.wait({fan_out}, timeout=_LAST_WORDS)
             fan_out.cancel()
             await asyncio.gather(fan_out, return_exceptions=True)
-        for waiting in self._waiting:
-            waiting.settle(StoreUnavailable("the server stopped"))
-            self._lost[waiting.method] += 1
-        self._waiting.clear()
-        self._by_key.clear()
-        self._say_what_is_lost("the server stops")
-
-    # --- what waits --------------------------------------------------------------------------
-
-    def _kept(self, method: str, params: Mapping[str, Any] | None) -> _Waiting:
-        """A change that waits from now on, or the one that it is told with; if there are too
-        many, one that is settled and does not wait.
-        """
-        key = coalescing_key(method, params, self._policy.coalescing)
-        if key is not None and len(self._waiting) >= EACH:
-            same = self._by_key.get(key)
-            if same is not None:
-                return same
-        number = next(self._numbers)
-        change = self._change(number, method, params, key)
-        told = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(number, method, params, change, told)
-        if len(self._waiting) >= KEPT or self._bytes + change.size > KEPT_BYTES:
-            self._lost[method] += 1
-            self._renews = True
-            waiting.settle(StoreUnavailable("too many changes wait to be stored"))
-            return waiting
-        self._waiting.append(waiting)
-        self._bytes += change.size
-        if key is not None:
-            self._by_key[key] = waiting
-        return waiting
-
-    def _change(
-        self, number: int, method: str, params: Mapping[str, Any] | None, key: str | None
-    ) -> ServerChange:
-        is_update = method == RESOURCE_UPDATED
-        return ServerChange(
-            f"{self._name}.{number}",
-            self._clock(),
-            str((params or {}).get("uri", "")) if is_update else None,
-            None if is_update else method.split("/")[1],
-            EventTemplate(method, params, key),
-            plain_draft(notification_message(method, params), key),
-        )
-
-    def _begin(self, waiting: _Waiting) -> None:
-        """From now on nothing is told together with it."""
-        key = waiting.change.event.key
-        if key is not None and self._by_key.get(key) is waiting:
-            del self._by_key[key]
-
-    def _over(self, waiting: _Waiting) -> None:
-        self._waiting.remove(waiting)
-        self._bytes -= waiting.change.size
-        waiting.settle(None)
-
-    def _postpone(self, waiting: _Waiting, failed: StoreUnavailable) -> None:
-        """The store is away: nobody waits for it, and everything is kept."""
-        if self._away is None:
-            logger.warning(
-                "%s is not told to everyone yet; it is kept until the store is back: %s",
-                waiting.method, failed,
-            )  # fmt: skip
-        self._away = failed
-        for each in self._waiting:
-            each.settle(failed)
-        if waiting.is_served:
-            waiting.failures += 1
-            if waiting.failures % _BEHIND == 0:
-                self._waiting.rotate(-1)
-
-    def _say_what_is_lost(self, why: str) -> None:
-        if self._lost:
-            logger.error(
-                "changes were lost, and sessions do not hear of them (%s): %s",
-                why, ", ".join(f"{count} x {method}" for method, count in self._lost.items()),
-            )  # fmt: skip
-        self._lost.clear()
+        self._waiting.close()
 
     # --- telling -----------------------------------------------------------------------------
 
     async def _tell_everyone(self) -> None:
         backoff = Backoff(base=0.2, cap=5.0)
-        while self._waiting or self._renews:
+        while self._waiting or self._waiting.need_renewal:
             if not self._waiting:
                 try:
                     await self._renew_everyone()
@@ -299,12 +141,11 @@ class ChangeBroadcaster:
                 except StoreUnavailable:
                     await asyncio.sleep(backoff.failed(random.random()))
                 continue
-            waiting = self._waiting[0]
-            self._begin(waiting)
+            waiting = self._waiting.first()
             try:
                 await self._tell(waiting)
             except StoreUnavailable as failed:
-                self._postpone(waiting, failed)
+                self._waiting.postpone(waiting, failed)
                 await asyncio.sleep(backoff.failed(random.random()))
                 continue
             except Exception:
@@ -312,12 +153,12 @@ class ChangeBroadcaster:
                 # not silence the next, or whoever waits for it.
                 logger.exception("%s could not be told", waiting.method)
             backoff.progressed()
-            self._away = None
-            self._over(waiting)
+            self._waiting.answered()
+            self._waiting.over(waiting)
             # However many were announced at once, others run in between.
             await asyncio.sleep(0)
 
-    async def _tell(self, waiting: _Waiting) -> None:
+    async def _tell(self, waiting: WaitingChange) -> None:
         """Tell whoever was not told yet.
 
         Raises:
@@ -353,7 +194,7 @@ class ChangeBroadcaster:
             raise failed
 
     async def _tell_page(
-        self, waiting: _Waiting, session_ids: Sequence[SessionId]
+        self, waiting: WaitingChange, session_ids: Sequence[SessionId]
     ) -> StoreUnavailable | None:
         """Tell some hundred sessions; why some of them could not be, if the store served
         others of them.
@@ -382,7 +223,7 @@ class ChangeBroadcaster:
                 await asyncio.sleep(loop.time() - begun)
         return failed
 
-    async def _tell_busy(self, waiting: _Waiting) -> StoreUnavailable | None:
+    async def _tell_busy(self, waiting: WaitingChange) -> StoreUnavailable | None:
         """Tell those that were busy, each when it is not; why some of them could not be."""
         failed: StoreUnavailable | None = None
         for start in range(0, len(waiting.busy), TOLD_AT_ONCE):
@@ -400,7 +241,7 @@ class ChangeBroadcaster:
                     raise outcome
         return failed
 
-    async def _tell_some(self, waiting: _Waiting, session_ids: Sequence[SessionId]) -> None:
+    async def _tell_some(self, waiting: WaitingChange, session_ids: Sequence[SessionId]) -> None:
         """Tell a few sessions. One that cannot be told hinders no other.
 
         Raises:
@@ -419,7 +260,7 @@ class ChangeBroadcaster:
             logger.exception("a session could not be told of %s", waiting.method)
             waiting.done.update(session_ids)
 
-    async def _tell_locked(self, waiting: _Waiting, session_ids: Sequence[SessionId]) -> None:
+    async def _tell_locked(self, waiting: WaitingChange, session_ids: Sequence[SessionId]) -> None:
         """Tell a few sessions: what is stored is handed over before anything else is.
 
         Raises:
@@ -441,7 +282,7 @@ class ChangeBroadcaster:
             )
             waiting.unsure.difference_update(session_ids)
             waiting.done.update(session_ids)
-            self._away = None
+            self._waiting.answered()
             undelivered = await self._publisher.hand_over(told)
         finally:
             for lock in held:
@@ -450,7 +291,7 @@ class ChangeBroadcaster:
             waiting.undelivered += undelivered
             raise StoreUnavailable("the store did not answer while an event was handed over")
 
-    async def _hand_over(self, waiting: _Waiting, told: Sequence[Told]) -> None:
+    async def _hand_over(self, waiting: WaitingChange, told: Sequence[Told]) -> None:
         """Hand over again what connections may not have.
 
         Raises:
@@ -470,10 +311,9 @@ class ChangeBroadcaster:
         Raises:
             StoreUnavailable: There are some left.
         """
-        self._say_what_is_lost("too many waited; every session has to resume")
-        self._renews = False
+        self._waiting.begin_renewal()
         loop = asyncio.get_running_loop()
-        everyone = self._change(0, "notifications/tools/list_changed", None, None)
+        everyone = self._waiting.change(0, "notifications/tools/list_changed", None, None)
         place = None
         try:
             while True:
@@ -488,7 +328,7 @@ class ChangeBroadcaster:
                 if place is None:
                     break
         except StoreUnavailable:
-            self._renews = True
+            self._waiting.renewal_failed()
             raise
         self._renewed.clear()
 

@@ -1,0 +1,204 @@
+"""Server-wide changes that are not told to everyone yet, in the order of their announcement.
+
+What waits is bounded; rules 2, 4 and 5 of :mod:`mcp_sessions.server.delivery.broadcaster`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcp_sessions.core.coalescing import coalescing_key
+from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.ids import SessionId
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.delivery.announced import Outcome
+from mcp_sessions.stores.records import ServerChange, Told
+
+logger = logging.getLogger(__name__)
+
+RESOURCE_UPDATED = "notifications/resources/updated"
+
+EACH = 64
+"""Changes that may wait before those with the same coalescing key are told as one."""
+
+KEPT = 10_000
+"""Changes that may wait, in this process."""
+
+KEPT_BYTES = 4_194_304
+"""Bytes that their notifications may have together."""
+
+_BEHIND = 8
+"""Failures after which other changes are told first."""
+
+
+@dataclass(slots=True, eq=False)
+class WaitingChange:
+    """A change that is not told to everyone yet."""
+
+    number: int
+    method: str
+    params: Mapping[str, Any] | None
+    change: ServerChange
+    told: asyncio.Future[Outcome]
+    is_told_sessionless: bool = False
+    is_told_elsewhere: bool = False
+    failures: int = 0
+    """How often the store failed to tell, though it served something else just before."""
+
+    is_served: bool = False
+    done: set[SessionId] = field(default_factory=set[SessionId])
+    """The sessions that have it, or are not entitled."""
+
+    unsure: set[SessionId] = field(default_factory=set[SessionId])
+    """Those that may have it: the store failed in between."""
+
+    busy: list[SessionId] = field(default_factory=list[SessionId])
+    """Those that were in the middle of something when it was their turn."""
+
+    undelivered: list[Told] = field(default_factory=list[Told])
+    """Those that have it, and whose connections may not."""
+
+    def settle(self, outcome: Outcome) -> None:
+        """Whoever waits goes on."""
+        if not self.told.done():
+            self.told.set_result(outcome)
+
+
+class WaitingChanges:
+    """Keeps them, within the bounds."""
+
+    def __init__(self, policy: SessionPolicy, clock: Callable[[], float]) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._waiting: deque[WaitingChange] = deque()
+        self._by_key: dict[str, WaitingChange] = {}
+        """Of those that wait and were not begun: the one with a coalescing key."""
+
+        self._bytes = 0
+        self._lost: Counter[str] = Counter()
+        self._renews = False
+        self._away: Outcome = None
+        self._name = secrets.token_urlsafe(12)
+        self._numbers = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the store did not answer when it was asked last."""
+        return self._away is not None
+
+    def answered(self) -> None:
+        """The store answered."""
+        self._away = None
+
+    @property
+    def need_renewal(self) -> bool:
+        """Whether changes were lost, and there are sessions that do not know yet."""
+        return self._renews
+
+    def begin_renewal(self) -> None:
+        """Every session is told by other means that it missed something."""
+        self._say_what_is_lost("too many waited; every session has to resume")
+        self._renews = False
+
+    def renewal_failed(self) -> None:
+        """Not every session was."""
+        self._renews = True
+
+    def close(self) -> None:
+        """Nothing is told any more: say what is lost."""
+        for waiting in self._waiting:
+            waiting.settle(StoreUnavailable("the server stopped"))
+            self._lost[waiting.method] += 1
+        self._waiting.clear()
+        self._by_key.clear()
+        self._say_what_is_lost("the server stops")
+
+    def first(self) -> WaitingChange:
+        """What is told next; nothing is told together with it from now on."""
+        waiting = self._waiting[0]
+        key = waiting.change.event.key
+        if key is not None and self._by_key.get(key) is waiting:
+            del self._by_key[key]
+        return waiting
+
+    def keep(self, method: str, params: Mapping[str, Any] | None) -> WaitingChange:
+        """A change that waits from now on, or the one that it is told with; if there are too
+        many, one that is settled and does not wait.
+        """
+        key = coalescing_key(method, params, self._policy.coalescing)
+        if key is not None and len(self._waiting) >= EACH:
+            same = self._by_key.get(key)
+            if same is not None:
+                if self._away is not None:
+                    same.settle(self._away)
+                return same
+        number = next(self._numbers)
+        change = self.change(number, method, params, key)
+        told = asyncio.get_running_loop().create_future()
+        waiting = WaitingChange(number, method, params, change, told)
+        if len(self._waiting) >= KEPT or self._bytes + change.size > KEPT_BYTES:
+            self._lost[method] += 1
+            self._renews = True
+            waiting.settle(StoreUnavailable("too many changes wait to be stored"))
+            return waiting
+        self._waiting.append(waiting)
+        self._bytes += change.size
+        if key is not None:
+            self._by_key[key] = waiting
+        if self._away is not None:
+            waiting.settle(self._away)
+        return waiting
+
+    def change(
+        self, number: int, method: str, params: Mapping[str, Any] | None, key: str | None
+    ) -> ServerChange:
+        """A change, as the store is told it."""
+        is_update = method == RESOURCE_UPDATED
+        return ServerChange(
+            f"{self._name}.{number}",
+            self._clock(),
+            str((params or {}).get("uri", "")) if is_update else None,
+            None if is_update else method.split("/")[1],
+            EventTemplate(method, params, key),
+            plain_draft(notification_message(method, params), key),
+        )
+
+    def over(self, waiting: WaitingChange) -> None:
+        """It is told to everyone, or cannot be told."""
+        self._waiting.remove(waiting)
+        self._bytes -= waiting.change.size
+        waiting.settle(None)
+
+    def postpone(self, waiting: WaitingChange, failed: StoreUnavailable) -> None:
+        """The store is away: nobody waits for it, and everything is kept."""
+        if self._away is None:
+            logger.warning(
+                "%s is not told to everyone yet; it is kept until the store is back: %s",
+                waiting.method, failed,
+            )  # fmt: skip
+        self._away = failed
+        for each in self._waiting:
+            each.settle(failed)
+        if waiting.is_served:
+            waiting.failures += 1
+            if waiting.failures % _BEHIND == 0:
+                self._waiting.rotate(-1)
+
+    def _say_what_is_lost(self, why: str) -> None:
+        if self._lost:
+            logger.error(
+                "changes were lost, and sessions do not hear of them (%s): %s",
+                why, ", ".join(f"{count} x {method}" for method, count in self._lost.items()),
+            )  # fmt: skip
+        self._lost.clear()
