@@ -288,6 +288,12 @@ a-kept-answer-is-not-for-fewer-scopes: one-principal
 a-cancelled-question-is-taken-back: not-taken-back
 a-cancelled-question-is-not-asked-again: asks-again
 a-client-that-takes-nothing-delays-nobody: waits-for-the-slow
+a-list-change-is-heard-once: bare-list-copies
+an-end-says-nothing-else: end-says-more
+a-key-has-1-to-256-characters: any-length-of-keys
+an-answer-comes-on-any-connection: answers-on-their-connection
+an-ended-session-takes-its-entries: ends-nothing
+two-bearer-subprotocols-are-refused: 400-is-404
 """
 
 

@@ -45,6 +45,7 @@ EVT9: tells-state by events-name-their-session
 EVT9: names-more by events-name-their-session
 EVT10: stored-late by replay-begins-after-the-position
 EVT11: bare-copies by a-change-is-heard-once-per-session
+EVT11: bare-list-copies by a-list-change-is-heard-once
 EVT12: forgets-own-changes by a-change-precedes-its-answer
 EVT13: forgets-subscriptions by resume-keeps-subscriptions
 EVT13: keeps-subscribed by unsubscribing-ends-it
@@ -136,11 +137,13 @@ KEY13: no-limit by a-full-key-store-refuses-new-keys
 KEY14: keys-of-all-sessions by a-key-outside-of-a-session-is-ignored
 KEY14: keys-on-session-methods by a-key-on-session-methods-is-ignored
 KEY15: odd-keys by a-malformed-key-is-an-error
+KEY15: any-length-of-keys by a-key-has-1-to-256-characters
 KEY18: one-principal by a-kept-answer-is-not-for-fewer-scopes
 KEY20: cancelled-runs-again by a-cancelled-key-does-not-run-again
 ASK1: counted-questions by question-ids-are-random-strings
 ASK2: asks-once by an-open-question-is-asked-again
 ASK3: last-answer-counts by the-first-answer-counts
+ASK3: answers-on-their-connection by an-answer-comes-on-any-connection
 ASK4: asks-anyone by who-cannot-be-asked-is-not-asked
 ASK6: asks-again by a-cancelled-question-is-not-asked-again
 SEC3: one-principal by fewer-scopes-do-not-resume
@@ -215,6 +218,7 @@ RES13: not-found-for-everything by resume-params-have-types
 RES14: forgets-subscriptions by resume-keeps-subscriptions
 END3: talks-after-end by nothing-after-the-end
 END4: end-names-session by end-answers-with-nothing
+END4: end-says-more by an-end-says-nothing-else
 END4: talks-after-end by answers-and-events-keep-their-order
 END5: knows-every-session by end-again-is-not-found
 END6: forgets-waiting by end-answers-running-requests
@@ -258,6 +262,7 @@ HTL3: deaf by events-wait-for-the-stream
 HTL4: forgets-on-drop by last-event-id-continues-the-stream
 HTL4: in-every-stream by a-stream-yields-only-its-own
 HTL5: everyone-hears by a-session-that-leaves-takes-its-entries
+HTL5: ends-nothing by an-ended-session-takes-its-entries
 HTL6: deaf by events-wait-for-the-stream
 HTL6: silent-eviction by what-waited-too-long-is-a-lost-position
 HTL7: replays-on-get by a-get-without-position-detaches

@@ -5,6 +5,7 @@ session that a call belongs to.
 from mcp_sessions_conformance.fault import Case, Fault, Late
 from mcp_sessions_conformance.faults.common import (
     DELETE,
+    END,
     RESUME,
     START,
     answer,
@@ -15,6 +16,7 @@ from mcp_sessions_conformance.faults.common import (
     params_of,
     refuse,
     spawn,
+    strip,
     text_of,
     tool,
 )
@@ -242,7 +244,42 @@ def _learns_busy(case: Case) -> Rewritten:
     return None
 
 
+def _says_more(result: Json, case: Case) -> None:
+    result["ended"] = True
+
+
+def _is_odd_length(case: Case) -> bool:
+    key = meta_of(case.message)[KEY]
+    return isinstance(key, str) and not 1 <= len(key) <= 256
+
+
+def _learns_asked(case: Case) -> Rewritten:
+    if case.message.get("method") == "elicitation/create":
+        case.memory["asked", case.message["id"]] = case.talk.name
+    return None
+
+
+def _answers_stay(case: Case) -> Rewritten:
+    asked = case.memory.get(("asked", str(case.message.get("id"))))
+    is_elsewhere = asked is not None and asked != case.talk.name
+    return [] if "method" not in case.message and is_elsewhere else None
+
+
 FAULTS = (
+    Fault(
+        "end-says-more",
+        "says more in its answer to an end",
+        to_client=in_results([END, DELETE], _says_more),
+    ),
+    Fault(
+        "any-length-of-keys", "ignores keys that are too long", to_server=strip(KEY, _is_odd_length)
+    ),
+    Fault(
+        "answers-on-their-connection",
+        "takes an answer only where it asked",
+        to_client=_learns_asked,
+        to_server=_answers_stay,
+    ),
     Fault("asks-again", "asks again what was given up", to_client=_asks_again),
     Fault("not-taken-back", "takes no question back", to_client=_not_taken_back),
     Fault(

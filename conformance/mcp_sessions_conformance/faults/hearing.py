@@ -7,6 +7,7 @@ from typing import Any, cast
 from mcp_sessions_conformance.fault import Case, Fault, Late
 from mcp_sessions_conformance.faults.common import (
     DETACHED,
+    END,
     LISTEN,
     RESUME,
     answer,
@@ -277,7 +278,23 @@ def _detached_is_displaced(case: Case) -> Rewritten:
     return None
 
 
+def _bare_list_copies(case: Case) -> Rewritten:
+    method = str(case.message.get("method"))
+    if not is_event(case.message) or not method.endswith("list_changed"):
+        return None
+    return [case.message, {"jsonrpc": "2.0", "method": method}]
+
+
+def _ends_nothing(case: Case) -> Rewritten:
+    if case.message.get("method") != END:
+        return None
+    case.answers.append(answer(case.message, {}))
+    return []
+
+
 FAULTS = (
+    Fault("bare-list-copies", "tells a list change plainly, too", to_client=_bare_list_copies),
+    Fault("ends-nothing", "says that a session has ended, and keeps it", to_server=_ends_nothing),
     Fault("first-session-only", "tells a change to one session", to_client=_first_session_only),
     Fault("unfiltered-lists", "does not filter changes of lists", to_server=_unfiltered),
     Fault(
