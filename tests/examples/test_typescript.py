@@ -35,6 +35,10 @@ class Project:
         """The command that serves."""
         return [self.node, str(HOME / "build" / "server" / "main.js")]
 
+    def demo(self, url: str, era: str) -> list[str]:
+        """The command that loses its connection twice and prints what it heard."""
+        return [self.node, str(HOME / "build" / "client" / "demo.js"), url, era]
+
     @property
     def client(self) -> list[str]:
         """The command that does what a scripted server says."""
@@ -99,3 +103,22 @@ async def test_the_client_does_every_duty(
     tested = await entry.test_client(" ".join(project.client), wait=PATIENT)
     show_counts(tested, capsys)
     assert tested.is_conformant, tested.text
+
+
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+async def test_the_client_hears_each_event_once_over_lost_connections(
+    era: str, project: Project
+) -> None:
+    """RES3, CUP3, CLI3, CLI11: in either era."""
+    command = [*project.server, "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        try:
+            done = subprocess.run(
+                project.demo(url, era), capture_output=True, text=True, timeout=60, check=True
+            )
+        finally:
+            server.kill()
+    said = json.loads(done.stdout)
+    assert said == {"heard": ["one", "two", "three", "four", "five"], "missed": 0}

@@ -60,7 +60,8 @@ function serveMessage(service: Service, exchange: Exchange, message: Message): v
   const connection = connectionOf(service, exchange, message);
   const caller = { connection, credential, era: "handshake" as const };
   if (isRequest(message)) {
-    if (message.method === "session/resume" && header(exchange, "last-event-id") !== undefined) throw modeConflict(); // RES10
+    const isConflict = message.method === "session/resume" && header(exchange, "last-event-id") !== undefined;
+    if (isConflict && service.isThere(message.params?.["sessionId"], credential)) throw modeConflict(); // RES10
     service.serve(message, caller, new PostReply(service, exchange, connection, message));
     return;
   }

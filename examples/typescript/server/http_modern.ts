@@ -21,7 +21,7 @@ export function serveModern(service: Service, exchange: Exchange, message: Messa
   const caller = { connection, credential, era: "modern" as const };
   const reply = new ModernReply(exchange);
   if (isRequest(message)) {
-    const refusal = checkHeaders(exchange, message);
+    const refusal = checkHeaders(service, exchange, message);
     if (refusal !== null) return refuse(response, 400, refusal, id);
     service.serve(message, caller, reply);
     return;
@@ -31,11 +31,12 @@ export function serveModern(service: Service, exchange: Exchange, message: Messa
 }
 
 /** RES10, HTM11, HTM12. */
-function checkHeaders(exchange: Exchange, message: Request): RpcError | null {
+function checkHeaders(service: Service, exchange: Exchange, message: Request): RpcError | null {
   const id = header(exchange, "mcp-session-id");
   if (message.method === "session/resume") {
-    const isConflict = header(exchange, "last-event-id") !== undefined || (id !== undefined && id === message.params?.["sessionId"]);
-    return isConflict ? modeConflict() : null;
+    const sessionId = message.params?.["sessionId"];
+    const isConflict = header(exchange, "last-event-id") !== undefined || (id !== undefined && id === sessionId);
+    return isConflict && service.isThere(sessionId, exchange.credential) ? modeConflict() : null;
   }
   try {
     const named = namedSession(message.params);
@@ -92,7 +93,7 @@ class ModernReply implements StreamReply {
   }
 
   cut(): void {
-    this.response.destroy();
+    this.sse?.end();
   }
 
   onDrain(then: () => void): void {

@@ -37,6 +37,7 @@ export interface Listen {
 export interface StreamReply extends Reply {
   readonly isFull: boolean;
   onDrain(then: () => void): void;
+  /** Ends the stream without the result of its request. */
   cut(): void;
 }
 

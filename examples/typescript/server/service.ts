@@ -12,7 +12,7 @@ import type { Session } from "./session.js";
 import {
   answer, cancelled, draining, idKey, invalidParams, invalidRequest, isObject, limitReached, metaOf, modeConflict, outcomeUnknown,
   REQUEST_KEY, RpcError, SERVER_INFO, SESSION, sessionDetached, sessionNotFound, sessionRequired,
-  type JsonObject, type Notification, type Outcome, type Request, type RequestId, type Response,
+  type Json, type JsonObject, type Notification, type Outcome, type Request, type RequestId, type Response,
 } from "./wire.js";
 
 export const INFO = { name: "example-typescript-server", version: "0.1" };
@@ -91,6 +91,12 @@ export class Service {
     }
     if (this.registry.findTransport(sessionId, credential) !== null) throw modeConflict(); // SES11, SES12
     throw sessionNotFound(sessionId);
+  }
+
+  /** Whether the caller has such a session, of either mode. */
+  isThere(sessionId: Json | undefined, credential: Credential): boolean {
+    if (typeof sessionId !== "string") return false;
+    return this.registry.find(sessionId, credential) !== null || this.registry.findTransport(sessionId, credential) !== null;
   }
 
   private serveIn(
