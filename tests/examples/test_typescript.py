@@ -106,9 +106,7 @@ async def test_the_client_does_every_duty(
 
 
 @pytest.mark.parametrize("era", ["handshake", "modern"])
-async def test_the_client_hears_each_event_once_over_lost_connections(
-    era: str, project: Project
-) -> None:
+def test_the_client_hears_each_event_once_over_lost_connections(era: str, project: Project) -> None:
     """RES3, CUP3, CLI3, CLI11: in either era."""
     command = [*project.server, "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
