@@ -256,6 +256,8 @@ class ScriptedServer(Watched):
             await reply(send, 404, b'{"error":"unknown session"}')
         elif "id" not in request.message or not request.method:
             await reply(send, 202, b"")
+        elif self.override is not None and (answered := self.override(request)) is not None:
+            await answer(send, request, answered, None)
         elif request.tool:
             await self._call(request, send)
         else:
@@ -273,10 +275,6 @@ class ScriptedServer(Watched):
         return settings
 
     def _served(self, request: Received, connection: str | None) -> Json:
-        if self.override is not None:
-            answered = self.override(request)
-            if answered is not None:
-                return answered
         method = request.method
         if method.startswith("session/") and "start" not in self.speaks:
             return error(-32601, "Method not found")
@@ -328,11 +326,6 @@ class ScriptedServer(Watched):
 
     async def _call(self, request: Received, send: Send) -> None:
         """A tool call is answered by the script, on a stream that can be cut."""
-        if self.override is not None:
-            answered = self.override(request)
-            if answered is not None:
-                await answer(send, request, answered, None)
-                return
         future: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         cut = asyncio.ensure_future(self._cut.wait())
         await begin_stream(send)
