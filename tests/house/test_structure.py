@@ -30,7 +30,6 @@ KNOWN_ASSIGNED = {
     "retry_after",
     "route",
     "session_header",
-    "was_slow",
 }
 """Attributes that are assigned from outside, and still to be replaced by an argument of their
 object's constructor, or by a method of its own.

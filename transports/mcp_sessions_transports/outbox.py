@@ -81,10 +81,10 @@ class Outbox:
         # One alone goes out however large it is.
         if was_full and self._most is not None and self._size > self._most:
             logger.warning("%d bytes wait for a client that does not take them", self._size)
-            self._too_slow()
+            self.cut_slow()
             return
         if self._slow is None and self.full:
-            self._slow = self._loop.call_later(self._slow_timeout, self._too_slow)
+            self._slow = self._loop.call_later(self._slow_timeout, self.cut_slow)
         self._wake.set()
 
     def purge(self, origin: SessionId) -> None:
@@ -161,9 +161,10 @@ class Outbox:
             self._slow.cancel()
             self._slow = None
         if self.full and not self.closed:
-            self._slow = self._loop.call_later(self._slow_timeout, self._too_slow)
+            self._slow = self._loop.call_later(self._slow_timeout, self.cut_slow)
 
-    def _too_slow(self) -> None:
+    def cut_slow(self) -> None:
+        """End now: the peer does not keep up."""
         self.was_slow = True
         metrics.too_slow()
         self.cut()

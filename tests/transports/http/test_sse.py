@@ -14,12 +14,12 @@ from mcp_sessions.ids import LogEpoch, SessionId
 from mcp_sessions_transports.http.sse import (
     KEEP_ALIVE,
     RETRY,
-    LogFeed,
     SseStream,
     plain_frame,
     priming_event,
     sse_event,
 )
+from mcp_sessions_transports.log_feed import LogFeed
 from tests.support.virtual_time import cycles
 
 pytestmark = pytest.mark.anyio

@@ -24,11 +24,11 @@ from mcp_sessions_transports.http.post_streams import can_be_named, post_event_i
 from mcp_sessions_transports.http.remote_response import RemoteResponse
 from mcp_sessions_transports.http.sse import (
     SSE_HEADERS,
-    LogFeed,
     SseStream,
     priming_event,
     sse_event,
 )
+from mcp_sessions_transports.log_feed import LogFeed
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from mcp_sessions.ids import Position, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.delivery.heard_log import HeardLog
 from mcp_sessions_transports.http.sse import (
-    LogFeed,
     SseStream,
     plain_frame,
     priming_event,
     sse_event,
 )
+from mcp_sessions_transports.log_feed import LogFeed
 
 
 class GetStream:
@@ -29,7 +29,7 @@ class GetStream:
         """Send what follows ``after``.
 
         Args:
-            is_checked: See :class:`~mcp_sessions_transports.http.sse.LogFeed`.
+            is_checked: See :class:`~mcp_sessions_transports.log_feed.LogFeed`.
         """
         self._log = log
         self._after = after

@@ -20,7 +20,8 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import ReadEvents
 from mcp_sessions.stores.records import Attached
 from mcp_sessions_transports.http.modern_channel import MODERN_SSE_HEADERS, PING, modern_event
-from mcp_sessions_transports.http.sse import LogFeed, SseStream
+from mcp_sessions_transports.http.sse import SseStream
+from mcp_sessions_transports.log_feed import LogFeed
 
 
 class ListenStream:

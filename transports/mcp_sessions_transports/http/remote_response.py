@@ -26,11 +26,11 @@ from mcp_sessions.stores.records import Attachment
 from mcp_sessions_transports.http.post_streams import post_event_id
 from mcp_sessions_transports.http.sse import (
     SSE_HEADERS,
-    LogFeed,
     SseStream,
     priming_event,
     sse_event,
 )
+from mcp_sessions_transports.log_feed import LogFeed
 
 _ASK_EVERY = 1.0
 """Seconds between two questions whether the process that answers still lives."""
