@@ -19,7 +19,11 @@ from tests.interop.environments import node_project
 pytestmark = [pytest.mark.anyio, pytest.mark.full, pytest.mark.timeout(400)]
 
 HOME = Path(__file__).resolve().parents[2] / "examples" / "typescript"
-TOKENS = {"alpha": {"subject": "a"}, "beta": {"subject": "b"}}
+TOKENS = {
+    "alpha": {"subject": "a", "scopes": ["read", "write"]},
+    "weak": {"subject": "a", "scopes": ["read"]},
+    "beta": {"subject": "b"},
+}
 PATIENT = 15.0
 """Seconds. A loaded machine is no fault of the server's."""
 
@@ -57,7 +61,7 @@ def project() -> Project:
 
 @pytest.fixture(scope="module")
 def server_url(project: Project) -> Generator[str]:
-    """The endpoint, with the tokens of two principals."""
+    """The endpoint, with tokens of two principals, and a weaker one of the first."""
     process = subprocess.Popen(
         [*project.server, "0"],
         stdin=subprocess.DEVNULL,
@@ -84,7 +88,9 @@ async def test_the_server_is_conformant_over_http_and_websocket(
     server_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ways = [server_url, server_url.replace("http", "ws", 1)]
-    tested = await entry.test_server(ways, token="alpha", other_token="beta", wait=PATIENT)
+    tested = await entry.test_server(
+        ways, token="alpha", other_token="beta", weak_token="weak", wait=PATIENT
+    )
     show_counts(tested, capsys)
     assert tested.is_conformant, tested.text
 
