@@ -17,7 +17,7 @@ from mcp_sessions.acp import AcpSessionLayer, catalogue, current_conversation
 from mcp_sessions.core import log
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.sqlite import recovery as sqlite_start
-from mcp_sessions.stores.sqlite import store as sqlite
+from mcp_sessions.stores.sqlite import served_file
 from mcp_sessions.stores.sqlite.store import SQLiteStore
 from tests.support.conversations import (
     WITHIN,
@@ -301,7 +301,7 @@ async def test_a_conversation_outlives_a_power_loss(
         """Instead of ``shut_down``: nothing was said at the end."""
 
     monkeypatch.setattr(sqlite_start, "boot_id", lambda: "one")
-    monkeypatch.setattr(sqlite, "shut_down", killed)
+    monkeypatch.setattr(served_file, "shut_down", killed)
     async with conversation(store=SQLiteStore(tmp_path / "a.db")) as client:
         session_id = await client.new()
         await client.prompt(session_id, "before")
