@@ -13,17 +13,16 @@ from __future__ import annotations
 
 
 class Backoff:
-    """The attempts since the last progress, and the delay before the next one."""
+    """The attempts since the last progress, and the delay before the next one.
+
+    Args:
+        base: Seconds that the first delay has at the most.
+        cap: Seconds that any delay has at the most.
+    """
 
     __slots__ = ("_base", "_cap", "_failures")
 
     def __init__(self, *, base: float, cap: float) -> None:
-        """Take the limits.
-
-        Args:
-            base: Seconds that the first delay has at the most.
-            cap: Seconds that any delay has at the most.
-        """
         self._base = base
         self._cap = cap
         self._failures = 0

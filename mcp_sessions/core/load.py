@@ -6,14 +6,13 @@ from collections.abc import Hashable
 
 
 class Load:
-    """Counts what each has at work; who has none costs nothing."""
+    """Counts what each has at work; who has none costs nothing.
+
+    Args:
+        most: Of one.
+    """
 
     def __init__(self, most: int) -> None:
-        """Count nothing yet.
-
-        Args:
-            most: Of one.
-        """
         self._most = most
         self._counts: dict[Hashable, int] = {}
 

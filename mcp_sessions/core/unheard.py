@@ -17,15 +17,14 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Unheard(Generic[T]):
-    """What runs unheard, oldest first."""
+    """What runs unheard, oldest first.
+
+    Args:
+        most: Of all.
+        most_of_one: Of one session.
+    """
 
     def __init__(self, *, most: int, most_of_one: int) -> None:
-        """Hold nothing yet.
-
-        Args:
-            most: Of all.
-            most_of_one: Of one session.
-        """
         self._most = most
         self._most_of_one = most_of_one
         self._places: dict[T, tuple[Hashable, Hashable]] = {}

@@ -45,7 +45,11 @@ from mcp_sessions.stores.records import (
 
 
 class Stateless:
-    """A :class:`~mcp_sessions.stores.contract.SessionStore` that stores nothing."""
+    """A :class:`~mcp_sessions.stores.contract.SessionStore` that stores nothing.
+
+    Args:
+        security: Seals and opens the session ids.
+    """
 
     name = "stateless"
     survives_process = True
@@ -55,11 +59,6 @@ class Stateless:
     exchange: Exchange | None = None
 
     def __init__(self, security: SessionSecurity) -> None:
-        """Take what it works with.
-
-        Args:
-            security: Seals and opens the session ids.
-        """
         self._security = security
         self._lifetime = SessionPolicy().stateless_lifetime
 

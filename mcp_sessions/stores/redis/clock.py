@@ -25,7 +25,13 @@ _JUMP = 1.0
 
 
 class SharedClock:
-    """What this process knows of its clock and the server's."""
+    """What this process knows of its clock and the server's.
+
+    Args:
+        ask: What time it is for the server, in seconds since 1970.
+        wall: The process's clock, which ``now`` is read from, in seconds since 1970.
+        steady: A clock that nobody sets, in seconds.
+    """
 
     def __init__(
         self,
@@ -33,13 +39,6 @@ class SharedClock:
         wall: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            ask: What time it is for the server, in seconds since 1970.
-            wall: The process's clock, which ``now`` is read from, in seconds since 1970.
-            steady: A clock that nobody sets, in seconds.
-        """
         self._ask = ask
         self._wall = wall
         self._steady = steady

@@ -36,15 +36,14 @@ _PAUSE = 0.05
 
 
 class ClusterLink:
-    """A link to every node that is needed. Every method belongs to one event loop."""
+    """A link to every node that is needed. Every method belongs to one event loop.
+
+    Args:
+        seed: The link to the node that was named; it learns the others from it.
+        make_for: Makes connections to a node, by host and port.
+    """
 
     def __init__(self, seed: Link, make_for: Callable[[str, int], MakeConnection]) -> None:
-        """Take what it works with.
-
-        Args:
-            seed: The link to the node that was named; it learns the others from it.
-            make_for: Makes connections to a node, by host and port.
-        """
         self.timeout = seed.timeout
         self._seed = seed
         self._make_for = make_for

@@ -110,18 +110,16 @@ NOTHING = Known(b"nothing", frozenset())
 class Peers:
     """What the clients of sessions said of themselves, as this process read it. It never changes,
     may be long, and few requests need it.
+
+    Args:
+        most: Bytes to keep, as they are stored, and ``COST`` for each session; those that
+            were used longest ago go first.
     """
 
     COST = 200
     """Bytes accounted for a session beside its client's own."""
 
     def __init__(self, most: int = 8_388_608) -> None:
-        """Take the limit.
-
-        Args:
-            most: Bytes to keep, as they are stored, and ``COST`` for each session; those that
-                were used longest ago go first.
-        """
         self._most = most
         self._kept = 0
         self._of: OrderedDict[SessionId, tuple[int, tuple[Peer | None]]] = OrderedDict()
@@ -155,14 +153,12 @@ class Subscriptions:
     """The subscriptions of sessions as this process saw them last, by what changed them last.
 
     A session may have thousands, and each request would be told all of them again.
+
+    Args:
+        most: URIs to keep; those that were learned first go first.
     """
 
     def __init__(self, most: int = 100_000) -> None:
-        """Take the limit.
-
-        Args:
-            most: URIs to keep; those that were learned first go first.
-        """
         self._most = most
         self._kept = 0
         self._of: dict[SessionId, tuple[bytes, frozenset[str]]] = {}

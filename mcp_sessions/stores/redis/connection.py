@@ -244,14 +244,13 @@ async def _written(connection: Connection, packed: list[bytes]) -> None:
 
 
 class Link:
-    """One shared connection. Every method belongs to one event loop."""
+    """One shared connection. Every method belongs to one event loop.
+
+    Args:
+        timeout: Seconds that an answer, or a connection, may take.
+    """
 
     def __init__(self, make: MakeConnection, timeout: float) -> None:
-        """Take what it works with.
-
-        Args:
-            timeout: Seconds that an answer, or a connection, may take.
-        """
         self.timeout = timeout
         self._make = make
         self._connection: Connection | None = None

@@ -52,7 +52,13 @@ class Sender(Protocol):
 
 
 class RedisExchange:
-    """An :class:`~mcp_sessions.stores.exchange.Exchange`."""
+    """An :class:`~mcp_sessions.stores.exchange.Exchange`.
+
+    Args:
+        make: Makes the connection that listens.
+        link: Sends.
+        key_of: The key of a session, which its channels begin with.
+    """
 
     def __init__(
         self,
@@ -61,13 +67,6 @@ class RedisExchange:
         namespace: str,
         key_of: Callable[[SessionId], str],
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            make: Makes the connection that listens.
-            link: Sends.
-            key_of: The key of a session, which its channels begin with.
-        """
         self._make = make
         self._link = link
         self._namespace = namespace

@@ -28,7 +28,7 @@ class Belongings(ServedFile):
         await self._set(session_id, "current_id = ?, current_epoch = ?", values, apply)
 
     async def mark_stream_opened(self, session_id: SessionId) -> bool:
-        known = self._hot.known(session_id)
+        known = self._cache.known(session_id)
         if known is not None and known.stream_opened:
             return False
 
@@ -150,8 +150,8 @@ class Belongings(ServedFile):
                 raise AssertionError("it was there, in this transaction")
             record, state, version = found[1], newest, found[1].state_version
 
-            def apply(hot: SessionRecord) -> None:
-                hot.state, hot.state_version = state, version
+            def apply(kept: SessionRecord) -> None:
+                kept.state, kept.state_version = state, version
 
             tx.changes.append((session_id, apply))
             return record

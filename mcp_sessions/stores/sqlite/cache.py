@@ -24,7 +24,7 @@ from mcp_sessions.stores.sqlite.writer import Writer
 
 logger = logging.getLogger(__name__)
 
-MAX_HOT = 10_000
+MAX_RECORDS = 10_000
 """Records kept in memory."""
 
 _COALESCED = 0.01
@@ -32,7 +32,7 @@ _COALESCED = 0.01
 
 
 @dataclass(slots=True)
-class _Hot:
+class _Entry:
     """A record in memory."""
 
     record: SessionRecord
@@ -40,14 +40,14 @@ class _Hot:
     """The deadline that the file has."""
 
 
-class HotRecords:
+class RecordCache:
     """The records in memory, and their deadlines."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._idle_timeout = math.inf
         # The one used last is at the end.
-        self._hot: OrderedDict[SessionId, _Hot] = OrderedDict()
+        self._entries: OrderedDict[SessionId, _Entry] = OrderedDict()
 
     def serve(self, policy: SessionPolicy) -> None:
         """From now on deadlines go by the idle timeout of ``policy``."""
@@ -56,45 +56,45 @@ class HotRecords:
     def on_commit(self, changes: Changes) -> None:
         """What a transaction did is in the file."""
         for session_id, change in changes:
-            hot = self._hot.get(session_id)
+            entry = self._entries.get(session_id)
             if change is None:
-                self._hot.pop(session_id, None)
+                self._entries.pop(session_id, None)
             elif isinstance(change, SessionRecord):
                 # One that is there already has been told of every change since.
-                if hot is None:
+                if entry is None:
                     self._keep(session_id, change)
-            elif hot is not None:
-                before = hot.record.expires_at
-                change(hot.record)
-                if hot.record.expires_at != before:
-                    hot.written = hot.record.expires_at
+            elif entry is not None:
+                before = entry.record.expires_at
+                change(entry.record)
+                if entry.record.expires_at != before:
+                    entry.written = entry.record.expires_at
 
     def _keep(self, session_id: SessionId, record: SessionRecord) -> None:
-        self._hot[session_id] = _Hot(record, record.expires_at)
-        while len(self._hot) > MAX_HOT:
-            oldest, hot = self._hot.popitem(last=False)
-            if hot.record.expires_at != hot.written:
+        self._entries[session_id] = _Entry(record, record.expires_at)
+        while len(self._entries) > MAX_RECORDS:
+            oldest, entry = self._entries.popitem(last=False)
+            if entry.record.expires_at != entry.written:
                 # Before whatever reads that session next.
-                self._write({oldest: hot.record.expires_at})
+                self._write({oldest: entry.record.expires_at})
 
     def known(self, session_id: SessionId) -> SessionRecord | None:
         """The record, if it is in memory."""
-        hot = self._hot.get(session_id)
-        return hot.record if hot is not None else None
+        entry = self._entries.get(session_id)
+        return entry.record if entry is not None else None
 
     async def find(self, session_id: SessionId) -> SessionRecord | None:
         """The record, read from the file if it is not in memory; None: there is none."""
-        hot = self._hot.get(session_id)
-        if hot is None:
+        entry = self._entries.get(session_id)
+        if entry is None:
             found = await self._writer.call(lambda tx: sessions.load(tx, session_id), short=True)
             # Not there any more: ended in that same commit, or pushed out by newer ones.
             return self.known(session_id) or found
-        self._hot.move_to_end(session_id)
-        return hot.record
+        self._entries.move_to_end(session_id)
+        return entry.record
 
     def clear(self) -> None:
         """The store is closed."""
-        self._hot.clear()
+        self._entries.clear()
 
     # --- idle deadlines --------------------------------------------------------------------
 
@@ -105,11 +105,11 @@ class HotRecords:
     def move_deadline(self, session_id: SessionId, record: SessionRecord, now: float) -> None:
         """A session was used. Nobody waits for the file."""
         record.expires_at = self.deadline(now, record.ends_at)
-        hot = self._hot.get(session_id)
-        if hot is None or hot.record is not record:
+        entry = self._entries.get(session_id)
+        if entry is None or entry.record is not record:
             self._write({session_id: record.expires_at})
-        elif abs(record.expires_at - hot.written) >= _COALESCED * self._idle_timeout:
-            hot.written = record.expires_at
+        elif abs(record.expires_at - entry.written) >= _COALESCED * self._idle_timeout:
+            entry.written = record.expires_at
             self._write({session_id: record.expires_at})
 
     def moved(self, *, written_by: float = math.inf) -> dict[SessionId, float]:
@@ -119,17 +119,17 @@ class HotRecords:
             written_by: Those only which in the file are no later.
         """
         return {
-            session_id: hot.record.expires_at
-            for session_id, hot in self._hot.items()
-            if hot.record.expires_at != hot.written and hot.written <= written_by
+            session_id: entry.record.expires_at
+            for session_id, entry in self._entries.items()
+            if entry.record.expires_at != entry.written and entry.written <= written_by
         }
 
     def were_written(self, deadlines: Mapping[SessionId, float]) -> None:
         """The file has these."""
         for session_id, deadline in deadlines.items():
-            hot = self._hot.get(session_id)
-            if hot is not None:
-                hot.written = deadline
+            entry = self._entries.get(session_id)
+            if entry is not None:
+                entry.written = deadline
 
     def _write(self, deadlines: Mapping[SessionId, float]) -> None:
         # A deadline on its way to the file is in memory all the same.

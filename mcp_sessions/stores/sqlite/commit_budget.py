@@ -21,8 +21,8 @@ PAUSE = 0.5
 """Seconds without any, after one that took longer than all are to take."""
 
 
-class Turns:
-    """One event loop's turns."""
+class CommitBudget:
+    """The time that one event loop has for commits."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

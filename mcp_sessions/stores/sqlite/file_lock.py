@@ -48,10 +48,13 @@ class Locked(Exception):
 
 
 class FileLock:
-    """A lock that is held from :meth:`acquire` to :meth:`release`, or to the process's end."""
+    """A lock that is held from :meth:`acquire` to :meth:`release`, or to the process's end.
+
+    Args:
+        path: The lock's file. It is made when needed, and never removed.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Take the place of the lock's file; it is made when needed, and never removed."""
         # Two names of one file are one lock.
         self._path = os.path.realpath(path)
         self._file: int | None = None

@@ -20,14 +20,13 @@ _SEEN = re.compile(r"([0-9A-Za-z_-]{8,64}) ([0-9]{20})\n", re.ASCII)
 
 
 class Seen:
-    """How far the file came, as it is known beside it."""
+    """How far the file came, as it is known beside it.
+
+    Args:
+        place: The file, as the operating system knows it.
+    """
 
     def __init__(self, place: Path) -> None:
-        """Take what it works with.
-
-        Args:
-            place: The file, as the operating system knows it.
-        """
         self.path = place.with_name(place.name + "-seen")
         self._told_at = -1
 

@@ -17,7 +17,7 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.sqlite import sessions
-from mcp_sessions.stores.sqlite.cache import HotRecords
+from mcp_sessions.stores.sqlite.cache import RecordCache
 from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
 from mcp_sessions.stores.sqlite.recovery import shut_down, start_up
 from mcp_sessions.stores.sqlite.schema import Durability, check_no_directory, open_file
@@ -61,13 +61,13 @@ class ServedFile:
             self._open_file,
             closing=lambda connection: shut_down(connection, self._seen),
             resting=self._seen.count,
-            on_commit=lambda changes: self._hot.on_commit(changes),
+            on_commit=lambda changes: self._cache.on_commit(changes),
             chore=sessions.end_requested,
             on_chore=self._on_ended_beside,
             syncs=durability == "full",
         )
         self._ended_beside: list[SessionRecord] = []
-        self._hot = HotRecords(self._writer)
+        self._cache = RecordCache(self._writer)
 
     async def open(self, policy: SessionPolicy) -> None:
         """Serve from the file, within the limits of ``policy``.
@@ -79,7 +79,7 @@ class ServedFile:
             StoreUnavailable: The disk is full, or another program has the file locked.
         """
         self._policy = policy
-        self._hot.serve(policy)
+        self._cache.serve(policy)
         self._window = window_of(policy)
         check_no_directory(self.path)
         try:
@@ -100,7 +100,7 @@ class ServedFile:
             raise
 
     async def close(self) -> None:
-        moved = self._hot.moved()
+        moved = self._cache.moved()
         try:
             if moved:
                 await self._writer.call(lambda tx: sessions.move_deadlines(tx, moved))
@@ -108,7 +108,7 @@ class ServedFile:
             logger.warning("idle deadlines are up to 1%% early: %s", failed)
         finally:
             await self._writer.stop()
-            self._hot.clear()
+            self._cache.clear()
             self._lock.release()
 
     def _open_file(self) -> sqlite3.Connection:

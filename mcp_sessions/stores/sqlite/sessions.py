@@ -240,7 +240,7 @@ def evict(
     limit: int,
     opened: bool,
 ) -> list[SessionRecord]:
-    """See :meth:`SessionStore.evict`.
+    """See :meth:`SessionStore.evict` (SES20).
 
     Args:
         deadlines: Those that were moved, but not yet in the file.

@@ -85,7 +85,7 @@ class SQLiteStore(Events, Belongings):
             mode,
             principal,
             created_at=now,
-            expires_at=self._hot.deadline(now, ends_at),
+            expires_at=self._cache.deadline(now, ends_at),
             ends_at=ends_at,
             peer=peer,
         )
@@ -93,7 +93,7 @@ class SQLiteStore(Events, Belongings):
         return record
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
-        record = await self._hot.find(session_id)
+        record = await self._cache.find(session_id)
         return record if record is not None and now < record.expires_at else None
 
     async def admit(
@@ -107,7 +107,7 @@ class SQLiteStore(Events, Belongings):
         fencing_epoch: FencingEpoch | None = None,
         key: KeyUse | None = None,
     ) -> Admitted | None:
-        record = await self._hot.find(session_id)
+        record = await self._cache.find(session_id)
         # From here to the last line nothing suspends, but to record the key.
         if record is None:
             return None
@@ -119,14 +119,14 @@ class SQLiteStore(Events, Belongings):
         if verdict is not Admission.ADMITTED:
             return Admitted(record, displaced=verdict is Admission.DISPLACED)
         if key is None:
-            self._hot.move_deadline(session_id, record, now)
+            self._cache.move_deadline(session_id, record, now)
             return Admitted(record)
         return await self._admit_keyed(record, key, fencing_epoch, now)
 
     async def _admit_keyed(
         self, record: SessionRecord, use: KeyUse, fencing_epoch: FencingEpoch | None, now: float
     ) -> Admitted | None:
-        session_id, deadline = record.session_id, self._hot.deadline(now, record.ends_at)
+        session_id, deadline = record.session_id, self._cache.deadline(now, record.ends_at)
 
         def work(tx: Transaction) -> Admitted | None:
             # What was in memory may be behind the file by now.
@@ -139,18 +139,18 @@ class SQLiteStore(Events, Belongings):
 
         admitted = await self._writer.call(work, short=True)
         if admitted is not None and not admitted.displaced:
-            known = self._hot.known(session_id)
+            known = self._cache.known(session_id)
             if known is not None or record.expires_at < deadline:
-                self._hot.move_deadline(session_id, known or record, now)
+                self._cache.move_deadline(session_id, known or record, now)
         return admitted
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         for session_id in session_ids:
-            record = await self._hot.find(session_id)
+            record = await self._cache.find(session_id)
             # Whoever touches a session was at work on it until now, so its idle deadline
             # cannot have passed; the absolute one can.
             if record is not None and now < record.ends_at:
-                self._hot.move_deadline(session_id, record, now)
+                self._cache.move_deadline(session_id, record, now)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         return await self._writer.call(lambda tx: sessions.end(tx, session_id))
@@ -163,7 +163,7 @@ class SQLiteStore(Events, Belongings):
             ended, self._ended_beside = self._ended_beside[:limit], self._ended_beside[limit:]
             return ended
         # The file may have passed deadlines that were moved since.
-        moved = self._hot.moved(written_by=now)
+        moved = self._cache.moved(written_by=now)
         gone = await self._writer.call(
             lambda tx: sessions.expire(
                 tx,
@@ -174,7 +174,7 @@ class SQLiteStore(Events, Belongings):
                 limit=limit,
             )
         )
-        self._hot.were_written(moved)
+        self._cache.were_written(moved)
         return gone
 
     async def evict(
@@ -187,7 +187,7 @@ class SQLiteStore(Events, Belongings):
         opened: bool,
     ) -> Sequence[SessionRecord]:
         idle = self._policy.idle_timeout
-        moved = self._hot.moved(written_by=now - unused_for + idle)
+        moved = self._cache.moved(written_by=now - unused_for + idle)
         gone = await self._writer.call(
             lambda tx: sessions.evict(
                 tx,
@@ -200,7 +200,7 @@ class SQLiteStore(Events, Belongings):
                 opened=opened,
             )
         )
-        self._hot.were_written(moved)
+        self._cache.were_written(moved)
         return gone
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
@@ -217,6 +217,6 @@ class SQLiteStore(Events, Belongings):
             )
             for record in page:
                 # One in memory has its deadline as it really is.
-                found.append(self._hot.known(record.session_id) or record)
+                found.append(self._cache.known(record.session_id) or record)
             if len(page) < _PAGE:
                 return found

@@ -80,7 +80,12 @@ class TakesLong(Exception):
 
 
 class Transaction:
-    """One transaction of the file."""
+    """One transaction of the file.
+
+    Args:
+        known: What earlier transactions left. It is as the file was before this one.
+        rows: How many rows it may take out by the way; None: any number.
+    """
 
     __slots__ = ("_known", "_rows", "_execute", "changes", "connection", "learned")
 
@@ -90,12 +95,6 @@ class Transaction:
         known: Mapping[SessionId, KeyCounts] | None = None,
         rows: int | None = None,
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            known: What earlier transactions left. It is as the file was before this one.
-            rows: How many rows it may take out by the way; None: any number.
-        """
         self._rows = rows
         self.connection = connection
         self._execute = connection.execute

@@ -38,7 +38,7 @@ from mcp_sessions.background import report
 from mcp_sessions.errors import SessionsError, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.sqlite import schema
-from mcp_sessions.stores.sqlite.commit_budget import Turns
+from mcp_sessions.stores.sqlite.commit_budget import CommitBudget
 from mcp_sessions.stores.sqlite.schema import committing, error_code, opening_failed, unavailable
 from mcp_sessions.stores.sqlite.transaction import Changes, KeyCounts, TakesLong, Transaction
 
@@ -87,7 +87,19 @@ _Done = tuple[Changes, Sequence[_Outcome]]
 
 
 class Writer:
-    """Runs work on a file, in order."""
+    """Runs work on a file, in order.
+
+    Args:
+        path: The file, as its user names it.
+        log_file: Its write-ahead log.
+        opened: Opens the file; called in the thread.
+        resting: Called in the thread between two commits, twice a second.
+        closing: Has the last word, in the thread, when it is closed in order.
+        on_commit: Takes what changed; called in the event loop.
+        chore: Done when somebody else has written to the file.
+        on_chore: Takes what came of it; called in the event loop.
+        syncs: Whether a commit waits for the medium.
+    """
 
     def __init__(
         self,
@@ -102,19 +114,6 @@ class Writer:
         *,
         syncs: bool,
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            path: The file, as its user names it.
-            log_file: Its write-ahead log.
-            opened: Opens the file; called in the thread.
-            resting: Called in the thread between two commits, twice a second.
-            closing: Has the last word, in the thread, when it is closed in order.
-            on_commit: Takes what changed; called in the event loop.
-            chore: Done when somebody else has written to the file.
-            on_chore: Takes what came of it; called in the event loop.
-            syncs: Whether a commit waits for the medium.
-        """
         self._path = path
         self._log_file = log_file
         self._opened = opened
@@ -129,7 +128,7 @@ class Writer:
         # Of the event loop: how many calls the thread has that are not answered yet, and
         # what time there is for others.
         self._in_thread = 0
-        self._turns: Turns | None = None
+        self._budget: CommitBudget | None = None
         self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         # Held by whoever uses the connection, and what follows.
         self._writing = threading.Lock()
@@ -148,7 +147,7 @@ class Writer:
             ConfigurationError, StoreUnavailable: It cannot be opened.
         """
         self._loop = asyncio.get_running_loop()
-        self._turns = Turns(self._loop)
+        self._budget = CommitBudget(self._loop)
         ready: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(
             target=self._run, args=(ready,), name="mcp-sessions-sqlite", daemon=True
@@ -187,12 +186,12 @@ class Writer:
 
     def _done_here(self, call: _Call) -> bool:
         """Rule 5; False: it is the thread's to do."""
-        if self._turns is None or self._syncs or self._in_thread:
+        if self._budget is None or self._syncs or self._in_thread:
             return False
         if not self._writing.acquire(blocking=False):
             return False
         try:
-            if self._connection is None or self._log_is_long or not self._turns.begin():
+            if self._connection is None or self._log_is_long or not self._budget.begin():
                 return False
             try:
                 self._wait_for_others(self._connection, False)
@@ -202,7 +201,7 @@ class Writer:
                 # the time for it.
                 return False
             finally:
-                self._turns.end()
+                self._budget.end()
             self._commits += 1
             if not self._commits % _LOOK:
                 self._log_is_long = self._is_log_long()

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from mcp_sessions.stores.sqlite import commit_budget as sqlite_turns
-from mcp_sessions.stores.sqlite.commit_budget import AT_ONCE, PAUSE, SHARE, Turns
+from mcp_sessions.stores.sqlite.commit_budget import AT_ONCE, PAUSE, SHARE, CommitBudget
 
 
 class Loop:
@@ -39,12 +39,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def made() -> tuple[Turns, Loop]:
+def made() -> tuple[CommitBudget, Loop]:
     loop = Loop()
-    return Turns(cast("asyncio.AbstractEventLoop", cast(Any, loop))), loop
+    return CommitBudget(cast("asyncio.AbstractEventLoop", cast(Any, loop))), loop
 
 
-def commits(turns: Turns, clock: Clock, took: float) -> int:
+def commits(turns: CommitBudget, clock: Clock, took: float) -> int:
     """How many there is time for, if each takes that long."""
     count = 0
     while turns.begin():

@@ -3,6 +3,8 @@
 -- that are known, key, cost of the key (empty: no key), digest, runner, scopes, most bytes of keys,
 -- lifetime of keys, run, run whose place it takes (empty: none), whether the client's description is
 -- known
+--
+-- The order of the questions is that of core/admission.py: the owner first (SES10).
 local owner, mode, now, idle = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local found = record(ARGV[7], ARGV[17])
 if not found then
@@ -14,7 +16,7 @@ if fields[3] ~= owner or now >= (ARGV[5] == '1' and ends or seconds(fields[6])) 
     return false
 end
 if fields[2] ~= mode then
-    -- A conversation is of another protocol: there it is nobody's session.
+    -- A conversation is of another protocol: there it is nobody's session (else SES11, SES12).
     if mode == 'conversation' or fields[2] == 'conversation' then
         return false
     end

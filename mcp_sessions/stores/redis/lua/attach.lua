@@ -1,6 +1,8 @@
 -- needs: session log
 -- ARGV: connection, whether there is one, only if free, now, new log epoch, window (3), why the
 -- position is none, its epoch, its number
+--
+-- As core/attachment.py: the newest attachment is the only one (ATT1, TKO1).
 local fields = redis.call('HMGET', base, 'ends', 'conn', 'fence', 'maker', 'waits')
 local now = tonumber(ARGV[4])
 if not fields[1] or now >= seconds(fields[1]) or (ARGV[3] == '1' and fields[2]) then

@@ -54,7 +54,7 @@ local function make_room(all, wanted)
         return true
     end
     if all.bytes - all.answers + wanted > all.max_bytes then
-        -- It will not fit, whatever goes: then nothing has to go.
+        -- It will not fit, whatever goes: then nothing has to go (KEY12, KEY13).
         return false
     end
     while all.bytes + wanted > all.max_bytes do
@@ -83,6 +83,7 @@ local function has_scopes(scopes, others)
     return true
 end
 
+-- A known key never runs again (KEY3), and with other content is refused (KEY8).
 -- What was found, and the entry and the answer if the key is known. A key that the run
 -- instead_of recorded, which began nothing, is recorded anew.
 local function begin_key(all, key, cost, digest, runner, scopes, now, run, instead_of)
@@ -93,7 +94,7 @@ local function begin_key(all, key, cost, digest, runner, scopes, now, run, inste
     if known then
         found = known.digest == digest and known.state or 'other_content'
         answer = found == 'answered' and redis.call('HGET', entries, 'a:' .. key)
-        -- Who lacks a scope of the first sending is told nothing, and begins nothing.
+        -- Who lacks a scope of the first sending is told nothing, and begins nothing (SEC3).
         if found == 'running' and instead_of ~= '' and known.run == instead_of
             and has_scopes(scopes, known.scopes) then
             found = 'first'

@@ -12,6 +12,7 @@ local change, uri, list = ARGV[6], ARGV[8], ARGV[9]
 -- Another process's clock may differ from that of the one that tells this change.
 local SKEW, STEP_BACK = 600, 64
 
+-- As core/entitlement.py (EVT2, EVT3).
 local function entitled(mode, lists)
     if mode == 'conversation' then
         return false
