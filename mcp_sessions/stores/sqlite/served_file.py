@@ -22,7 +22,7 @@ from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
 from mcp_sessions.stores.sqlite.recovery import shut_down, start_up
 from mcp_sessions.stores.sqlite.schema import Durability, check_no_directory, open_file
 from mcp_sessions.stores.sqlite.seen import Seen
-from mcp_sessions.stores.sqlite.transaction import Transaction
+from mcp_sessions.stores.sqlite.transaction import Changes, Transaction
 from mcp_sessions.stores.sqlite.writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class ServedFile:
             self._open_file,
             closing=lambda connection: shut_down(connection, self._seen),
             resting=self._seen.count,
-            on_commit=lambda changes: self._cache.on_commit(changes),
+            on_commit=self._on_commit,
             chore=sessions.end_requested,
             on_chore=self._on_ended_beside,
             syncs=durability == "full",
@@ -119,6 +119,9 @@ class ServedFile:
             connection.close()
             raise
         return connection
+
+    def _on_commit(self, changes: Changes) -> None:
+        self._cache.on_commit(changes)
 
     def _on_ended_beside(self, records: Sequence[SessionRecord]) -> None:
         self._ended_beside += records
