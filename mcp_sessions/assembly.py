@@ -15,8 +15,9 @@ from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.server.cluster.bus import ClusterBus, LocalBus
 from mcp_sessions.server.cluster.handlers import ClusterHandlers
 from mcp_sessions.server.cluster.shared_bus import SharedBus
+from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
-from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions
@@ -63,7 +64,8 @@ class Assembly:
     bus: ClusterBus
     sealed: SealedState
     questions: PendingQuestions
-    hub: Hub
+    connections: ConnectionRegistry
+    attachments: Attachments
     publisher: Publisher
     broadcaster: ChangeBroadcaster
     runner: RequestRunner
@@ -87,7 +89,8 @@ class Assembly:
         """
         return Served(
             router=self.router,
-            hub=self.hub,
+            connections=self.connections,
+            attachments=self.attachments,
             runner=self.runner,
             lifecycle=self.lifecycle,
             listening=self.listening,
@@ -138,25 +141,26 @@ def assemble(
         )
         return StoredConnection(record, peer, transport, store=store, clock=clock, bus=bus)
 
-    hub = Hub(store, clock, owed, bus, questions, new_connection)
-    publisher = Publisher(store, hub, policy, clock, bus, questions)
-    broadcaster = ChangeBroadcaster(store, hub, publisher, policy, clock, bus)
+    connections = ConnectionRegistry(store, clock, bus, new_connection)
+    attachments = Attachments(store, connections, questions, bus, owed, clock)
+    publisher = Publisher(store, connections, attachments, policy, clock, bus, questions)
+    broadcaster = ChangeBroadcaster(store, connections, attachments, publisher, policy, clock, bus)
     outcomes = Outcomes(store, policy, clock, owed, sealed.stamp)
     runner = RequestRunner(outcomes, questions, policy, clock, process=bus.process)
-    lifecycle = Lifecycle(store, hub, runner, sealed, bus, owed, policy, clock)
+    lifecycle = Lifecycle(store, connections, attachments, runner, sealed, bus, owed, policy, clock)
     transport_sessions = TransportSessions(
-        store, hub, clock, bus, held=runner.held, listed=upstream.listed
+        store, connections, attachments, clock, bus, held=runner.held, listed=upstream.listed
     )
     peers = UpstreamPeers(
-        upstream, store, hub, publisher, runner, questions, policy, add_capabilities
+        upstream, store, connections, publisher, runner, questions, policy, add_capabilities
     )
-    associations = Associations(store, hub, runner, sealed, clock)
+    associations = Associations(store, connections, attachments, runner, sealed, clock)
     idempotency = Idempotency(runner, associations, sealed, bus)
-    methods = SessionMethods(store, hub, runner, lifecycle, sealed, clock)
+    methods = SessionMethods(store, attachments, runner, lifecycle, sealed, clock)
     gates = Gates()
     router = Router(
         store=store,
-        hub=hub,
+        connections=connections,
         runner=runner,
         questions=questions,
         upstream=upstream,
@@ -174,18 +178,19 @@ def assemble(
     handlers = ClusterHandlers(
         bus,
         store,
-        hub,
+        connections,
+        attachments,
         publisher,
         broadcaster,
         questions,
         runner,
         idempotency.joining,
-        ClusterStreams(hub, runner, bus, transport_sessions, policy, clock),
+        ClusterStreams(connections, runner, bus, transport_sessions, policy, clock),
         forget=lifecycle.forget_here,
         publish=upstream.echo,
     )
     endpoints: list[Endpoint] = []
-    draining = Draining(endpoints, store, hub, runner, owed, policy, bus)
+    draining = Draining(endpoints, store, connections, attachments, runner, owed, policy, bus)
     lifetime = Lifetime(
         store, policy, security, upstream, bus, handlers, lifecycle, broadcaster, draining
     )
@@ -198,14 +203,15 @@ def assemble(
         bus=bus,
         sealed=sealed,
         questions=questions,
-        hub=hub,
+        connections=connections,
+        attachments=attachments,
         publisher=publisher,
         broadcaster=broadcaster,
         runner=runner,
         lifecycle=lifecycle,
         router=router,
         transport_sessions=transport_sessions,
-        listening=Listening(store, hub, router, sealed, upstream),
+        listening=Listening(store, attachments, router, sealed, upstream),
         gates=gates,
         sessions=Sessions(store, clock, lifecycle.finish),
         endpoints=endpoints,

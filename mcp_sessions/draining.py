@@ -15,8 +15,9 @@ from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.connection import ClientConnection
+from mcp_sessions.server.delivery.attachments import Attachments
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.detached import declares_extension, tell_detached
-from mcp_sessions.server.delivery.hub import Hub
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.requests.runner import RequestRunner
@@ -37,7 +38,8 @@ class Draining:
         self,
         endpoints: Sequence[Endpoint],
         store: SessionStore,
-        hub: Hub,
+        connections: ConnectionRegistry,
+        attachments: Attachments,
         runner: RequestRunner,
         owed: Owed,
         policy: SessionPolicy,
@@ -51,7 +53,8 @@ class Draining:
         """
         self._endpoints = endpoints
         self._store = store
-        self._hub = hub
+        self._connections = connections
+        self._attachments = attachments
         self._runner = runner
         self._owed = owed
         self._policy = policy
@@ -81,7 +84,7 @@ class Draining:
         for endpoint in self._endpoints:
             endpoint.http.retry_after = self._policy.reconnect_spread
         if first:
-            for connection in self._hub.connections():
+            for connection in self._connections.all():
                 transport = connection.transport
                 if isinstance(transport, DuplexTransport) and not declares_extension(connection):
                     # It is told nothing, and knows no refusal of this kind (ERR15).
@@ -94,7 +97,7 @@ class Draining:
         if left:
             logger.warning("%d requests were cancelled at shutdown", left)
         closing: list[asyncio.Task[Any]] = []
-        for connection in self._hub.connections():
+        for connection in self._connections.all():
             connection.transport.close()
             if isinstance(connection.transport, DuplexTransport):
                 closing.append(asyncio.create_task(connection.transport.over.wait()))
@@ -126,12 +129,12 @@ class Draining:
             await self.drain(grace=0)
             for endpoint in self._endpoints:
                 await endpoint.handshake.close()
-            for connection in self._hub.connections():
+            for connection in self._connections.all():
                 if isinstance(connection, StoredConnection):
                     # It is in the store, and goes on there with what is attached to it.
-                    await self._hub.let_go(connection)
+                    await self._connections.let_go(connection)
                 else:
-                    await self._hub.remove(connection)
+                    await self._attachments.remove(connection)
         except StoreUnavailable:
             # What it remembers of this process's connections is seen to be dead by others.
             logger.warning("the store is away while the server stops")

@@ -15,7 +15,7 @@ KINDS = pytest.mark.parametrize("kind", ["websocket", "pipe"])
 
 def transport_of(w: DuplexWorld) -> DuplexTransport:
     """That of the one connection of a world."""
-    (connection,) = w.layer._assembly.hub.connections()  # pyright: ignore[reportPrivateUsage]
+    (connection,) = w.layer._assembly.connections.all()  # pyright: ignore[reportPrivateUsage]
     return cast(DuplexTransport, connection.transport)
 
 
@@ -97,12 +97,13 @@ async def test_a_connection_that_ends_does_not_look_through_everybodys_subscript
 
     async with duplex_world() as w:
         peer, other = await w.connected(), await w.connected()
-        hub: Any = w.layer._assembly.hub  # pyright: ignore[reportPrivateUsage]
+        registry: Any = w.layer._assembly.connections  # pyright: ignore[reportPrivateUsage]
         for each in (peer, other):
             await each.result("resources/subscribe", {"uri": "note://shared"})
             await each.result("resources/subscribe", {"uri": f"note://{id(each)}"})
-        hub._sessionless = NotLookedThrough(hub._sessionless)
-        connections = hub.connections()
+        registry._sessionless = NotLookedThrough(registry._sessionless)
+        connections = registry.all()
         await peer.leave()
         await at_most(10, connections[0].transport.over.wait())
-        assert len(hub._sessionless) == 2 and len(hub.sessionless_subscribers("note://shared")) == 1
+        assert len(registry._sessionless) == 2
+        assert len(registry.sessionless_subscribers("note://shared")) == 1

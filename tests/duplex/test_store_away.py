@@ -32,12 +32,12 @@ async def attachment(w: DuplexWorld, session: str) -> Any:
 
 async def gone(w: DuplexWorld, peer: DuplexPeer) -> None:
     """The peer leaves, and the process knows."""
-    hub = w.layer._assembly.hub  # pyright: ignore[reportPrivateUsage]
-    before = len(hub.connections())
+    registry = w.layer._assembly.connections  # pyright: ignore[reportPrivateUsage]
+    before = len(registry.all())
     await peer.leave()
 
     async def fewer() -> bool:
-        return len(hub.connections()) < before
+        return len(registry.all()) < before
 
     await until(fewer)
 
@@ -102,7 +102,7 @@ async def test_a_session_whose_resume_was_cut_off_is_not_left_attached(after: bo
         await peer.send("session/resume", {"sessionId": session})
         await at_most(10, slow.started.wait())
         # As its credential may end, or its patience with who takes nothing.
-        (connection,) = w.layer._assembly.hub.connections()  # pyright: ignore[reportPrivateUsage]
+        (connection,) = w.layer._assembly.connections.all()  # pyright: ignore[reportPrivateUsage]
         cast(Any, connection.transport).outbox.cut()
         await at_most(10, cast(Any, connection.transport).over.wait())
         slow.go.set()
@@ -111,7 +111,7 @@ async def test_a_session_whose_resume_was_cut_off_is_not_left_attached(after: bo
             return await attachment(w, session) is None
 
         await until(detached)
-        assert w.layer._assembly.hub.connections() == []  # pyright: ignore[reportPrivateUsage]
+        assert w.layer._assembly.connections.all() == []  # pyright: ignore[reportPrivateUsage]
 
 
 class FailsToClose:
@@ -131,8 +131,8 @@ async def test_a_failing_wrapped_server_keeps_no_connection_in_the_process() -> 
         assert text_of(
             await peer.result("tools/call", {"name": "echo", "arguments": {"text": "x"}})
         )
-        hub = w.layer._assembly.hub  # pyright: ignore[reportPrivateUsage]
-        upstream_peers = hub.connections()[0].upstream_peers
+        registry = w.layer._assembly.connections  # pyright: ignore[reportPrivateUsage]
+        upstream_peers = registry.all()[0].upstream_peers
         for session_id in upstream_peers:
             upstream_peers[session_id] = cast(Any, FailsToClose())
         await gone(w, peer)

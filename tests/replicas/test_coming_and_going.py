@@ -241,7 +241,7 @@ async def test_a_connection_not_in_use_here_is_let_go() -> None:
             await client.result("ping")
             await asyncio.sleep(5)
 
-        assert [len(w.layer._assembly.hub.connections()) for w in c.worlds] == [1, 0]  # pyright: ignore[reportPrivateUsage]
+        assert [len(w.layer._assembly.connections.all()) for w in c.worlds] == [1, 0]  # pyright: ignore[reportPrivateUsage]
         assert await c.at(1, client).text("echo", text="x") == "x"
 
 

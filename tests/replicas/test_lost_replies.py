@@ -102,10 +102,10 @@ async def test_what_died_before_it_could_say_that_nothing_began_leaves_an_unknow
 async def test_a_connection_that_this_process_had_and_has_no_more_is_not_there() -> None:
     """Its process lives, and knows better than the store: the session is free."""
     async with cluster(2) as c:
-        hubs = [w.layer._assembly.hub for w in c.worlds]  # pyright: ignore[reportPrivateUsage]
+        own, other = (w.layer._assembly.connections for w in c.worlds)  # pyright: ignore[reportPrivateUsage]
         process = c[0].layer._assembly.runner.process  # pyright: ignore[reportPrivateUsage]
         gone = mint_connection_id("websocket", process)
 
-        assert not await hubs[0].is_there(gone)
+        assert not await own.is_there(gone)
         # Another one cannot know.
-        assert await hubs[1].is_there(gone)
+        assert await other.is_there(gone)

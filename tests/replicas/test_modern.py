@@ -195,8 +195,8 @@ async def test_a_listen_stream_whose_attach_failed_leaves_nothing_behind() -> No
         store.attach = attach
 
         assert error["code"] == -32043
-        hub = c[0].layer._assembly.hub  # pyright: ignore[reportPrivateUsage]
-        assert not hub.connections()
+        registry = c[0].layer._assembly.connections  # pyright: ignore[reportPrivateUsage]
+        assert not registry.all()
         assert not c.stores[0].exchange.watched
         await listening(modern(c, 0), session)
 

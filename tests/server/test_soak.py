@@ -19,7 +19,8 @@ CYCLES = 10_000
 def sizes(w: World) -> dict[str, int]:
     """How many of each thing the layer holds."""
     store: Any = w.layer.store
-    hub: Any = w.layer._assembly.hub  # pyright: ignore[reportPrivateUsage]
+    connections: Any = w.layer._assembly.connections  # pyright: ignore[reportPrivateUsage]
+    attachments: Any = w.layer._assembly.attachments  # pyright: ignore[reportPrivateUsage]
     host: Any = w.layer._assembly.runner  # pyright: ignore[reportPrivateUsage]
     questions: Any = w.layer._assembly.questions  # pyright: ignore[reportPrivateUsage]
     sealed: Any = w.layer._assembly.sealed  # pyright: ignore[reportPrivateUsage]
@@ -27,9 +28,9 @@ def sizes(w: World) -> dict[str, int]:
         "sessions": len(store._sessions),
         "principals": len(store._by_principal),
         "subscriptions": len(store._by_uri),
-        "connections": len(hub._connections),
-        "used on": len(hub._used_on),
-        "turns": len(hub._session_locks),
+        "connections": len(connections._connections),
+        "used on": len(connections._used_on),
+        "turns": len(attachments._session_locks),
         "running": len(host._running),
         "by session": len(host._by_session),
         "by key": len(host._by_key),

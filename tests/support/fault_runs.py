@@ -236,11 +236,13 @@ async def _check_nothing_is_held(stage: Stage) -> None:
             raise Violation(f"still at work: {at_work}")
         if layer._assembly.questions._open:
             raise Violation(f"questions that nobody waits for: {layer._assembly.questions._open}")
-        locked = [turn for turn in layer._assembly.hub._session_locks.values() if turn.locked()]
+        locked = [
+            turn for turn in layer._assembly.attachments._session_locks.values() if turn.locked()
+        ]
         if locked:
             raise Violation("a session's lock is held for ever")
-        alive = {connection.id for connection in layer._assembly.hub.connections()}
-        dead = [c for c in layer._assembly.hub.connections() if c.kind != "http"]
+        alive = {connection.id for connection in layer._assembly.connections.all()}
+        dead = [c for c in layer._assembly.connections.all() if c.kind != "http"]
         if dead:
             raise Violation(f"connections that are gone are kept: {dead}")
         for record in await w.layer.store.all_sessions():

@@ -126,7 +126,7 @@ class DuplexConnection:
         self._handled.end()
         self._reported.end()
         try:
-            await self._served.hub.remove(self.client)
+            await self._served.attachments.remove(self.client)
         finally:
             self.transport.over.set()
 

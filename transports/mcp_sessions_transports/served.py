@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
-from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.attachments import Attachments
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.listening import Listening
@@ -21,7 +22,8 @@ class Served:
     """What a binding serves, and with what."""
 
     router: Router
-    hub: Hub
+    connections: ConnectionRegistry
+    attachments: Attachments
     runner: RequestRunner
     lifecycle: Lifecycle
     listening: Listening

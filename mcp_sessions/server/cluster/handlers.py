@@ -34,8 +34,9 @@ from mcp_sessions.server.cluster.messages import (
     StreamRead,
     Withdrawn,
 )
+from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
-from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions, may_ask
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
@@ -71,7 +72,8 @@ class ClusterHandlers:
         self,
         bus: ClusterBus,
         store: SessionStore,
-        hub: Hub,
+        connections: ConnectionRegistry,
+        attachments: Attachments,
         publisher: Publisher,
         broadcaster: ChangeBroadcaster,
         questions: PendingQuestions,
@@ -91,7 +93,8 @@ class ClusterHandlers:
         """
         self._bus = bus
         self._store = store
-        self._hub = hub
+        self._connections = connections
+        self._attachments = attachments
         self._publisher = publisher
         self._broadcaster = broadcaster
         self._questions = questions
@@ -156,9 +159,9 @@ class ClusterHandlers:
         """
         self._rounds += 1
         if self._rounds % _ATTACHED_EVERY == 0:
-            for connection in self._hub.connections():
+            for connection in self._connections.all():
                 for session_id in list(connection.attached):
-                    await self._hub.check_attached(session_id, connection)
+                    await self._attachments.check_attached(session_id, connection)
         for session_id in list(self._runner.held):
             if await self._store.head(session_id) is None:
                 if await self._store.load(session_id, now=0) is None:
@@ -167,9 +170,9 @@ class ClusterHandlers:
     # --- sessions ----------------------------------------------------------------------------
 
     async def _displaced(self, message: Displaced) -> None:
-        connection = self._hub.local(message.connection_id)
+        connection = self._connections.local(message.connection_id)
         if connection is not None:
-            await self._hub.check_attached(
+            await self._attachments.check_attached(
                 message.session_id,
                 connection,
                 reason=message.reason,
@@ -190,13 +193,13 @@ class ClusterHandlers:
         return connection.tell_opened(to=sender)
 
     def _stored(self, connection_id: ConnectionId) -> StoredConnection | None:
-        connection = self._hub.local(connection_id)
+        connection = self._connections.local(connection_id)
         return connection if isinstance(connection, StoredConnection) else None
 
     async def _ended(self, message: SessionEnded) -> None:
         session_id, connection_id = message.session_id, message.connection_id
-        knows = session_id in self._runner.held or self._hub.knows(session_id)
-        known = connection_id is not None and self._hub.local(connection_id) is not None
+        knows = session_id in self._runner.held or self._connections.knows(session_id)
+        known = connection_id is not None and self._connections.local(connection_id) is not None
         if (knows or known) and await self._store.load(session_id, now=0) is None:
             await self._forget(session_id, connection_id)
 
@@ -206,7 +209,7 @@ class ClusterHandlers:
         join = self._joining.of_request(message.connection_id, message.id)
         if join is not None:
             await self._joining.cancel(join)
-        connection = self._hub.local(message.connection_id)
+        connection = self._connections.local(message.connection_id)
         running = self._runner.by_connection(connection).get(message.id) if connection else None
         if running is not None:
             await self._runner.abort(running, _CANCELLED)
@@ -218,7 +221,7 @@ class ClusterHandlers:
 
     async def _push(self, sender: str, message: PushQuestion) -> None:
         session_id = message.session_id
-        connection = self._hub.local(message.connection_id)
+        connection = self._connections.local(message.connection_id)
         if connection is None or connection.attached.get(session_id) != message.fencing_epoch:
             # It left meanwhile; what is open is asked again where it attaches next.
             return

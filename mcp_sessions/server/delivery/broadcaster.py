@@ -34,7 +34,8 @@ from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import ServerChanged
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.announced import note
-from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.attachments import Attachments
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.waiting_changes import (
     RESOURCE_UPDATED,
@@ -63,7 +64,8 @@ class ChangeBroadcaster:
     def __init__(
         self,
         store: SessionStore,
-        hub: Hub,
+        connections: ConnectionRegistry,
+        attachments: Attachments,
         publisher: Publisher,
         policy: SessionPolicy,
         clock: Callable[[], float],
@@ -71,7 +73,8 @@ class ChangeBroadcaster:
     ) -> None:
         self._bus = bus
         self._store = store
-        self._hub = hub
+        self._connections = connections
+        self._attachments = attachments
         self._publisher = publisher
         self._policy = policy
         self._clock = clock
@@ -211,7 +214,7 @@ class ChangeBroadcaster:
             free: list[SessionId] = []
             for session_id in dict.fromkeys(session_ids[start : start + step]):
                 # Whoever waits for one keeps all others waiting.
-                is_busy = self._hub.session_lock(session_id).locked()
+                is_busy = self._attachments.session_lock(session_id).locked()
                 (waiting.busy if is_busy else free).append(session_id)
             try:
                 await self._tell_some(waiting, free)
@@ -269,7 +272,7 @@ class ChangeBroadcaster:
         session_ids = [each for each in session_ids if each not in waiting.done]
         if not session_ids:
             return
-        locks = [self._hub.session_lock(session_id) for session_id in session_ids]
+        locks = [self._attachments.session_lock(session_id) for session_id in session_ids]
         held: list[asyncio.Lock] = []
         try:
             for lock in locks:
@@ -298,7 +301,7 @@ class ChangeBroadcaster:
             StoreUnavailable: They still may not.
         """
         for each in told:
-            async with self._hub.session_lock(each.session_id):
+            async with self._attachments.session_lock(each.session_id):
                 # Whoever is attached anew got it with what was missed.
                 waiting.undelivered += await self._publisher.hand_over([each])
         if waiting.undelivered:
@@ -333,13 +336,13 @@ class ChangeBroadcaster:
         self._renewed.clear()
 
     async def _renew(self, session_id: SessionId) -> None:
-        async with self._hub.session_lock(session_id):
+        async with self._attachments.session_lock(session_id):
             record = await self._store.load(session_id, now=0)
             if record is None or record.mode is not Mode.PROTOCOL:
                 return
             await self._store.renew(session_id)
             if record.attachment is not None:
-                await self._hub.displace_locked(session_id, Detached.EVICTED)
+                await self._attachments.displace_locked(session_id, Detached.EVICTED)
 
     async def tell_sessionless(self, method: str, params: Mapping[str, Any] | None) -> None:
         """Tell the pipes and WebSockets of this process that hear a change for themselves."""
@@ -353,10 +356,10 @@ class ChangeBroadcaster:
     ) -> list[ClientConnection]:
         """The pipes and WebSockets that hear a change outside of any session."""
         if method == RESOURCE_UPDATED:
-            return self._hub.sessionless_subscribers(str((params or {}).get("uri", "")))
+            return self._connections.sessionless_subscribers(str((params or {}).get("uri", "")))
         return [
             connection
-            for connection in self._hub.connections()
+            for connection in self._connections.all()
             if connection.transport_session is None
             and connection.peer.initialize_params is not None
             and not connection.peer.modern

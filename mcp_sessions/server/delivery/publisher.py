@@ -21,7 +21,8 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import PushQuestion
 from mcp_sessions.server.connection import ClientConnection
-from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.attachments import Attachments
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.questions import PendingQuestion, PendingQuestions, may_ask
 from mcp_sessions.server.delivery.relaying import Relay
 from mcp_sessions.stores.contract import SessionStore
@@ -36,7 +37,8 @@ class Publisher:
     def __init__(
         self,
         store: SessionStore,
-        hub: Hub,
+        connections: ConnectionRegistry,
+        attachments: Attachments,
         policy: SessionPolicy,
         clock: Callable[[], float],
         bus: ClusterBus,
@@ -45,7 +47,8 @@ class Publisher:
         self._bus = bus
         self._questions = questions
         self._store = store
-        self._hub = hub
+        self._connections = connections
+        self._attachments = attachments
         self._policy = policy
         self._clock = clock
 
@@ -76,7 +79,7 @@ class Publisher:
     ) -> bool:
         """As :meth:`publish`, of an event that many sessions may get."""
         connection = None
-        async with self._hub.session_lock(session_id):
+        async with self._attachments.session_lock(session_id):
             appended = await self._store.append(
                 session_id, template.draft(session_id), now=self._clock()
             )
@@ -85,7 +88,7 @@ class Publisher:
             if appended.replaced:
                 metrics.coalesced()
             if appended.attachment is not None:
-                connection = self._hub.local(appended.attachment.connection_id)
+                connection = self._connections.local(appended.attachment.connection_id)
                 await self._hand_over(session_id, appended.event, appended.attachment)
         if wait and connection is not None:
             await connection.transport.drain()
@@ -106,7 +109,7 @@ class Publisher:
             if each.replaced:
                 metrics.coalesced()
             if each.stream == GET_STREAM:
-                connection = self._hub.local(ConnectionId(each.session_id))
+                connection = self._connections.local(ConnectionId(each.session_id))
                 if connection is not None:
                     connection.appended(each.session_id, each.event, None)
             elif each.attachment is not None:
@@ -136,7 +139,7 @@ class Publisher:
         self, session_id: SessionId, event: LoggedEvent, attachment: Attachment
     ) -> None:
         """Hand an event to the connection that was attached when it was stored."""
-        connection = self._hub.local(attachment.connection_id)
+        connection = self._connections.local(attachment.connection_id)
         if connection is not None:
             whole = await connection.deliver(session_id, event, attachment.fencing_epoch)
         elif process_of(attachment.connection_id) is None:
@@ -146,7 +149,7 @@ class Publisher:
             # Where it lives, the session's log is watched.
             whole = True
         if not whole:
-            await self._hub.displace_locked(session_id, Detached.EVICTED)
+            await self._attachments.displace_locked(session_id, Detached.EVICTED)
 
     def _relay(
         self, connection_id: ConnectionId, session_id: SessionId, attachment: Attachment
@@ -188,7 +191,7 @@ class Publisher:
         attachment = record.attachment if record is not None else None
         if attachment is None:
             return
-        connection = await self._hub.find(attachment.connection_id)
+        connection = await self._connections.find(attachment.connection_id)
         if connection is not None:
             if may_ask(connection.peer, question.method):
                 await connection.send(Draft(message, None, question.log_key, session_id))

@@ -21,7 +21,8 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import Position, SessionId, parse_session_id
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster.bus import ClusterBus
-from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.attachments import Attachments
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Mode, SessionRecord
@@ -33,7 +34,8 @@ class TransportSessions:
     def __init__(
         self,
         store: SessionStore,
-        hub: Hub,
+        connections: ConnectionRegistry,
+        attachments: Attachments,
         clock: Callable[[], float],
         bus: ClusterBus,
         *,
@@ -47,7 +49,8 @@ class TransportSessions:
             listed: Of ``tools``, ``prompts`` and ``resources``, those that the server has.
         """
         self._store = store
-        self._hub = hub
+        self._connections = connections
+        self._attachments = attachments
         self._clock = clock
         self._bus = bus
         self._held = held
@@ -101,7 +104,7 @@ class TransportSessions:
             StoreUnavailable: Not all of it was relayed.
         """
         for session_id in await connection.catch_up():
-            await self._hub.displace(session_id, Detached.EVICTED)
+            await self._attachments.displace(session_id, Detached.EVICTED)
 
     # --- GET streams -------------------------------------------------------------------------
 
@@ -125,18 +128,18 @@ class TransportSessions:
                 last_event_id, was_opened=record.stream_opened
             )
         except SessionNotFound:
-            await self._hub.let_go(connection)
+            await self._connections.let_go(connection)
             raise
         if lost is not None and lost is not Refusal.NO_POSITION:
             # What the client missed is gone from the window (HTL9), or more waited for its first
             # stream than that holds (HTL6): it is not left in silent doubt.
             for session_id in record.carried:
                 # Its position in the session's own log may still be good: it has to resume.
-                await self._hub.displace(session_id, Detached.EVICTED)
+                await self._attachments.displace(session_id, Detached.EVICTED)
         elif not continues:
             # A later GET without a position: its sessions wait for session/resume.
             for session_id, fencing_epoch in record.carried.items():
-                await self._hub.detach(session_id, connection, fencing_epoch)
+                await self._attachments.detach(session_id, connection, fencing_epoch)
         if lost is None:
             return after, ()
         return after, _refetch(record.subscriptions, self._listed())

@@ -23,7 +23,8 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.server.connection import Inbound
-from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.attachments import Attachments
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.contract import SessionStore
@@ -49,13 +50,15 @@ class Associations:
     def __init__(
         self,
         store: SessionStore,
-        hub: Hub,
+        connections: ConnectionRegistry,
+        attachments: Attachments,
         runner: RequestRunner,
         sealed: SealedState,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
-        self._hub = hub
+        self._connections = connections
+        self._attachments = attachments
         self._runner = runner
         self._sealed = sealed
         self._clock = clock
@@ -195,7 +198,7 @@ class Associations:
         if connection is None:
             return
         if attachment is not None:
-            if await self._hub.is_there(attachment.connection_id):
+            if await self._connections.is_there(attachment.connection_id):
                 return
             # Its process died with the connection, and could not say so (ATT9).
             await self._store.detach(record.session_id, attachment.fencing_epoch)
@@ -203,7 +206,7 @@ class Associations:
             # A weaker credential may use the session, but not hear what a stronger one may
             # have caused (SEC3).
             return
-        attached = await self._hub.attach(record.session_id, connection, only_if_free=True)
+        attached = await self._attachments.attach(record.session_id, connection, only_if_free=True)
         if attached is None:
             return
         current = await inbound.current()

@@ -22,7 +22,8 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import SessionEnded
-from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.attachments import Attachments
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.requests.runner import RequestRunner
@@ -44,7 +45,8 @@ class Lifecycle:
     def __init__(
         self,
         store: SessionStore,
-        hub: Hub,
+        connections: ConnectionRegistry,
+        attachments: Attachments,
         runner: RequestRunner,
         sealed: SealedState,
         bus: ClusterBus,
@@ -53,7 +55,8 @@ class Lifecycle:
         clock: Callable[[], float],
     ) -> None:
         self._store = store
-        self._hub = hub
+        self._connections = connections
+        self._attachments = attachments
         self._runner = runner
         self._sealed = sealed
         self._bus = bus
@@ -110,7 +113,7 @@ class Lifecycle:
         self._sealed.forget(record.session_id)
         # Answered first (END6): a connection that is over ends the streams that answers go on.
         await self._runner.abort_session(record.session_id)
-        await self._hub.forget(record)
+        await self._attachments.forget(record)
         attachment = record.attachment
         connection_id = attachment.connection_id if attachment is not None else None
         ended = SessionEnded(session_id=record.session_id, connection_id=connection_id)
@@ -120,7 +123,7 @@ class Lifecycle:
         """Another process ended a session: end what is at work for it here."""
         self._sealed.forget(session_id)
         await self._runner.abort_session(session_id)
-        await self._hub.forget_here(session_id, connection_id)
+        await self._attachments.forget_here(session_id, connection_id)
 
     # --- rounds ------------------------------------------------------------------------------
 
@@ -175,7 +178,7 @@ class Lifecycle:
             return
         streaming = {
             connection.transport_session
-            for connection in self._hub.connections()
+            for connection in self._connections.all()
             if connection.transport_session is not None and connection.is_streaming
         }
         evicted = await self._store.evict(

@@ -11,7 +11,7 @@ from mcp_sessions.core.listening import LISTEN, Filter
 from mcp_sessions.core.messages import Request, instance_of
 from mcp_sessions.errors import SessionNotFound
 from mcp_sessions.server.connection import ClientConnection, Inbound
-from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.upstream.port import Upstream
@@ -25,13 +25,13 @@ class Listening:
     def __init__(
         self,
         store: SessionStore,
-        hub: Hub,
+        attachments: Attachments,
         router: Router,
         sealed: SealedState,
         upstream: Upstream,
     ) -> None:
         self._store = store
-        self._hub = hub
+        self._attachments = attachments
         self._router = router
         self._sealed = sealed
         self._upstream = upstream
@@ -61,7 +61,7 @@ class Listening:
         Raises:
             SessionNotFound: It is over.
         """
-        attached = await self._hub.attach(
+        attached = await self._attachments.attach(
             record.session_id,
             connection,
             instance=instance_of(request.params),

@@ -40,7 +40,7 @@ from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.forwarding import forward_answer, forward_progress
 from mcp_sessions.server.cluster.messages import CancelKeyed, CancelRequest
 from mcp_sessions.server.connection import ClientConnection, Inbound
-from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.dispatch.association import Associations
 from mcp_sessions.server.dispatch.gates import Gates
@@ -68,7 +68,7 @@ class Router:
         self,
         *,
         store: SessionStore,
-        hub: Hub,
+        connections: ConnectionRegistry,
         runner: RequestRunner,
         questions: PendingQuestions,
         upstream: Upstream,
@@ -89,7 +89,7 @@ class Router:
             advertise: Adds our capabilities to the result of an ``initialize``, in place.
         """
         self._store = store
-        self._hub = hub
+        self._connections = connections
         self._runner = runner
         self._questions = questions
         self._upstream = upstream
@@ -145,7 +145,7 @@ class Router:
             await upstream_peer.close()
             return result_message(request.id, result), None
         self._peers.adopt(upstream_peer, outbound, connection)
-        self._hub.add(connection)
+        self._connections.add(connection)
         return result_message(request.id, result), connection
 
     async def request(self, request: Request, inbound: Inbound) -> None:

@@ -31,7 +31,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import SessionEventId, SessionId, digest, parse_position
 from mcp_sessions.server.connection import Inbound
-from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.sealed_state import SealedState, timestamp
 from mcp_sessions.server.requests.runner import RequestRunner
@@ -52,14 +52,14 @@ class SessionMethods:
     def __init__(
         self,
         store: SessionStore,
-        hub: Hub,
+        attachments: Attachments,
         runner: RequestRunner,
         lifecycle: Lifecycle,
         sealed: SealedState,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
-        self._hub = hub
+        self._attachments = attachments
         self._runner = runner
         self._lifecycle = lifecycle
         self._sealed = sealed
@@ -92,7 +92,7 @@ class SessionMethods:
         record = await self._lifecycle.create(Mode.PROTOCOL, inbound.principal, inbound.peer)
         session_id, connection = record.session_id, inbound.connection
         if connection is not None:
-            attached = await self._hub.attach(session_id, connection)
+            attached = await self._attachments.attach(session_id, connection)
             if attached is not None:
                 await _make_current(inbound, session_id, attached)
         return {
@@ -107,7 +107,7 @@ class SessionMethods:
         record = await self._lifecycle.create(Mode.PROTOCOL, inbound.principal, inbound.peer)
         if inbound.connection is not None:
             # It hears its events here, but does not become the current session.
-            await self._hub.attach(record.session_id, inbound.connection)
+            await self._attachments.attach(record.session_id, inbound.connection)
         result: dict[str, Any] = {"session": self._sealed.metadata(record)}
         if self._store.remembers:
             result["_meta"] = {EVENT_ID_META: await self._begin(record, inbound)}
@@ -148,7 +148,7 @@ class SessionMethods:
         if release is not None:
             # "The result is written before the first replayed event."
             inbound.channel.after_answer(release)
-        attached = await self._hub.attach(
+        attached = await self._attachments.attach(
             session_id,
             connection,
             position=position,

@@ -10,7 +10,7 @@ from mcp_sessions.core.log import Draft
 from mcp_sessions.errors import INVALID_REQUEST
 from mcp_sessions.ids import digest
 from mcp_sessions.server.connection import ClientConnection
-from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions, check_may_ask
 from mcp_sessions.server.requests.runner import RequestRunner
@@ -26,14 +26,14 @@ class SessionOutbound:
 
     def __init__(
         self,
-        hub: Hub,
+        connections: ConnectionRegistry,
         publisher: Publisher,
         runner: RequestRunner,
         questions: PendingQuestions,
         store: SessionStore,
         record: SessionRecord,
     ) -> None:
-        self._hub = hub
+        self._connections = connections
         self._publisher = publisher
         self._runner = runner
         self._questions = questions
@@ -61,10 +61,10 @@ class SessionOutbound:
         if record is None:
             raise PeerError(INVALID_REQUEST, "the session is over")
         attachment = record.attachment
-        connection = await self._hub.find(attachment.connection_id) if attachment else None
+        connection = await self._connections.find(attachment.connection_id) if attachment else None
         if connection is not None:
             check_may_ask(connection.peer, method)
-        elif attachment is None or not await self._hub.is_there(attachment.connection_id):
+        elif attachment is None or not await self._connections.is_there(attachment.connection_id):
             check_may_ask(record.peer, method)
         # Else whoever has the connection says whether its client can be asked.
         question = self._questions.new(record.principal, session_id, method, params, on_progress)

@@ -12,7 +12,7 @@ from typing import Any
 from mcp_sessions.core.messages import Request
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import ClientConnection, Inbound
-from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.requests.outbound import ConnectionOutbound, LateOutbound, SessionOutbound
@@ -36,7 +36,7 @@ class UpstreamPeers:
         self,
         upstream: Upstream,
         store: SessionStore,
-        hub: Hub,
+        connections: ConnectionRegistry,
         publisher: Publisher,
         runner: RequestRunner,
         questions: PendingQuestions,
@@ -50,7 +50,7 @@ class UpstreamPeers:
         """
         self._upstream = upstream
         self._store = store
-        self._hub = hub
+        self._connections = connections
         self._publisher = publisher
         self._runner = runner
         self._questions = questions
@@ -94,7 +94,7 @@ class UpstreamPeers:
             return known
         if record is not None:
             outbound = self._of_session(record)
-            self._hub.used(record.session_id, connection)
+            self._connections.used(record.session_id, connection)
             peer = self._upstream.peer(inbound.peer, outbound, record.session_id)
         else:
             outbound = self._of_connection(connection)
@@ -119,7 +119,7 @@ class UpstreamPeers:
 
     def _of_session(self, record: SessionRecord) -> SessionOutbound:
         return SessionOutbound(
-            self._hub, self._publisher, self._runner, self._questions, self._store, record
+            self._connections, self._publisher, self._runner, self._questions, self._store, record
         )
 
     def _of_connection(self, connection: ClientConnection) -> ConnectionOutbound:
@@ -141,9 +141,9 @@ class UpstreamPeers:
             if connection is None:
                 return False
             if on:
-                own = self._hub.sessionless_subscriptions(connection)
+                own = self._connections.sessionless_subscriptions(connection)
                 check_subscriptions({*own, uri}, self._policy)
-            self._hub.subscribe_sessionless(connection, uri, on=on)
+            self._connections.subscribe_sessionless(connection, uri, on=on)
             return True
 
         return remember

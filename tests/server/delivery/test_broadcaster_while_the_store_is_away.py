@@ -212,8 +212,8 @@ async def test_a_session_in_the_middle_of_something_keeps_nobody_waiting() -> No
     """A session's turn is taken by a store call that takes long; it hears when that is over."""
     async with shared() as s:
         started = await s.subscribers(3)
-        hub = s.world.layer._assembly.hub  # pyright: ignore[reportPrivateUsage]
-        async with hub.session_lock(SessionId(started[0]["sessionId"])):
+        attachments = s.world.layer._assembly.attachments  # pyright: ignore[reportPrivateUsage]
+        async with attachments.session_lock(SessionId(started[0]["sessionId"])):
             telling = asyncio.create_task(s.world.layer.notify_resource_updated(URI))
             for each in started[1:]:
                 await told(s, each)

@@ -507,13 +507,13 @@ async def test_the_end_removes_every_trace(end: str) -> None:
             await w.expire()
 
         store: Any = w.layer.store
-        hub: Any = w.layer._assembly.hub  # pyright: ignore[reportPrivateUsage]
+        registry: Any = w.layer._assembly.connections  # pyright: ignore[reportPrivateUsage]
         host: Any = w.layer._assembly.runner  # pyright: ignore[reportPrivateUsage]
         assert session not in store._sessions
         assert store._by_uri == {}
-        assert session not in hub._used_on
-        assert all(session not in connection.attached for connection in hub.connections())
-        assert all(session not in c.upstream_peers for c in hub.connections())
+        assert session not in registry._used_on
+        assert all(session not in connection.attached for connection in registry.all())
+        assert all(session not in c.upstream_peers for c in registry.all())
         assert session not in host.held
         assert host._by_key == {}
         log = store._sessions[client.session_id].streams["get"]

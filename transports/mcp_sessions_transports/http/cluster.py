@@ -14,7 +14,7 @@ from mcp_sessions.ids import ConnectionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import StreamRead
-from mcp_sessions.server.delivery.hub import Hub
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.requests.runner import RequestRunner
@@ -27,14 +27,14 @@ class ClusterStreams:
 
     def __init__(
         self,
-        hub: Hub,
+        connections: ConnectionRegistry,
         runner: RequestRunner,
         bus: ClusterBus,
         sessions: TransportSessions,
         policy: SessionPolicy,
         clock: Callable[[], float],
     ) -> None:
-        self._hub = hub
+        self._connections = connections
         self._runner = runner
         self._bus = bus
         self._sessions = sessions
@@ -43,7 +43,7 @@ class ClusterStreams:
 
     def stream_read(self, sender: str, message: StreamRead) -> Coroutine[Any, Any, None] | None:
         """See :class:`~mcp_sessions.server.cluster.handlers.HttpStreams`."""
-        connection = self._hub.local(ConnectionId(message.session_id))
+        connection = self._connections.local(ConnectionId(message.session_id))
         if not isinstance(connection, StoredConnection):
             return None
         channel = http_transport(connection).responses.channels.get(message.stream)
@@ -59,7 +59,7 @@ class ClusterStreams:
         not in use.
         """
         unused = self._clock() - self._policy.idle_timeout
-        for connection in self._hub.connections():
+        for connection in self._connections.all():
             if not isinstance(connection, StoredConnection):
                 continue
             channels = http_transport(connection).responses.channels
@@ -68,7 +68,7 @@ class ClusterStreams:
             elif connection.used_at < unused and not (
                 channels or self._runner.by_connection(connection)
             ):
-                await self._hub.let_go(connection)
+                await self._connections.let_go(connection)
             for channel in list(channels.values()):
                 await self._check_readers(channel)
 

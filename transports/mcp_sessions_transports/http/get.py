@@ -52,7 +52,7 @@ class HttpGet:
         if record is None:
             return
         served, sessions = self._served, self._served.transport_sessions
-        connection = self._served.hub.stored(record)
+        connection = self._served.connections.stored(record)
         if not await sessions.may_hear(record, principal):
             # A weaker credential does not hear what a stronger one may (SEC3).
             await send_not_found(send)

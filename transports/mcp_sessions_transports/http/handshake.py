@@ -174,7 +174,7 @@ class HandshakeHttp:
         if session_header is not None and self._served.remembers:
             try:
                 record = await self._header.of(session_header, principal, message)
-                connection = self._served.hub.stored(record) if record is not None else None
+                connection = self._served.connections.stored(record) if record is not None else None
             except (SessionNotFound, InvalidRequest) as refused:
                 await send_refused(send, message, refused)
                 return
@@ -266,7 +266,7 @@ class HandshakeHttp:
         async def register(peer: Peer) -> StoredConnection:
             record = await served.lifecycle.create(Mode.TRANSPORT, inbound.principal, peer)
             logger.info("transport session %s opened", digest(record.session_id))
-            return served.hub.new_connection(record, peer)
+            return served.connections.new_connection(record, peer)
 
         answer, connection = await served.router.initialize(request, alone, register)
         session_id = connection.transport_session if connection is not None else None

@@ -141,7 +141,7 @@ class ModernHttp:
                     await stream.serve(receive, send)
             finally:
                 stream.cut()
-                await served.hub.remove(connection)
+                await served.attachments.remove(connection)
             return
         channel = cast(ModernChannel, inbound.channel)
         await channel.answer(inbound.error(request.id, error), code=error["code"])
@@ -165,12 +165,12 @@ class ModernHttp:
         connection = ClientConnection(
             connection_id, "listen", inbound.principal, inbound.peer, stream
         )
-        served.hub.add(connection)
+        served.connections.add(connection)
         try:
             await served.listening.attach(request, record, connection)
         except BaseException:
             # Nobody serves it: it must not stay behind as a connection.
-            await served.hub.remove(connection)
+            await served.attachments.remove(connection)
             raise
         return connection, stream
 

@@ -63,7 +63,7 @@ class StdioBinding:
         A peer that closed its end, or takes nothing for too long, ends it as well.
         """
         connection = DuplexConnection("stdio", ANONYMOUS, self._served, self._rules)
-        self._served.hub.add(connection.client)
+        self._served.connections.add(connection.client)
         writer = asyncio.ensure_future(self._write(connection, wire_out))
         reader = asyncio.ensure_future(self._read(connection, wire_in))
         # A writer whose peer takes nothing hears of no cut: it waits for the pipe.

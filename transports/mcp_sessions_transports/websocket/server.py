@@ -113,7 +113,7 @@ class WebSocketBinding:
         await send(accept)
         served = self._served
         connection = DuplexConnection("websocket", principal, served, self._rules)
-        served.hub.add(connection.client)
+        served.connections.add(connection.client)
         logger.info("websocket %s opened", digest(connection.client.id))
         closing = Closing()
         reader = asyncio.ensure_future(self._read(connection, receive, closing))

@@ -1,4 +1,4 @@
-"""The connections of this process, and which session is attached to which.
+"""Which session is attached to which connection.
 
 A session is attached to one connection at the most, and the store says to which: here is what
 follows from that for the connections that live in this process.
@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from mcp_sessions import metrics
-from mcp_sessions.background import report
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Detached, Refusal, StoreUnavailable
@@ -28,161 +27,44 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import Displaced, SessionAttached, Withdrawn
-from mcp_sessions.server.connection import DEFAULT_VERSION, ClientConnection
+from mcp_sessions.server.connection import ClientConnection
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.detached import tell_detached
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.questions import PendingQuestions, may_ask
-from mcp_sessions.server.delivery.stored_connection import StoredConnection
-from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.stores.records import Attached, Attachment, Peer, SessionRecord
+from mcp_sessions.stores.records import Attached, Attachment, SessionRecord
 
 logger = logging.getLogger(__name__)
 
-NewConnection = Callable[[SessionRecord, Peer], StoredConnection]
-"""Makes the connection of a transport-mode session that has none in this process."""
 
-
-class Hub:
+class Attachments:
     """Attaches sessions to connections, and parts them."""
 
     def __init__(
         self,
         store: SessionStore,
-        clock: Callable[[], float],
-        owed: Owed,
-        bus: ClusterBus,
+        connections: ConnectionRegistry,
         questions: PendingQuestions,
-        new_connection: NewConnection,
+        bus: ClusterBus,
+        owed: Owed,
+        clock: Callable[[], float],
     ) -> None:
-        """Take what it works with.
+        """Those of one process.
 
         Args:
+            questions: Asked again where their session is attached.
             owed: Takes what the store must know of an end, also when it is away.
         """
         self._store = store
-        self._clock = clock
-        self._owed = owed
-        self._bus = bus
+        self._connections = connections
         self._questions = questions
-        self.new_connection = new_connection
-        self._connections: dict[ConnectionId, ClientConnection] = {}
-        self._sessionless: dict[str, dict[ClientConnection, None]] = {}
-        self._sessionless_of: dict[ClientConnection, dict[str, None]] = {}
-        self._used_on: dict[SessionId, dict[ClientConnection, None]] = {}
+        self._bus = bus
+        self._owed = owed
+        self._clock = clock
         self._session_locks: weakref.WeakValueDictionary[SessionId, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
-
-    # --- connections ---------------------------------------------------------------------
-
-    def add(self, connection: ClientConnection) -> None:
-        """A connection is there."""
-        self._connections[connection.id] = connection
-
-    def local(self, connection_id: ConnectionId) -> ClientConnection | None:
-        """A connection of this process."""
-        return self._connections.get(connection_id)
-
-    def connections(self) -> list[ClientConnection]:
-        """Every connection of this process."""
-        return list(self._connections.values())
-
-    async def find(self, connection_id: ConnectionId) -> ClientConnection | None:
-        """A connection, of this process or revived from the store; None: it is gone, or
-        lives in another process.
-        """
-        connection = self._connections.get(connection_id)
-        if connection is not None or process_of(connection_id) is not None:
-            return connection
-        record = await self._store.load(SessionId(connection_id), now=self._clock())
-        if record is None or record.mode is not Mode.TRANSPORT:
-            return None
-        return self.stored(record)
-
-    def stored(self, record: SessionRecord) -> StoredConnection:
-        """The connection of a transport-mode session in this process, made if it is new here."""
-        known = self.local(ConnectionId(record.session_id))
-        if isinstance(known, StoredConnection):
-            known.used()
-            return known
-        connection = self.new_connection(record, record.peer or Peer(DEFAULT_VERSION))
-        self.add(connection)
-        return connection
-
-    async def is_there(self, connection_id: ConnectionId) -> bool:
-        """Whether a connection may still live, here or elsewhere.
-
-        Raises:
-            StoreUnavailable: Unknown.
-        """
-        if connection_id in self._connections:
-            return True
-        home = process_of(connection_id)
-        if home is None:
-            # It is in the store, until its session ends.
-            return await self._store.load(SessionId(connection_id), now=0) is not None
-        # One of this process is gone.
-        return self._bus.is_elsewhere(home) and await self._bus.is_alive(home)
-
-    async def remove(self, connection: ClientConnection) -> None:
-        """A connection is gone for good: its sessions wait, detached; in the store when that is
-        there.
-        """
-        attached = dict(connection.attached)
-        connection.attached.clear()
-        try:
-            await self.let_go(connection)
-            for session_id in attached:
-                await self._unwatch(session_id, connection)
-        finally:
-            await self._owed.settle(
-                {
-                    ("detach", session_id, epoch): partial(self._store.detach, session_id, epoch)
-                    for session_id, epoch in attached.items()
-                }
-            )
-
-    async def let_go(self, connection: ClientConnection) -> None:
-        """A connection is not served in this process any more; what the store knows of it
-        stays.
-        """
-        if self._connections.get(connection.id) is connection:
-            del self._connections[connection.id]
-        for uri in list(self._sessionless_of.get(connection, ())):
-            self.subscribe_sessionless(connection, uri, on=False)
-        upstream_peers = dict(connection.upstream_peers)
-        connection.upstream_peers.clear()
-        for session_id in upstream_peers:
-            if session_id is not None:
-                self._unused(session_id, connection)
-        for upstream_peer in upstream_peers.values():
-            await _closed(upstream_peer)
-
-    def subscribe_sessionless(self, connection: ClientConnection, uri: str, *, on: bool) -> None:
-        """A pipe or WebSocket subscribes for itself, outside of any session."""
-        connections = self._sessionless.setdefault(uri, {})
-        uris = self._sessionless_of.setdefault(connection, {})
-        if on:
-            connections[connection] = None
-            uris[uri] = None
-        else:
-            connections.pop(connection, None)
-            uris.pop(uri, None)
-        if not connections:
-            del self._sessionless[uri]
-        if not uris:
-            del self._sessionless_of[connection]
-
-    def sessionless_subscriptions(self, connection: ClientConnection) -> Collection[str]:
-        """What a connection subscribed to so."""
-        return self._sessionless_of.get(connection, {}).keys()
-
-    def sessionless_subscribers(self, uri: str) -> list[ClientConnection]:
-        """Who subscribed so to ``uri``."""
-        return list(self._sessionless.get(uri, ()))
-
-    # --- attachments -----------------------------------------------------------------------
 
     def session_lock(self, session_id: SessionId) -> asyncio.Lock:
         """Held for one step of a session's story: an event that was stored must be handed
@@ -229,7 +111,7 @@ class Hub:
                 is_whole = True
                 return attached
             finally:
-                gone = connection is not None and self._connections.get(connection.id) is None
+                gone = connection is not None and self._connections.local(connection.id) is None
                 if connection is not None and (gone or not is_whole):
                     self._part_later(session_id, connection)
 
@@ -259,7 +141,7 @@ class Hub:
         if process_of(connection.id) is None:
             its_own = await self._store.load(SessionId(connection.id), now=0)
             return its_own.carried.get(session_id) if its_own is not None else None
-        gone = self._connections.get(connection.id) is None
+        gone = self._connections.local(connection.id) is None
         return None if gone else connection.attached.get(session_id)
 
     def _tell_later(
@@ -409,6 +291,24 @@ class Hub:
             await connection.withdraw(session_id, fencing_epoch)
             await self._unwatch(session_id, connection)
 
+    async def remove(self, connection: ClientConnection) -> None:
+        """A connection is gone for good: its sessions wait, detached; in the store when that is
+        there.
+        """
+        attached = dict(connection.attached)
+        connection.attached.clear()
+        try:
+            await self._connections.let_go(connection)
+            for session_id in attached:
+                await self._unwatch(session_id, connection)
+        finally:
+            await self._owed.settle(
+                {
+                    ("detach", session_id, epoch): partial(self._store.detach, session_id, epoch)
+                    for session_id, epoch in attached.items()
+                }
+            )
+
     async def displace(self, session_id: SessionId, reason: Detached) -> None:
         """Take a session from its connection without giving it to another: its client has
         to resume it.
@@ -438,7 +338,7 @@ class Hub:
         attachment = record.attachment
         connection_id = attachment.connection_id if attachment is not None else None
         await self.forget_here(record.session_id, connection_id)
-        if connection_id is not None and connection_id not in self._connections:
+        if connection_id is not None and self._connections.local(connection_id) is None:
             if process_of(connection_id) is None:
                 await self._store.drop_origin(SessionId(connection_id), record.session_id)
 
@@ -449,7 +349,7 @@ class Hub:
             session_id: Of either mode.
             connection_id: Where it was attached.
         """
-        gone = self.local(ConnectionId(session_id))
+        gone = self._connections.local(ConnectionId(session_id))
         if gone is not None:
             await self.remove(gone)
             gone.transport.close()
@@ -459,32 +359,20 @@ class Hub:
                 connection.attached.pop(session_id, None)
                 await connection.session_over(session_id)
                 await self._unwatch(session_id, connection)
-        for connection in self._used_on.pop(session_id, ()):
-            upstream_peer = connection.upstream_peers.pop(session_id, None)
-            if upstream_peer is not None:
-                await _closed(upstream_peer)
+        await self._connections.close_peers(session_id)
 
     def _hearing(
         self, session_id: SessionId, connection_id: ConnectionId | None
     ) -> list[ClientConnection]:
-        connection = self.local(connection_id) if connection_id is not None else None
+        connection = self._connections.local(connection_id) if connection_id is not None else None
         if connection is not None or not self._bus.is_shared:
             return [connection] if connection is not None else []
         # Another process ended it, and does not know this one's connections.
         return [
-            connection for connection in self.connections() if session_id in connection.attached
+            connection
+            for connection in self._connections.all()
+            if session_id in connection.attached
         ]
-
-    def used(self, session_id: SessionId, connection: ClientConnection) -> None:
-        """A session is used on a connection: what is kept for it there ends with it."""
-        self._used_on.setdefault(session_id, {})[connection] = None
-
-    def _unused(self, session_id: SessionId, connection: ClientConnection) -> None:
-        connections = self._used_on.get(session_id)
-        if connections is not None:
-            connections.pop(connection, None)
-            if not connections:
-                del self._used_on[session_id]
 
     async def _displace(
         self,
@@ -501,7 +389,7 @@ class Hub:
             instance: How the client that has it now calls itself; None: it does not say.
         """
         home = process_of(previous.connection_id)
-        if home is not None and previous.connection_id not in self._connections:
+        if home is not None and self._connections.local(previous.connection_id) is None:
             if self._bus.is_elsewhere(home):
                 displaced = Displaced(
                     session_id=session_id,
@@ -513,7 +401,7 @@ class Hub:
                 )
                 await self._bus.tell(displaced, to=home)
             return
-        connection = await self.find(previous.connection_id)
+        connection = await self._connections.find(previous.connection_id)
         if connection is None:
             return
         await self.displaced_here(session_id, previous, reason, connection, newer, instance)
@@ -598,14 +486,6 @@ class Hub:
             if connection.attached.get(session_id) == previous.fencing_epoch:
                 await self.displaced_here(session_id, previous, reason, connection, newer, instance)
 
-    def knows(self, session_id: SessionId) -> bool:
-        """Whether this process has anything of a session."""
-        return (
-            ConnectionId(session_id) in self._connections
-            or session_id in self._used_on
-            or any(session_id in connection.attached for connection in self._connections.values())
-        )
-
     async def _watch(self, session_id: SessionId, connection: ClientConnection) -> None:
         """Hear what other processes store for a session that is attached to a connection of
         this one. One that is in the store hears by its own stream.
@@ -616,11 +496,3 @@ class Hub:
     async def _unwatch(self, session_id: SessionId, connection: ClientConnection) -> None:
         if process_of(connection.id) is not None:
             await self._bus.unwatch(session_id, EVENTS, connection)
-
-
-async def _closed(upstream_peer: UpstreamPeer) -> None:
-    """Close a peer. What the wrapped server makes of that takes nobody else's lock."""
-    try:
-        await upstream_peer.close()
-    except Exception as failed:
-        report("the end of a client's connection in the wrapped server", failed)

@@ -1,0 +1,164 @@
+"""The connections of this process, and what is used on them.
+
+A connection of a transport-mode session lives in the store: here is what this process knows of
+it, made anew when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from mcp_sessions.background import report
+from mcp_sessions.core.states import Mode
+from mcp_sessions.ids import ConnectionId, SessionId, process_of
+from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.connection import DEFAULT_VERSION, ClientConnection
+from mcp_sessions.server.delivery.stored_connection import StoredConnection
+from mcp_sessions.server.upstream.port import UpstreamPeer
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Peer, SessionRecord
+
+NewConnection = Callable[[SessionRecord, Peer], StoredConnection]
+"""Makes the connection of a transport-mode session that has none in this process."""
+
+
+class ConnectionRegistry:
+    """Finds connections, and makes those anew that are in the store."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        clock: Callable[[], float],
+        bus: ClusterBus,
+        new_connection: NewConnection,
+    ) -> None:
+        self.new_connection = new_connection
+        self._store = store
+        self._clock = clock
+        self._bus = bus
+        self._connections: dict[ConnectionId, ClientConnection] = {}
+        self._sessionless: dict[str, dict[ClientConnection, None]] = {}
+        self._sessionless_of: dict[ClientConnection, dict[str, None]] = {}
+        self._used_on: dict[SessionId, dict[ClientConnection, None]] = {}
+
+    def add(self, connection: ClientConnection) -> None:
+        """A connection is there."""
+        self._connections[connection.id] = connection
+
+    def local(self, connection_id: ConnectionId) -> ClientConnection | None:
+        """A connection of this process."""
+        return self._connections.get(connection_id)
+
+    def all(self) -> list[ClientConnection]:
+        """Every connection of this process."""
+        return list(self._connections.values())
+
+    async def find(self, connection_id: ConnectionId) -> ClientConnection | None:
+        """A connection, of this process or revived from the store; None: it is gone, or
+        lives in another process.
+        """
+        connection = self._connections.get(connection_id)
+        if connection is not None or process_of(connection_id) is not None:
+            return connection
+        record = await self._store.load(SessionId(connection_id), now=self._clock())
+        if record is None or record.mode is not Mode.TRANSPORT:
+            return None
+        return self.stored(record)
+
+    def stored(self, record: SessionRecord) -> StoredConnection:
+        """The connection of a transport-mode session in this process, made if it is new here."""
+        known = self.local(ConnectionId(record.session_id))
+        if isinstance(known, StoredConnection):
+            known.used()
+            return known
+        connection = self.new_connection(record, record.peer or Peer(DEFAULT_VERSION))
+        self.add(connection)
+        return connection
+
+    async def is_there(self, connection_id: ConnectionId) -> bool:
+        """Whether a connection may still live, here or elsewhere.
+
+        Raises:
+            StoreUnavailable: Unknown.
+        """
+        if connection_id in self._connections:
+            return True
+        home = process_of(connection_id)
+        if home is None:
+            # It is in the store, until its session ends.
+            return await self._store.load(SessionId(connection_id), now=0) is not None
+        # One of this process is gone.
+        return self._bus.is_elsewhere(home) and await self._bus.is_alive(home)
+
+    async def let_go(self, connection: ClientConnection) -> None:
+        """A connection is not served in this process any more; what the store knows of it
+        stays.
+        """
+        if self._connections.get(connection.id) is connection:
+            del self._connections[connection.id]
+        for uri in list(self._sessionless_of.get(connection, ())):
+            self.subscribe_sessionless(connection, uri, on=False)
+        upstream_peers = dict(connection.upstream_peers)
+        connection.upstream_peers.clear()
+        for session_id in upstream_peers:
+            if session_id is not None:
+                self._unused(session_id, connection)
+        for upstream_peer in upstream_peers.values():
+            await _closed(upstream_peer)
+
+    def subscribe_sessionless(self, connection: ClientConnection, uri: str, *, on: bool) -> None:
+        """A pipe or WebSocket subscribes for itself, outside of any session."""
+        connections = self._sessionless.setdefault(uri, {})
+        uris = self._sessionless_of.setdefault(connection, {})
+        if on:
+            connections[connection] = None
+            uris[uri] = None
+        else:
+            connections.pop(connection, None)
+            uris.pop(uri, None)
+        if not connections:
+            del self._sessionless[uri]
+        if not uris:
+            del self._sessionless_of[connection]
+
+    def sessionless_subscriptions(self, connection: ClientConnection) -> Collection[str]:
+        """What a connection subscribed to so."""
+        return self._sessionless_of.get(connection, {}).keys()
+
+    def sessionless_subscribers(self, uri: str) -> list[ClientConnection]:
+        """Who subscribed so to ``uri``."""
+        return list(self._sessionless.get(uri, ()))
+
+    def used(self, session_id: SessionId, connection: ClientConnection) -> None:
+        """A session is used on a connection: what is kept for it there ends with it."""
+        self._used_on.setdefault(session_id, {})[connection] = None
+
+    def _unused(self, session_id: SessionId, connection: ClientConnection) -> None:
+        connections = self._used_on.get(session_id)
+        if connections is not None:
+            connections.pop(connection, None)
+            if not connections:
+                del self._used_on[session_id]
+
+    async def close_peers(self, session_id: SessionId) -> None:
+        """A session is over: what is kept for it on connections of this process ends."""
+        for connection in self._used_on.pop(session_id, ()):
+            upstream_peer = connection.upstream_peers.pop(session_id, None)
+            if upstream_peer is not None:
+                await _closed(upstream_peer)
+
+    def knows(self, session_id: SessionId) -> bool:
+        """Whether this process has anything of a session."""
+        return (
+            ConnectionId(session_id) in self._connections
+            or session_id in self._used_on
+            or any(session_id in connection.attached for connection in self._connections.values())
+        )
+
+
+async def _closed(upstream_peer: UpstreamPeer) -> None:
+    """Close a peer. What the wrapped server makes of that takes nobody else's lock."""
+    try:
+        await upstream_peer.close()
+    except Exception as failed:
+        report("the end of a client's connection in the wrapped server", failed)
