@@ -15,6 +15,8 @@ release = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
+# What was installed beside an example is no page of ours.
+exclude_patterns = ["**/node_modules"]
 include_patterns = ["docs/**", "spec/*.md", "conformance/README.md", "examples/**/*.md", "C*.md"]
 html_theme = "furo"
 html_title = "mcp-sessions"
