@@ -1,0 +1,116 @@
+"""The files that a message goes through are those that ``docs/how-it-works.md`` lists.
+
+Each walk of its section "Three walks" is done here, once warm, and the files of the packages in
+which a function is called or returned to are noted, in the order in which it comes to them first.
+Left out is what a reader need not open on the way: what stores, what only decides or only holds
+values.
+"""
+
+import re
+import sys
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from tests.house.source import ROOT
+from tests.support.world import STORES, world
+
+PAGE = ROOT / "docs/how-it-works.md"
+
+LEFT_OUT = (
+    "mcp_sessions/core/",
+    "mcp_sessions/stores/",
+    *(
+        f"mcp_sessions/{name}.py"
+        for name in ("background", "errors", "ids", "metrics", "policy", "principal")
+    ),
+    *(f"mcp_sessions/{name}.py" for name in ("sealing", "security")),
+)
+"""Beginnings of paths."""
+
+Measured = Callable[[], Any]
+"""A block in which files are noted: ``with measured(): …``."""
+
+Walk = Callable[[Measured], Awaitable[None]]
+
+
+@contextmanager
+def noted(files: list[str]) -> Generator[None]:
+    """Add each file of the packages that this thread comes to, unless it is there."""
+    folders = {f"{ROOT}/mcp_sessions/": "mcp_sessions/", f"{ROOT}/transports/": "transports/"}
+    short: dict[str, str] = {}
+
+    def shortened(path: str) -> str:
+        for folder, name in folders.items():
+            if path.startswith(folder) and not (name + path[len(folder) :]).startswith(LEFT_OUT):
+                return name + path[len(folder) :]
+        return ""
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        seen = frame if event == "call" else frame.f_back if event == "return" else None
+        if seen is None:
+            return
+        path = seen.f_code.co_filename
+        if path not in short:
+            short[path] = shortened(path)
+        if short[path] and short[path] not in files:
+            files.append(short[path])
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+def listed(page: str, heading: str) -> list[str]:
+    """The files in the table below a heading of the page, in its order."""
+    section = re.search(rf"^### {re.escape(heading)}$(.*?)(?=^##|\Z)", page, re.M | re.S)
+    assert section is not None, f"no section {heading!r}"
+    return re.findall(r"^\| `([^`]+\.py)` \|", section[1], re.M)
+
+
+# --- the walks ----------------------------------------------------------------------------
+
+
+async def tools_call(measured: Measured) -> None:
+    """In a transport-mode session, answered as JSON."""
+    async with world(store=STORES["memory"]()) as w:
+        client = await w.connected()
+        assert await client.text("echo", text="cold") == "cold"
+        with measured():
+            assert await client.text("echo", text="warm") == "warm"
+
+
+WALKS: dict[str, Walk] = {
+    "A `tools/call` over HTTP": tools_call,
+}
+"""Its heading on the page → does it, and measures the part that the page is about."""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("heading", WALKS)
+async def test_a_message_goes_through_the_files_that_the_page_lists(heading: str) -> None:
+    files: list[str] = []
+    await WALKS[heading](lambda: noted(files))
+
+    assert files == listed(PAGE.read_text("utf-8"), heading)
+
+
+def test_every_walk_of_the_page_is_measured() -> None:
+    section = PAGE.read_text("utf-8").partition("\n## Three walks\n")[2].partition("\n## ")[0]
+
+    assert re.findall(r"^### (.*)$", section, re.M) == [*WALKS]
+
+
+def test_a_file_that_the_page_does_not_list_is_seen() -> None:
+    page = "## Three walks\n\n### One\n\n| file | does |\n|---|---|\n| `a/b.py` | x |\n\n### Two\n"
+
+    assert listed(page, "One") == ["a/b.py"]
+    assert listed(page, "Two") == []
+    with pytest.raises(AssertionError, match="no section"):
+        listed(page, "Three")
