@@ -27,7 +27,6 @@ from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.dispatch.admin import Sessions
 from mcp_sessions.server.dispatch.association import Associations
 from mcp_sessions.server.dispatch.capabilities import advertise
-from mcp_sessions.server.dispatch.gates import Gates
 from mcp_sessions.server.dispatch.idempotency import Idempotency
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.listening import Listening
@@ -73,7 +72,7 @@ class Assembly:
     router: Router
     listening: Listening
     transport_sessions: TransportSessions
-    gates: Gates
+    associations: Associations
     sessions: Sessions
     endpoints: list[Endpoint]
     draining: Draining
@@ -157,7 +156,6 @@ def assemble(
     associations = Associations(store, connections, attachments, runner, sealed, clock)
     idempotency = Idempotency(runner, associations, sealed, bus)
     methods = SessionMethods(store, attachments, runner, lifecycle, sealed, clock)
-    gates = Gates()
     router = Router(
         store=store,
         connections=connections,
@@ -169,7 +167,6 @@ def assemble(
         idempotency=idempotency,
         methods=methods,
         handles=SessionHandles(store, publisher, sealed.check_state),
-        gates=gates,
         policy=policy,
         advertise=add_capabilities,
         clock=clock,
@@ -212,7 +209,7 @@ def assemble(
         router=router,
         transport_sessions=transport_sessions,
         listening=Listening(store, attachments, router, sealed, upstream),
-        gates=gates,
+        associations=associations,
         sessions=Sessions(store, clock, lifecycle.finish),
         endpoints=endpoints,
         draining=draining,

@@ -267,7 +267,7 @@ class SessionLayer:
             tools: Names of tools.
             methods: JSON-RPC methods, such as ``resources/read``.
         """
-        self._assembly.gates.add(tools=tools, methods=methods)
+        self._assembly.associations.gate(tools=tools, methods=methods)
 
     # --- changes ---------------------------------------------------------------------------
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from mcp_sessions.ids import ConnectionId, SessionId
+from mcp_sessions.principal import ANONYMOUS, Principal
+
 
 class Load:
     """Counts what each has at work; who has none costs nothing.
@@ -37,3 +40,17 @@ class Load:
             self._counts[whose] = left
         else:
             del self._counts[whose]
+
+
+def load_of(
+    connection_id: ConnectionId | None, session_id: SessionId | None, principal: Principal
+) -> Hashable:
+    """Whose load a message is: its connection's; without one its session's; without that its
+    principal's. None: nobody's, without authentication: there it is everybody's.
+
+    Args:
+        connection_id: Where it came from.
+        session_id: The session that it belongs to, or names.
+        principal: Who sent it.
+    """
+    return connection_id or session_id or (principal if principal != ANONYMOUS else None)

@@ -206,7 +206,7 @@ class ClusterHandlers:
     # --- requests, and questions to clients ----------------------------------------------------
 
     async def _cancel(self, message: CancelRequest) -> None:
-        join = self._joining.of_request(message.connection_id, message.id)
+        join = self._joining.by_request.get((message.connection_id, message.id))
         if join is not None:
             await self._joining.cancel(join)
         connection = self._connections.local(message.connection_id)

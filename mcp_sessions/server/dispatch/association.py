@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from mcp_sessions.errors import (
     InvalidRequest,
     SessionDetached,
     SessionNotFound,
+    SessionRequiredByServer,
 )
 from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.server.connection import Inbound
@@ -62,6 +63,13 @@ class Associations:
         self._runner = runner
         self._sealed = sealed
         self._clock = clock
+        self._gated_methods: set[str] = set()
+        self._gated_tools: set[str] = set()
+
+    def gate(self, *, tools: Iterable[str], methods: Iterable[str]) -> None:
+        """Serve these in a session only from now on, beside those that are gated already."""
+        self._gated_tools.update(tools)
+        self._gated_methods.update(methods)
 
     async def of(
         self,
@@ -72,7 +80,7 @@ class Associations:
         keyed: bool = True,
         instead_of: str = "",
     ) -> Association:
-        """Rules 1 to 3.
+        """Rules 1 to 3; by rule 3 only what is not gated.
 
         Args:
             params: The message's.
@@ -82,7 +90,8 @@ class Associations:
             instead_of: See :class:`~mcp_sessions.stores.records.KeyUse`.
 
         Raises:
-            InvalidParams, SessionNotFound, SessionDetached, InvalidRequest
+            InvalidParams, SessionNotFound, SessionDetached, InvalidRequest,
+                SessionRequiredByServer
         """
         key = request_key(params) if request is not None and keyed else None
         named = named_session(params)
@@ -103,14 +112,14 @@ class Associations:
         if connection is not None and not inbound.modern:
             current = await inbound.current()
         if current is None or connection is None:
-            return Association(None)
+            return self._outside(request)
         if named is NotNamed.NULL:
             if not await self._is_alive(current, inbound):
                 await inbound.set_current(None)
-            return Association(None)
+            return self._outside(request)
         exempt = request is None or request.method == "ping"
         if exempt and not await self._is_alive(current, inbound):
-            return Association(None)
+            return self._outside(request)
         admitted = await self.admit(
             current.session_id,
             inbound,
@@ -122,6 +131,15 @@ class Associations:
         if admitted.displaced:
             raise SessionDetached
         return Association(admitted, False, key)
+
+    def _outside(self, request: Request | None) -> Association:
+        is_gated = request is not None and (
+            request.method in self._gated_methods
+            or (request.method == "tools/call" and _tool(request) in self._gated_tools)
+        )
+        if is_gated:
+            raise SessionRequiredByServer
+        return Association(None)
 
     async def admit(
         self,
@@ -212,3 +230,8 @@ class Associations:
         current = await inbound.current()
         if current is not None and current.session_id == record.session_id:
             await inbound.set_current(CurrentSession(record.session_id, attached.fencing_epoch))
+
+
+def _tool(request: Request) -> str | None:
+    name = (request.params or {}).get("name")
+    return name if isinstance(name, str) else None

@@ -7,9 +7,12 @@ message belongs to; answers and cancellations go to the requests that they name.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+from mcp_sessions.core.load import load_of
 from mcp_sessions.core.messages import (
     Answer,
     Notification,
@@ -43,12 +46,11 @@ from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.dispatch.association import Associations
-from mcp_sessions.server.dispatch.gates import Gates
 from mcp_sessions.server.dispatch.idempotency import Idempotency
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS, SessionMethods
 from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.outbound import LateOutbound
-from mcp_sessions.server.requests.runner import REQUEST_CANCELLED, RequestRunner, load_of
+from mcp_sessions.server.requests.runner import REQUEST_CANCELLED, RequestRunner
 from mcp_sessions.server.requests.running import RunningRequest, Waiter
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream, UpstreamError
@@ -77,7 +79,6 @@ class Router:
         idempotency: Idempotency,
         methods: SessionMethods,
         handles: SessionHandles,
-        gates: Gates,
         policy: SessionPolicy,
         advertise: Callable[[dict[str, Any]], None],
         clock: Callable[[], float],
@@ -99,7 +100,6 @@ class Router:
         self._joining = idempotency.joining
         self._methods = methods
         self._handles = handles
-        self._gates = gates
         self._policy = policy
         self._advertise = advertise
         self._clock = clock
@@ -121,7 +121,7 @@ class Router:
         """
         outbound = LateOutbound()
         waiter = Waiter(request, inbound, named=False)
-        call = self._runner.call(waiter, None, self._peers.standalone(inbound, None))
+        call = self._runner.call(waiter, None, partial(self._peers.standalone, inbound, None))
         try:
             result, peer, upstream_peer = await self._upstream.initialize(
                 call, request.params, outbound
@@ -158,31 +158,19 @@ class Router:
             error = error_body(INTERNAL_ERROR, "the server is shutting down", data)
             await _refuse(request, inbound, error)
             return
-        # Until it runs, or is refused, its id is taken all the same: two of one id may come
-        # while the store is still asked for the first one's session.
-        connection = inbound.connection
-        arriving = (connection.id, request.id) if connection is not None else None
-        if arriving is not None and arriving in self._arriving:
-            await _refuse(request, inbound, wire_error(_duplicate_id()))
-            return
-        if arriving is not None:
-            self._arriving.add(arriving)
         try:
-            if request.method in SESSION_METHODS:
-                self._check_id(request, inbound)
-                result = await self._methods.serve(request, inbound)
-                if inbound.modern:
-                    result["resultType"] = "complete"
-                await inbound.channel.answer(inbound.result(request.id, result))
-            else:
-                await self._serve(request, inbound)
+            with self._arrival(request, inbound):
+                if request.method in SESSION_METHODS:
+                    result = await self._methods.serve(request, inbound)
+                    if inbound.modern:
+                        result["resultType"] = "complete"
+                    await inbound.channel.answer(inbound.result(request.id, result))
+                else:
+                    await self._serve(request, inbound)
         except WireError as refused:
             await _refuse(request, inbound, wire_error(refused))
         except UpstreamError as failed:
             await _refuse(request, inbound, failed.error)
-        finally:
-            if arriving is not None:
-                self._arriving.discard(arriving)
 
     def reported(
         self, notification: Notification, inbound: Inbound
@@ -220,7 +208,7 @@ class Router:
         record = association.admitted.record if association.admitted is not None else None
         peer = self._peers.of(inbound, record)
         waiter = Waiter(Request("", method, params), inbound, named=False)
-        standalone = self._peers.standalone(inbound, record)
+        standalone = partial(self._peers.standalone, inbound, record)
         call = self._runner.call(waiter, record, standalone, is_notification=True)
 
         async def notify() -> None:
@@ -256,29 +244,33 @@ class Router:
     # --- requests ----------------------------------------------------------------------------
 
     async def _serve(self, request: Request, inbound: Inbound) -> None:
-        key = request_key(request.params)
-        self._check_id(request, inbound)
-        named = named_session(request.params)
+        key, named = request_key(request.params), named_session(request.params)
         # Before anything is recorded: refused here, it never ran.
-        whose = load_of(inbound, named if not isinstance(named, NotNamed) else None)
+        whose = load_of(
+            inbound.connection.id if inbound.connection is not None else None,
+            named if not isinstance(named, NotNamed) else None,
+            inbound.principal,
+        )
         load = self._runner.load
         if load.is_full(whose):
             raise LimitReached("max_running_requests")
         load.add(whose)
         try:
-            await self._let_in(request, inbound, key)
+            await self._let_in(request, inbound, key, whose)
         finally:
             load.remove(whose)
 
-    async def _let_in(self, request: Request, inbound: Inbound, key: RequestKey | None) -> None:
+    async def _let_in(
+        self, request: Request, inbound: Inbound, key: RequestKey | None, whose: Hashable
+    ) -> None:
         session_id = None
         if key is not None:
             session_id = await self._associations.session_of(request.params, inbound)
         if key is None or session_id is None:
-            await self._serve_now(request, inbound)
+            await self._serve_now(request, inbound, whose)
             return
         async with self._idempotency.begin_of(session_id, key):
-            await self._serve_now(request, inbound)
+            await self._serve_now(request, inbound, whose)
 
     async def _begin_anew(self, waiter: Waiter, known_in: SessionId, instead_of: str) -> None:
         """Serve a keyed request whose run in another process never began, and never will.
@@ -293,15 +285,17 @@ class Router:
             if key is None or session_id != known_in or self._runner.draining:
                 # Its connection went on to another session, or this process stops.
                 raise OutcomeUnknown
-            async with self._idempotency.begin_of(known_in, key):
-                await self._serve_now(request, inbound, instead_of)
+            with self._arrival(request, inbound):
+                async with self._idempotency.begin_of(known_in, key):
+                    await self._serve_now(request, inbound, waiter.load, instead_of)
         except WireError as refused:
             await _refuse(request, inbound, wire_error(refused))
         except UpstreamError as failed:
             await _refuse(request, inbound, failed.error)
 
-    async def _serve_now(self, request: Request, inbound: Inbound, instead_of: str = "") -> None:
-        self._check_id(request, inbound)
+    async def _serve_now(
+        self, request: Request, inbound: Inbound, whose: Hashable, instead_of: str = ""
+    ) -> None:
         association = await self._associations.of(
             request.params, inbound, request, instead_of=instead_of
         )
@@ -311,20 +305,19 @@ class Router:
                 request.params, inbound, request, instead_of=admitted.run or ""
             )
             admitted = association.admitted
-        waiter = Waiter(request, inbound, association.named)
+        waiter = Waiter(request, inbound, association.named, whose)
         if admitted is not None and admitted.key is not None and admitted.key is not Begun.FIRST:
             await self._idempotency.again(waiter, association.key, admitted, self._begin_anew)
             return
         record = admitted.record if admitted is not None else None
         if record is not None and association.named:
             await self._associations.attach_if_free(record, inbound)
-        self._gates.check(request, record)
         peer = self._peers.serving(request, inbound, record)
         key = association.key if record is not None else None
         self._runner.start(
             waiter,
             peer,
-            self._peers.standalone(inbound, record),
+            partial(self._peers.standalone, inbound, record),
             record=record,
             key=key,
             handle=self._handles.of(record) if record is not None else None,
@@ -332,18 +325,31 @@ class Router:
             run=admitted.run if admitted is not None and key is not None else None,
         )
 
-    def _check_id(self, request: Request, inbound: Inbound) -> None:
+    @contextmanager
+    def _arrival(self, request: Request, inbound: Inbound) -> Generator[None]:
+        """Until it runs, or is refused, a request's id is taken all the same: two of one id may
+        come while the store is still asked for the first one's session.
+
+        Raises:
+            InvalidRequest: ``DUPLICATE_ID``: a request with its id is still open.
+        """
         connection = inbound.connection
-        if connection is not None:
-            if self._joining.of_request(connection.id, request.id) is not None:
-                raise _duplicate_id()
-        running = self._runner.by_connection(connection).get(request.id) if connection else None
-        if running is None or running.done:
+        if connection is None:
+            yield
             return
-        for waiter in running.waiters:
-            here = waiter.inbound.connection is connection and waiter.request.id == request.id
-            if here and waiter.inbound.channel.is_open:
-                raise _duplicate_id()
+        here = (connection.id, request.id)
+        running = self._runner.by_connection(connection).get(request.id)
+        if (
+            here in self._arriving
+            or here in self._joining.by_request
+            or (running is not None and running.is_awaited_at(connection, request.id))
+        ):
+            raise InvalidRequest(InvalidReason.DUPLICATE_ID, "a request with this id is still open")
+        self._arriving.add(here)
+        try:
+            yield
+        finally:
+            self._arriving.discard(here)
 
     async def _cancel(self, params: Mapping[str, Any] | None, inbound: Inbound) -> None:
         running: RunningRequest | None = None
@@ -364,7 +370,7 @@ class Router:
                 return
             running = self._runner.by_connection(connection).get(request_id)
             if running is None:
-                join = self._joining.of_request(connection.id, request_id)
+                join = self._joining.by_request.get((connection.id, request_id))
                 if join is not None:
                     await self._joining.cancel(join)
                     return
@@ -382,10 +388,6 @@ class Router:
         record = await self._store.load(session_id, now=self._clock())
         if record is not None and record.principal == inbound.principal:
             await self._bus.tell(CancelKeyed(session_id=session_id, key=key))
-
-
-def _duplicate_id() -> InvalidRequest:
-    return InvalidRequest(InvalidReason.DUPLICATE_ID, "a request with this id is still open")
 
 
 async def _refuse(request: Request, inbound: Inbound, error: dict[str, Any]) -> None:

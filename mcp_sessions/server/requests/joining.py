@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from mcp_sessions.core.load import load_of
 from mcp_sessions.core.messages import Request, RequestId, progress_token, wire_error
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import OutcomeUnknown, SessionNotFound, StoreUnavailable, WireError
@@ -26,7 +27,7 @@ from mcp_sessions.server.cluster.messages import (
     RunOver,
 )
 from mcp_sessions.server.connection import Inbound
-from mcp_sessions.server.requests.runner import RequestRunner, load_of
+from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import Waiter
 from mcp_sessions.stores.records import Admitted, Peer
 
@@ -138,7 +139,9 @@ class Joining:
         self._answer = answer
         self._begins = begins
         self._joins: dict[str, _Join] = {}
-        self._by_request: dict[tuple[ConnectionId, RequestId], _Join] = {}
+        self.by_request: dict[tuple[ConnectionId, RequestId], _Join] = {}
+        """What waits here for another process."""
+
         self._channels: dict[str, RemoteChannel] = {}
 
     # --- where the request was sent again ----------------------------------------------------
@@ -160,10 +163,6 @@ class Joining:
         join = _Join(waiter, session_id, key, runner, run, begin_anew)
         self._runner.spawn(self._wait(join))
 
-    def of_request(self, connection_id: ConnectionId, request_id: RequestId) -> _Join | None:
-        """The request with that id that waits here for another process."""
-        return self._by_request.get((connection_id, request_id))
-
     async def cancel(self, join: _Join) -> None:
         """Its client cancelled it."""
         cancel = CancelKeyed(session_id=join.session_id, key=join.key)
@@ -171,8 +170,7 @@ class Joining:
 
     async def _wait(self, join: _Join) -> None:
         waiter = join.waiter
-        whose = load_of(waiter.inbound, join.session_id)
-        self._runner.load.add(whose)
+        self._runner.load.add(waiter.load)
         try:
             await self._until_over(join)
             if join.never_began:
@@ -186,7 +184,7 @@ class Joining:
         except WireError as refused:
             await self._fail(waiter, refused)
         finally:
-            self._runner.load.remove(whose)
+            self._runner.load.remove(waiter.load)
 
     async def _begin_here(self, join: _Join) -> None:
         while True:
@@ -205,7 +203,7 @@ class Joining:
         self._joins[name] = join
         here = (inbound.connection.id, request.id) if inbound.connection is not None else None
         if here is not None:
-            self._by_request[here] = join
+            self.by_request[here] = join
         channel = inbound.channel
         channel.on_closed = lambda: self._tell_heard(join, name, is_open=False)
         channel.on_reopened = lambda: self._tell_heard(join, name, is_open=True)
@@ -215,8 +213,8 @@ class Joining:
                 continue
         finally:
             del self._joins[name]
-            if here is not None and self._by_request.get(here) is join:
-                del self._by_request[here]
+            if here is not None and self.by_request.get(here) is join:
+                del self.by_request[here]
             channel.on_closed = channel.on_reopened = None
 
     async def _ask_to_join(self, join: _Join, name: str) -> None:
@@ -311,8 +309,9 @@ class Joining:
             meta = {"progressToken": message.token} if message.token is not None else {}
             peer = Peer(message.version, message.params, modern=message.modern)
             # Who sent it is who owns the session: there the store let it in.
+            principal = running.waiters[0].inbound.principal
             inbound = Inbound(
-                running.waiters[0].inbound.principal,
+                principal,
                 peer,
                 None,
                 channel,
@@ -321,7 +320,8 @@ class Joining:
                 is_answerable=message.is_answerable,
             )
             request = Request(name, running.request.method, {"_meta": meta})
-            await self._runner.join(running, Waiter(request, inbound, named=False))
+            whose = load_of(None, session_id, principal)
+            await self._runner.join(running, Waiter(request, inbound, False, whose))
 
     def heard(self, sender: str, message: JoinerListening) -> None:
         """Where a request that runs here was sent again, its client left or came back."""

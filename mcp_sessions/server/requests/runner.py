@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from mcp_sessions.background import watched
@@ -24,8 +24,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.server.connection import ClientConnection, Inbound
+from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.announced import enter_request
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.requests.detached import DetachedRequests
@@ -61,7 +60,7 @@ class RequestRunner:
         self.process = process
         self.runs = Runs()
         self.load = Load(policy.max_running_requests)
-        """What is being let in, runs, or waits for one that runs; by :func:`load_of`."""
+        """What is being let in, runs, or waits for one that runs."""
 
         self.draining = False
         """No request is begun any more, but on a connection that is served until it is quiet."""
@@ -106,7 +105,7 @@ class RequestRunner:
         self,
         waiter: Waiter,
         record: SessionRecord | None,
-        standalone: Outbound,
+        standalone: Callable[[], Outbound],
         *,
         key: RequestKey | None = None,
         handle: SessionHandle | None = None,
@@ -129,7 +128,7 @@ class RequestRunner:
         self,
         waiter: Waiter,
         peer: UpstreamPeer,
-        standalone: Outbound,
+        standalone: Callable[[], Outbound],
         *,
         record: SessionRecord | None,
         key: RequestKey | None,
@@ -140,7 +139,7 @@ class RequestRunner:
         """Run a request in a task of its own; the answer goes to its waiters.
 
         Args:
-            standalone: The way to its client outside of the request.
+            standalone: Makes the way to its client outside of the request.
             close_peer: The peer was made for this request alone.
             run: Of a request with a key: the run that recorded it.
         """
@@ -155,7 +154,7 @@ class RequestRunner:
         connection = waiter.inbound.connection
         if connection is not None:
             self._by_connection.setdefault(connection, {})[waiter.request.id] = running
-        self.load.add(load_of(waiter.inbound, running.session_id))
+        self.load.add(waiter.load)
         self._listen(running, waiter)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
@@ -174,7 +173,7 @@ class RequestRunner:
         connection = waiter.inbound.connection
         if connection is not None:
             self._by_connection.setdefault(connection, {})[waiter.request.id] = running
-        self.load.add(load_of(waiter.inbound, running.session_id))
+        self.load.add(waiter.load)
         self._listen(running, waiter)
         self._detached.remove(running)
         await running.join(waiter)
@@ -338,7 +337,7 @@ class RequestRunner:
         if running.session_id is not None and running.key is not None:
             self._by_key.pop((running.session_id, running.key), None)
         for waiter in running.waiters:
-            self.load.remove(load_of(waiter.inbound, running.session_id))
+            self.load.remove(waiter.load)
             connection, request_id = waiter.inbound.connection, waiter.request.id
             if connection is not None and self.by_connection(connection).get(request_id) is running:
                 del self._by_connection[connection][request_id]
@@ -348,21 +347,6 @@ class RequestRunner:
     def log_state(self) -> dict[str, int]:
         """How much is at work, for logs and tests."""
         return {"running": len(self._running), "unheard": len(self._detached)}
-
-
-def load_of(inbound: Inbound, session_id: SessionId | None) -> Hashable:
-    """Whose load a message is: its connection's; without one its session's; without that its
-    principal's. None: nobody's, without authentication: there it is everybody's.
-
-    Args:
-        inbound: Where it came from.
-        session_id: The session that it belongs to, or names.
-    """
-    if inbound.connection is not None:
-        return inbound.connection.id
-    if session_id is not None:
-        return session_id
-    return inbound.principal if inbound.principal != ANONYMOUS else None
 
 
 def _started(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.core.messages import Request, RequestId, progress_token
 from mcp_sessions.ids import RequestKey, SessionId
-from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.questions import (
     PendingQuestion,
     PendingQuestions,
@@ -32,6 +32,9 @@ class Waiter:
     named: bool
     """It named its session by rule 1, so its result carries the session's ``_meta``."""
 
+    load: Hashable = None
+    """Whose; see :func:`~mcp_sessions.core.load.load_of`."""
+
 
 class RunningRequest:
     """One request at work: the :class:`~mcp_sessions.server.upstream.port.Call` its handler has."""
@@ -41,7 +44,7 @@ class RunningRequest:
         waiter: Waiter,
         record: SessionRecord | None,
         *,
-        standalone: Outbound,
+        standalone: Callable[[], Outbound],
         questions: PendingQuestions,
         spawn: Spawn,
         started_at: float,
@@ -52,7 +55,7 @@ class RunningRequest:
         """A request, or a notification, that is handled from now on.
 
         Args:
-            standalone: The way to its client that is left when it was answered.
+            standalone: Makes the way to its client that is left when it was answered.
             questions: Those of this process to its clients.
             spawn: Does something beside its handler.
             started_at: Seconds on the session clock.
@@ -118,6 +121,15 @@ class RunningRequest:
         inbound = self.waiters[-1].inbound
         return not self.done and inbound.asked is not None and not inbound.modern
 
+    def is_awaited_at(self, connection: ClientConnection, request_id: RequestId) -> bool:
+        """Whether a connection still listens for its answer under that id."""
+        return not self.done and any(
+            waiter.inbound.connection is connection
+            and waiter.request.id == request_id
+            and waiter.inbound.channel.is_open
+            for waiter in self.waiters
+        )
+
     @property
     def is_heard(self) -> bool:
         """Whether anybody still listens for its answer."""
@@ -131,7 +143,7 @@ class RunningRequest:
         elif method not in ("notifications/progress", "notifications/cancelled"):
             # The request's way back is gone with its answer. What was meant for the client
             # and not for this request alone still reaches it.
-            await self._standalone.notify(method, params)
+            await self._standalone().notify(method, params)
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Report progress under the token of the newest sending, if it has one."""
