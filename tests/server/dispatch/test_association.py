@@ -335,3 +335,15 @@ async def test_ids_start_at_zero_again_after_a_new_handshake() -> None:
         w.box.gate("g").go.set()
 
         assert text_of(await running.result()) == "through g"
+
+
+@pytest.mark.parametrize("name", [["a"], {"a": 1}, None, 7])
+async def test_a_gate_answers_a_tool_name_that_is_no_text_as_the_server_does(name: object) -> None:
+    """A list is in no set of names: asking for it raised, and the client got no JSON-RPC answer."""
+    async with world() as w:
+        w.layer.require_session(tools={"echo"})
+        client = await w.connected()
+
+        error = await client.error("tools/call", {"name": name, "arguments": {}})
+
+        assert error["code"] == -32602
