@@ -158,15 +158,18 @@ class Router:
             error = error_body(INTERNAL_ERROR, "the server is shutting down", data)
             await _refuse(request, inbound, error)
             return
+        is_ours = request.method in SESSION_METHODS
         try:
+            # ASC20: a malformed key is refused before anything else.
+            key = None if is_ours else request_key(request.params)
             with self._arrival(request, inbound):
-                if request.method in SESSION_METHODS:
+                if is_ours:
                     result = await self._methods.serve(request, inbound)
                     if inbound.modern:
                         result["resultType"] = "complete"
                     await inbound.channel.answer(inbound.result(request.id, result))
                 else:
-                    await self._serve(request, inbound)
+                    await self._serve(request, inbound, key)
         except WireError as refused:
             await _refuse(request, inbound, wire_error(refused))
         except UpstreamError as failed:
@@ -243,8 +246,8 @@ class Router:
 
     # --- requests ----------------------------------------------------------------------------
 
-    async def _serve(self, request: Request, inbound: Inbound) -> None:
-        key, named = request_key(request.params), named_session(request.params)
+    async def _serve(self, request: Request, inbound: Inbound, key: RequestKey | None) -> None:
+        named = named_session(request.params)
         # Before anything is recorded: refused here, it never ran.
         whose = load_of(
             inbound.connection.id if inbound.connection is not None else None,
