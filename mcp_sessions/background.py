@@ -31,6 +31,18 @@ _BASE = 0.5
 _CAP = 15.0
 """Seconds that a loop rests at the most. One that ran for longer had made progress."""
 
+_TURNS = 4
+"""Of the event loop, within which a small request is read, answered and written."""
+
+
+async def give_way() -> None:
+    """Let others have several turns: between two pieces of a work that has many.
+
+    With one turn between them, a request that needs several would wait for as many pieces.
+    """
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
+
 
 class Background:
     """The tasks of one owner, which closes them."""

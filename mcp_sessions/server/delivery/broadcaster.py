@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from typing import Any
 
-from mcp_sessions.background import watched
+from mcp_sessions.background import give_way, watched
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.coalescing import coalescing_key
 from mcp_sessions.core.messages import notification_message, plain_draft
@@ -159,7 +159,7 @@ class ChangeBroadcaster:
             self._waiting.answered()
             self._waiting.over(waiting)
             # However many were announced at once, others run in between.
-            await asyncio.sleep(0)
+            await give_way()
 
     async def _tell(self, waiting: WaitingChange) -> None:
         """Tell whoever was not told yet.

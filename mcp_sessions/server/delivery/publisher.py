@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mcp_sessions import metrics
+from mcp_sessions.background import give_way
 from mcp_sessions.core.coalescing import coalescing_key
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
@@ -132,7 +133,7 @@ class Publisher:
                 # The boundary between connections: what is wrong with one is nothing to others.
                 logger.exception("an event could not be handed over")
             # A store in this process answers at once, and others are served in between.
-            await asyncio.sleep(0)
+            await give_way()
         return ()
 
     async def _hand_over(

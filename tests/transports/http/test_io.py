@@ -1,5 +1,7 @@
 """Plain HTTP: reading a body within a limit, and what a client accepts."""
 
+import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -15,6 +17,7 @@ from mcp_sessions_transports.http.io import (
     accepts,
     is_json,
     read_body,
+    send_json,
 )
 
 Receive = Callable[[], Awaitable[Message]]
@@ -142,3 +145,36 @@ def test_a_body_declares_to_be_json(value: bytes, expected: bool) -> None:
     """415 for the rest."""
     assert is_json({b"content-type": value}) is expected
     assert not is_json({})
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 131_072, 300_000])
+async def test_a_large_answer_is_sent_in_pieces_and_others_run_in_between(size: int) -> None:
+    """What one client reads is no other's wait; together it is what was to be sent."""
+    body = bytes(at % 251 for at in range(size))
+    sent: list[Message] = []
+    turns_before: list[int] = []
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        turns_before.append(turns)
+
+    running = asyncio.create_task(others())
+    try:
+        await send_json(send, body)
+    finally:
+        running.cancel()
+    head, *parts = sent
+    assert (b"content-length", str(size).encode()) in head["headers"]
+    assert b"".join(part["body"] for part in parts) == body
+    assert max(len(part["body"]) for part in parts) <= 65_536
+    assert [part.get("more_body", False) for part in parts] == [*[True] * (len(parts) - 1), False]
+    pauses = [after - before for before, after in itertools.pairwise(turns_before[1:])]
+    assert all(pauses)

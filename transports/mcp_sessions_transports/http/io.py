@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from starlette.types import Message, Receive, Send
 
+from mcp_sessions.background import give_way
 from mcp_sessions.core.messages import encode, error_body
 from mcp_sessions.errors import INVALID_REQUEST
 
 Headers = dict[bytes, bytes]
+
+_AT_ONCE = 65_536
+"""Bytes of a body that are handed to the kernel before others have their turn."""
 
 _JSON = (b"content-type", b"application/json")
 
@@ -90,7 +94,13 @@ async def send_json(
     if headers:
         fields += headers
     await send({"type": "http.response.start", "status": status, "headers": fields})
-    await send({"type": "http.response.body", "body": body})
+    last = max(len(body) - 1, 0) // _AT_ONCE * _AT_ONCE
+    for at in range(0, last, _AT_ONCE):
+        await send(
+            {"type": "http.response.body", "body": body[at : at + _AT_ONCE], "more_body": True}
+        )
+        await give_way()
+    await send({"type": "http.response.body", "body": body[last:]})
 
 
 async def send_empty(
