@@ -25,7 +25,7 @@ from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.questions import PendingQuestion, PendingQuestions, may_ask
-from mcp_sessions.server.delivery.relaying import Relay
+from mcp_sessions.server.delivery.stored_connection import Relay
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attachment, Told
 
@@ -144,20 +144,14 @@ class Publisher:
         if connection is not None:
             whole = await connection.deliver(session_id, event, attachment.fencing_epoch)
         elif process_of(attachment.connection_id) is None:
-            relay = self._relay(attachment.connection_id, session_id, attachment)
-            whole = await relay.one(event)
+            stream = SessionId(attachment.connection_id)
+            epoch = attachment.fencing_epoch
+            whole = await Relay(self._store, self._clock, stream, session_id, epoch).one(event)
         else:
             # Where it lives, the session's log is watched.
             whole = True
         if not whole:
             await self._attachments.displace_locked(session_id, Detached.EVICTED)
-
-    def _relay(
-        self, connection_id: ConnectionId, session_id: SessionId, attachment: Attachment
-    ) -> Relay:
-        """The way of a session's events to the GET stream of a transport-mode session."""
-        connection = SessionId(connection_id)
-        return Relay(self._store, self._clock, connection, session_id, attachment.fencing_epoch)
 
     async def send_sessionless(
         self,

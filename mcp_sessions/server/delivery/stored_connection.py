@@ -1,20 +1,24 @@
 """The connection of a transport-mode session over HTTP, which lives in the store.
 
 What is sent on its GET stream is a log in the store, whichever process has the stream open.
-This object is only what one process knows of it, and can be made anew at any time. It keeps
-nothing of the session's record: another process may change that at any moment, and whoever
-decides something asks the record that came with its own request.
+A :class:`StoredConnection` is only what one process knows of it, and can be made anew at any
+time. It keeps nothing of the session's record: another process may change that at any moment,
+and whoever decides something asks the record that came with its own request.
+
+Whoever stored an event of a session relays it to that log, and the store keeps them in order;
+who sees that an older one is missing reads the session's log and relays it too. So nothing is
+lost with a process that died between the two steps: the next one to come by does its second.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
 from mcp_sessions.core.log import Draft, LoggedEvent
-from mcp_sessions.errors import Refusal, SessionNotFound, Status, StoreUnavailable
+from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import (
     GET_STREAM,
     ConnectionId,
@@ -26,9 +30,6 @@ from mcp_sessions.ids import (
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import GetStreamOpened
 from mcp_sessions.server.connection import ClientConnection, ReadEvents, Transport
-from mcp_sessions.server.delivery.heard_log import HeardLog
-from mcp_sessions.server.delivery.relaying import Relay
-from mcp_sessions.server.delivery.streams import StreamLog
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
 
@@ -49,6 +50,89 @@ class OpenStream(Protocol):
         ...
 
 
+class Relay:
+    """The way of one session's events to one connection's stream, under one epoch."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        clock: Callable[[], float],
+        connection: SessionId,
+        origin: SessionId,
+        fencing_epoch: FencingEpoch,
+    ) -> None:
+        """Relay with what the store has.
+
+        Args:
+            connection: The transport-mode session whose GET stream it is.
+            origin: The session whose events they are.
+        """
+        self._store = store
+        self._clock = clock
+        self._connection = connection
+        self._origin = origin
+        self._fencing_epoch = fencing_epoch
+        self.entries: list[LoggedEvent] = []
+        """What became entries of the stream by now."""
+
+    async def one(self, event: LoggedEvent) -> bool:
+        """Relay an event, and what comes before it if nobody did.
+
+        Returns:
+            False if what comes before it is gone from the session's window: the stream
+            would have a hole.
+        """
+        missing_after = await self._store_entry(event, skips=False)
+        return missing_after is None or await self.after(missing_after)
+
+    async def whole(self, events: Sequence[LoggedEvent]) -> None:
+        """Relay what was read from the log as a whole: what is not in it was replaced."""
+        for event in events:
+            await self._store_entry(event, skips=True)
+
+    async def after(self, position: Position) -> bool:
+        """Relay what stands in the session's log after a position; False as in :meth:`one`."""
+        events, refusal = await self._store.read(
+            self._origin, position.event_id(), now=self._clock()
+        )
+        if refusal is not None:
+            return False
+        await self.whole(events)
+        return True
+
+    async def catch_up(self, head: Position) -> bool:
+        """Relay what nobody relayed up to the session's head, if this still is its
+        attachment; False as in :meth:`one`.
+        """
+        if head.number == 0:
+            return True
+        newest = Position(head.log_epoch, head.number - 1)
+        events, refusal = await self._store.read(self._origin, newest.event_id(), now=self._clock())
+        if refusal is not None or not events:
+            # What was newest is too old to be replayed by now, and so is all before it.
+            return True
+        # Asked after the events were read: what they are was stored before another
+        # connection took the session, if any did.
+        record = await self._store.load(self._origin, now=0)
+        attachment = record.attachment if record is not None else None
+        if attachment is None or attachment.fencing_epoch != self._fencing_epoch:
+            return True
+        return await self.one(events[-1])
+
+    async def _store_entry(self, event: LoggedEvent, *, skips: bool) -> Position | None:
+        relayed = await self._store.relay(
+            self._connection,
+            self._origin,
+            self._fencing_epoch,
+            event,
+            now=self._clock(),
+            skips=skips,
+        )
+        if relayed.event is not None:
+            self.entries.append(relayed.event)
+        return relayed.missing_after
+
+
 class StoredConnection(ClientConnection):
     """One process's view of such a connection."""
 
@@ -56,14 +140,13 @@ class StoredConnection(ClientConnection):
         "_bus",
         "_clock",
         "_heads",
-        "_log",
         "_opened",
         "_opened_elsewhere",
-        "_over",
         "_owes_first",
         "_sent",
         "_store",
         "_stream",
+        "over",
         "session_id",
         "used_at",
     )
@@ -86,12 +169,13 @@ class StoredConnection(ClientConnection):
         self._store = store
         self._clock = clock
         self._bus = bus
-        self._log = StreamLog(store, clock, record.session_id, GET_STREAM)
         self._stream: OpenStream | None = None
         self._opened = (0.0, 0.0)
         """When its stream was opened here: by the event loop, and since 1970."""
 
-        self._over: set[SessionId] = set()
+        self.over: set[SessionId] = set()
+        """Attached sessions that were found to have ended: nothing of them is handed over."""
+
         self._heads: dict[SessionId, Position] = {}
         self._sent: str | None = None
         self._opened_elsewhere = False
@@ -132,7 +216,7 @@ class StoredConnection(ClientConnection):
         if self._bus.is_shared:
             # Stored by others, who found that it was not carried here yet.
             newest = attached.replay[-1].event_id if attached.replay else after.event_id()
-            await relay.after(_position(newest))
+            await relay.after(position_of(newest))
         self._offer(relay.entries)
         return True
 
@@ -158,7 +242,9 @@ class StoredConnection(ClientConnection):
     async def send(self, draft: Draft) -> None:
         """See :class:`ClientConnection`. It waits for the GET stream to open."""
         try:
-            appended = await self._log.append(draft)
+            appended = await self._store.append(
+                self.session_id, draft, now=self._clock(), stream=GET_STREAM
+            )
         except StoreUnavailable:
             self._read_again()
             raise
@@ -235,50 +321,14 @@ class StoredConnection(ClientConnection):
 
     # --- its GET stream ----------------------------------------------------------------------
 
-    async def position(
-        self, last_event_id: str | None, *, was_opened: bool
-    ) -> tuple[Position, Refusal | None, bool]:
-        """Where a new GET stream starts.
-
-        Args:
-            last_event_id: What the client says it has.
-            was_opened: One was open before, as the store says.
-
-        Returns:
-            The position; why what came before it is lost, if it is; and whether the stream
-            goes on where an earlier one ended (or is the first).
-
-        Raises:
-            SessionNotFound: It is over.
+    @property
+    def handed(self) -> str | None:
+        """The last event that a GET stream of it was handed; None: not known here. One that
+        looks open may be dead: what it was handed is not told twice.
         """
-        self.used()
-        first = await self._is_first(was_opened)
-        head = await self._log.open()
-        if head is None:
-            # Admitted by this very request, and ended since.
-            raise SessionNotFound(self.session_id, status=Status.NOT_FOUND)
-        if last_event_id is None and not first:
-            # What was never handed to any stream of this connection still goes out. One that
-            # looks open may be dead: what it was handed is not told twice.
-            sent = self._stream.last if self._stream is not None else self._sent
-            if sent is None:
-                # That stream was open in another process, or before this one: what it was
-                # handed is not known.
-                lost = Refusal.NO_POSITION if head.number > 0 else None
-                return head, lost, False
-            _, refusal = await self._log.read(sent)
-            return head if refusal is not None else _position(sent), None, False
-        if last_event_id is None:
-            last_event_id = Position(head.log_epoch, 0).event_id()
-        if parse_position(last_event_id) is None:
-            # However long it is: no store is asked for what is no id (SEC8).
-            return head, Refusal.UNKNOWN_POSITION, False
-        _, refusal = await self._log.read(last_event_id)
-        if refusal is not None:
-            return head, refusal, False
-        return _position(last_event_id), None, True
+        return self._stream.last if self._stream is not None else self._sent
 
-    async def _is_first(self, was_opened: bool) -> bool:
+    async def is_first(self, was_opened: bool) -> bool:
         """Whether nobody was served a GET stream before (HTL6). Who was answered 503 instead,
         after the store had noted it or while that was unknown, comes for the first one again.
         """
@@ -291,14 +341,28 @@ class StoredConnection(ClientConnection):
                 raise
         return self._owes_first
 
-    def heard(self, scopes: frozenset[str], cleared: Collection[SessionId]) -> HeardLog:
-        """The log of its GET stream, as a credential with those scopes may hear it.
+    async def heard(
+        self, position: str, scopes: frozenset[str], cleared: set[SessionId]
+    ) -> tuple[Sequence[LoggedEvent], Refusal | None] | None:
+        """What follows a position of its log, as a credential may hear it; None: it is too
+        weak for what it would hear.
 
         Args:
+            position: The id of an event.
             scopes: The credential's.
-            cleared: The sessions that were found to need no others.
+            cleared: The sessions that were found to need no others; more are added.
         """
-        return HeardLog(self._log, self._store, scopes, cleared, self._over)
+        events, refusal = await self._store.read(
+            self.session_id, position, now=self._clock(), stream=GET_STREAM
+        )
+        for origin in {event.origin for event in events if event.origin is not None} - cleared:
+            record = await self._store.load(origin, now=0)
+            if record is None:
+                self.over.add(origin)
+            elif not scopes >= record.principal.scopes:
+                return None
+            cleared.add(origin)
+        return events, refusal
 
     @asynccontextmanager
     async def streaming(self, stream: OpenStream) -> AsyncGenerator[None]:
@@ -359,7 +423,8 @@ class StoredConnection(ClientConnection):
         await self._bus.tell(GetStreamOpened(session_id=self.session_id, at=at), to=to)
 
 
-def _position(event_id: str) -> Position:
+def position_of(event_id: str) -> Position:
+    """Of an event that the store gave, or read after."""
     position = parse_position(event_id)
     if position is None:
         raise AssertionError("the store read from this position")

@@ -18,12 +18,12 @@ from mcp_sessions.errors import (
     SessionNotFound,
     Status,
 )
-from mcp_sessions.ids import Position, SessionId, parse_session_id
+from mcp_sessions.ids import GET_STREAM, Position, SessionId, parse_position, parse_session_id
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.delivery.stored_connection import StoredConnection
+from mcp_sessions.server.delivery.stored_connection import StoredConnection, position_of
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Mode, SessionRecord
 
@@ -124,9 +124,7 @@ class TransportSessions:
         if self._store.survives_process or self._bus.is_shared:
             await self.catch_up(connection)
         try:
-            after, lost, continues = await connection.position(
-                last_event_id, was_opened=record.stream_opened
-            )
+            after, lost, continues = await self._position(connection, record, last_event_id)
         except SessionNotFound:
             await self._connections.let_go(connection)
             raise
@@ -143,6 +141,48 @@ class TransportSessions:
         if lost is None:
             return after, ()
         return after, _refetch(record.subscriptions, self._listed())
+
+    async def _position(
+        self, connection: StoredConnection, record: SessionRecord, last_event_id: str | None
+    ) -> tuple[Position, Refusal | None, bool]:
+        """Where the stream starts; why what came before that is lost, if it is; and whether it
+        goes on where an earlier one ended (or is the first).
+
+        Raises:
+            SessionNotFound: It is over.
+        """
+        connection.used()
+        first = await connection.is_first(record.stream_opened)
+        head = await self._store.open_stream(record.session_id, GET_STREAM)
+        if head is None:
+            # Admitted by this very request, and ended since.
+            raise SessionNotFound(record.session_id, status=Status.NOT_FOUND)
+        if last_event_id is None and not first:
+            # What was never handed to any stream of this connection still goes out.
+            handed = connection.handed
+            if handed is None:
+                # That stream was open in another process, or before this one: what it was
+                # handed is not known.
+                lost = Refusal.NO_POSITION if head.number > 0 else None
+                return head, lost, False
+            is_lost = await self._refused(record, handed) is not None
+            return head if is_lost else position_of(handed), None, False
+        if last_event_id is None:
+            last_event_id = Position(head.log_epoch, 0).event_id()
+        after = parse_position(last_event_id)
+        if after is None:
+            # However long it is: no store is asked for what is no id (SEC8).
+            return head, Refusal.UNKNOWN_POSITION, False
+        refusal = await self._refused(record, last_event_id)
+        if refusal is not None:
+            return head, refusal, False
+        return after, None, True
+
+    async def _refused(self, record: SessionRecord, event_id: str) -> Refusal | None:
+        """Why the connection's log cannot be read after an event; None: it can."""
+        now = self._clock()
+        _, refusal = await self._store.read(record.session_id, event_id, now=now, stream=GET_STREAM)
+        return refusal
 
 
 def _refetch(subscriptions: Collection[str], lists: frozenset[str]) -> list[bytes]:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from starlette.types import Receive, Send
 
 from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import Position, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import ClientConnection, ReadEvents
@@ -17,8 +18,116 @@ from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.streams import Streams
 from mcp_sessions.stores.records import Attached
 from mcp_sessions_transports.http.channel import ResponseStreams
-from mcp_sessions_transports.http.get_stream import GetStream
-from mcp_sessions_transports.http.sse import SSE_HEADERS, retry_event
+from mcp_sessions_transports.http.sse import (
+    SSE_HEADERS,
+    SseStream,
+    plain_frame,
+    priming_event,
+    retry_event,
+    sse_event,
+)
+from mcp_sessions_transports.log_feed import LogFeed
+
+
+class GetStream:
+    """A connection's GET stream while it is open: what one credential may hear of its log.
+
+    Whoever opened the stream shall not hear what a stronger credential started (SEC3). So an
+    event is handed over when it was found that it may be heard; until then it is left in the
+    log, and who reads the log asks. A session that needs more scopes than the stream was opened
+    with ends the stream: to hear it, its client has to come back with the stronger credential.
+    """
+
+    __slots__ = ("_after", "_cleared", "_connection", "_feed", "_scopes", "stream")
+
+    def __init__(
+        self,
+        connection: StoredConnection,
+        after: Position,
+        policy: SessionPolicy,
+        *,
+        scopes: frozenset[str],
+        cleared: Collection[SessionId],
+        is_checked: bool,
+    ) -> None:
+        """Send what follows ``after``.
+
+        Args:
+            connection: Whose log it is.
+            scopes: Those of the credential that opened it.
+            cleared: The sessions that were found to need no others.
+            is_checked: See :class:`~mcp_sessions_transports.log_feed.LogFeed`.
+        """
+        self._connection = connection
+        self._scopes = scopes
+        self._cleared = set(cleared)
+        self._after = after
+        self.stream = SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
+        self._feed = LogFeed(
+            self.stream, self._read, after.event_id(), self._frame, is_checked=is_checked
+        )
+
+    @property
+    def last(self) -> str:
+        """The id of the last event that was handed over."""
+        return self._feed.last
+
+    def open_with(self, first: Sequence[bytes], *, primes: bool) -> None:
+        """Send this before anything of the log.
+
+        Args:
+            first: Messages. They are in no log, which may be too small for them; only the
+                last has an id, so that a client that is cut before it comes back with its
+                old position and is told all of them again.
+            primes: The client understands an event without data.
+        """
+        at = self._after.event_id()
+        for number, message in enumerate(first, 1):
+            self.stream.push(sse_event(message, at if number == len(first) else None))
+        if primes:
+            self.stream.push(priming_event(at))
+
+    def begin(self, session_id: SessionId, scopes: frozenset[str]) -> None:
+        """A session is attached, anew perhaps: what waits here of it is taken back.
+
+        Args:
+            scopes: Those that it needs; with fewer, the stream ends.
+        """
+        self.stream.purge(session_id)
+        if self._scopes >= scopes:
+            self._cleared.add(session_id)
+        else:
+            self.stream.cut()
+
+    def offer(self, entry: LoggedEvent) -> None:
+        """An event was appended to its log."""
+        if entry.origin is None or entry.origin in self._cleared:
+            self._feed.offer(entry)
+        else:
+            # Whether it may be heard here has to be asked; reading the log asks it.
+            self._feed.check_position(None)
+
+    def check_position(self, head: Position | None) -> None:
+        """Read the log again if it goes on after what was sent, or if nobody knows (None)."""
+        self._feed.check_position(head)
+
+    async def drain(self) -> None:
+        """Wait until the peer has taken enough of what waits for it."""
+        await self._feed.drain()
+        await self.stream.drain()
+
+    def cut(self) -> None:
+        """End it now."""
+        self.stream.cut()
+
+    async def _read(self, position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+        heard = await self._connection.heard(position, self._scopes, self._cleared)
+        if heard is None:
+            self.stream.cut()
+        return heard or ((), None)
+
+    def _frame(self, event: LoggedEvent) -> bytes | None:
+        return None if event.origin in self._connection.over else plain_frame(event)
 
 
 class HttpTransport:
@@ -142,7 +251,12 @@ class HttpTransport:
         """
         self.cut_get()
         get = GetStream(
-            connection.heard(scopes, cleared), after, self._policy, is_checked=self._is_shared
+            connection,
+            after,
+            self._policy,
+            scopes=scopes,
+            cleared=cleared,
+            is_checked=self._is_shared,
         )
         self._get = get
         get.open_with(first, primes=self._primes)

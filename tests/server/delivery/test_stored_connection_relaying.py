@@ -17,7 +17,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.server.delivery.relaying import Relay
+from mcp_sessions.server.delivery.stored_connection import Relay
 from mcp_sessions.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.anyio
