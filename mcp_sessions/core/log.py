@@ -88,6 +88,11 @@ class LoggedEvent(NamedTuple):
     key: tuple[SessionId | None, str] | None
     origin: SessionId | None
 
+    @property
+    def position(self) -> Position:
+        """Its place in its log."""
+        return Position(LogEpoch(self.event_id.partition("-")[0]), self.number)
+
 
 class EventLog:
     """The events of one session or stream, oldest first."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from mcp_sessions.ids import FencingEpoch
+from mcp_sessions.ids import FencingEpoch, Position
 
 
 class Carry(Enum):
@@ -55,21 +55,25 @@ class Relay(Enum):
 
 def relay(
     carried: FencingEpoch | None,
-    last: int,
+    last: Position,
+    event: Position,
     *,
     fencing_epoch: FencingEpoch,
-    number: int,
     skips: bool,
-) -> Relay:
-    """Whether an event goes on a stream now.
+) -> tuple[Relay, Position]:
+    """Whether an event goes on a stream now; and after which one of its log, if none is missing.
 
     Args:
         carried: As in :func:`carry`.
-        last: The number of the last event of that session that went there.
+        last: The last event of that session that went there, or was there when it began.
+        event: Its place in the session's log.
         fencing_epoch: Of the attachment that the event is for.
-        number: The event's.
         skips: The numbers in between were replaced by newer events.
     """
-    if carried != fencing_epoch or number <= last:
-        return Relay.PASSED_OVER
-    return Relay.STORED if skips or number == last + 1 else Relay.TOO_EARLY
+    if event.log_epoch > last.log_epoch:
+        # The log was made anew: none of its events is there (CUP13).
+        last = Position(event.log_epoch, 0)
+    if carried != fencing_epoch or event.log_epoch != last.log_epoch or event.number <= last.number:
+        return Relay.PASSED_OVER, last
+    follows = skips or event.number == last.number + 1
+    return Relay.STORED if follows else Relay.TOO_EARLY, last

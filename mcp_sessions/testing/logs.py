@@ -180,7 +180,7 @@ async def events_are_relayed_once_and_in_the_order_of_their_own_log(make: MakeSt
         stream = await new_session(store, mode=Mode.TRANSPORT)
         session = await new_session(store)
         events = [(await session.append(Draft(b"{}", key=key))).event for key in "abcdb"]
-        start = Position(LogEpoch(events[0].event_id.partition("-")[0]), 0)
+        start = replace(events[0].position, number=0)
 
         async def relay(number: int, epoch: int = 1, *, skips: bool = False) -> Relayed:
             event = events[number - 1]
@@ -231,6 +231,23 @@ async def events_are_relayed_once_and_in_the_order_of_their_own_log(make: MakeSt
         assert not await store.carry(SessionId("unknown"), session.id, FencingEpoch(4), start)
 
 
+async def a_log_made_anew_is_relayed_from_its_beginning(make: MakeStore) -> None:
+    """A number means nothing without the log that it is of (CUP13)."""
+    async with opened(make) as store:
+        stream, session = await new_session(store, mode=Mode.TRANSPORT), await new_session(store)
+        epoch, before = FencingEpoch(1), (await session.append()).event
+        assert await store.carry(stream.id, session.id, epoch, before.position)
+        await store.renew(session.id)
+        one, two = [(await session.append()).event for _ in range(2)]
+
+        early = await store.relay(stream.id, session.id, epoch, two, now=NOW)
+        assert early == Relayed(missing_after=replace(one.position, number=0))
+        for event in (one, two):
+            assert (await store.relay(stream.id, session.id, epoch, event, now=NOW)).event
+        for late in (before, one, two):
+            assert await store.relay(stream.id, session.id, epoch, late, now=NOW) == Relayed()
+
+
 CHECKS: Sequence[Check] = (
     events_get_their_ids_from_the_store_in_order_of_issue,
     two_writers_neither_repeat_nor_skip_an_id,
@@ -241,4 +258,5 @@ CHECKS: Sequence[Check] = (
     a_stream_made_anew_refuses_the_positions_of_the_old_one,
     one_sessions_events_can_be_taken_off_a_connections_stream,
     events_are_relayed_once_and_in_the_order_of_their_own_log,
+    a_log_made_anew_is_relayed_from_its_beginning,
 )

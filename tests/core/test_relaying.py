@@ -4,9 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sessions.core.relaying import Carry, Relay, carry, may_drop, relay
-from mcp_sessions.ids import FencingEpoch
+from mcp_sessions.ids import FencingEpoch, LogEpoch, Position
 
 EPOCHS = st.integers(1, 3).map(FencingEpoch)
+OLD, NEW = LogEpoch("1"), LogEpoch("2")
 
 
 @given(st.none() | EPOCHS, EPOCHS)
@@ -31,7 +32,8 @@ def test_whoever_relays_the_events_go_in_order_and_once(
     """ATT6. ``skips`` is said by who knows that nothing is left in between."""
     last, carried = 0, FencingEpoch(2)
     for number, epoch, skips in steps:
-        found = relay(carried, last, fencing_epoch=epoch, number=number, skips=skips)
+        before, event = Position(OLD, last), Position(OLD, number)
+        found, _ = relay(carried, before, event, fencing_epoch=epoch, skips=skips)
         if epoch != carried or number <= last:
             assert found is Relay.PASSED_OVER
         elif number == last + 1 or skips:
@@ -43,4 +45,18 @@ def test_whoever_relays_the_events_go_in_order_and_once(
 
 def test_a_stream_that_carries_nothing_takes_nothing() -> None:
     epoch = FencingEpoch(1)
-    assert relay(None, 0, fencing_epoch=epoch, number=1, skips=True) is Relay.PASSED_OVER
+    start, event = Position(OLD, 0), Position(OLD, 1)
+    found, _ = relay(None, start, event, fencing_epoch=epoch, skips=True)
+    assert found is Relay.PASSED_OVER
+
+
+def test_of_a_log_that_was_made_anew_nothing_is_there_yet() -> None:
+    """CUP13: a number of the old log says nothing of the new one, and the old one is over."""
+
+    def became(last: Position, event: Position) -> tuple[Relay, Position]:
+        return relay(epoch, last, event, fencing_epoch=epoch, skips=False)
+
+    epoch = FencingEpoch(1)
+    assert became(Position(OLD, 7), Position(NEW, 1)) == (Relay.STORED, Position(NEW, 0))
+    assert became(Position(OLD, 7), Position(NEW, 2)) == (Relay.TOO_EARLY, Position(NEW, 0))
+    assert became(Position(NEW, 1), Position(OLD, 8)) == (Relay.PASSED_OVER, Position(NEW, 1))

@@ -174,13 +174,16 @@ class Events(Tables):
         carried = session.record.carried.get(origin)
         if carried is None:
             return Relayed()
-        last = session.relayed[origin]
-        relays = relaying.relay(
-            carried, last.number, fencing_epoch=fencing_epoch, number=event.number, skips=skips
+        relays, last = relaying.relay(
+            carried,
+            session.relayed[origin],
+            event.position,
+            fencing_epoch=fencing_epoch,
+            skips=skips,
         )
         if relays is not Relay.STORED:
             return Relayed(missing_after=last if relays is Relay.TOO_EARLY else None)
-        session.relayed[origin] = Position(last.log_epoch, event.number)
+        session.relayed[origin] = event.position
         key = event.key[1] if event.key is not None else None
         log = self._stream(session, GET_STREAM)
         return Relayed(log.append(Draft(event.payload, None, key, origin), now=now))

@@ -206,7 +206,7 @@ class Events(Lists):
             scripts.RELAY,
             origin,
             fencing_epoch,
-            event.event_id.partition("-")[0],
+            event.position.log_epoch,
             event.number,
             int(skips),
             repr(now),

@@ -1,9 +1,11 @@
-"""Who is attached to a session, and whose events a connection's GET stream takes, as rows."""
+"""Who is attached to a session in a SQLite file, and whose events a connection's GET stream takes.
+Each call is one transaction.
+"""
 
 from __future__ import annotations
 
 from mcp_sessions.core import attachment, relaying
-from mcp_sessions.core.log import Draft, LoggedEvent, Window
+from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.relaying import Carry, Relay
 from mcp_sessions.core.states import state_of
 from mcp_sessions.ids import (
@@ -19,165 +21,171 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.stores.records import Attached, Relayed, SessionRecord, attachment_of
 from mcp_sessions.stores.sqlite import logs, sessions
+from mcp_sessions.stores.sqlite.served_file import ServedFile, is_small
 from mcp_sessions.stores.sqlite.transaction import Transaction, text_of
 
 
-def attach(
-    tx: Transaction,
-    session_id: SessionId,
-    connection_id: ConnectionId | None,
-    *,
-    now: float,
-    position: str | None,
-    only_if_free: bool,
-    window: Window,
-) -> Attached | None:
-    """See :meth:`SessionStore.attach`.
+class Attachments(ServedFile):
+    """The part of the store that is about who hears events."""
 
-    Args:
-        window: Of what is not kept whole.
-    """
-    session = sessions.brief(tx, session_id)
-    if session is None or now >= session.ends_at:
-        return None
-    scopes, stored = tx.execute(
-        "SELECT scopes, waits_from FROM sessions WHERE sid = ?", (session.sid,)
-    ).fetchone()
-    attached = attachment.attach(
-        state_of(is_attached=session.attachment is not None),
-        connection_id,
-        fencing_epoch=session.fencing_epoch,
-        waits_from=SessionEventId(text_of(stored)) if stored is not None else None,
-        only_if_free=only_if_free,
-    )
-    if attached is None:
-        return None
-    log = logs.opened(tx, session.sid, EVENTS)
-    window = sessions.window_of_stream(session, EVENTS, window)
-    replay, refusal = logs.since_id(tx, log, position, window, now=now)
-    hearing, fencing_epoch = attached.connection_id, attached.fencing_epoch
-    tx.execute(
-        "UPDATE sessions SET fencing_epoch = ?, connection_id = ?, waits_from = ? WHERE sid = ?",
-        (fencing_epoch, hearing, attached.waits_from, session.sid),
-    )
+    async def attach(
+        self,
+        session_id: SessionId,
+        connection_id: ConnectionId | None,
+        *,
+        now: float,
+        position: str | None = None,
+        only_if_free: bool = False,
+    ) -> Attached | None:
 
-    def apply(record: SessionRecord) -> None:
-        record.fencing_epoch, record.waits_from = fencing_epoch, attached.waits_from
-        record.attachment = attachment_of(hearing, fencing_epoch)
+        def work(tx: Transaction) -> Attached | None:
+            session = sessions.brief(tx, session_id)
+            if session is None or now >= session.ends_at:
+                return None
+            scopes, stored = tx.execute(
+                "SELECT scopes, waits_from FROM sessions WHERE sid = ?", (session.sid,)
+            ).fetchone()
+            attached = attachment.attach(
+                state_of(is_attached=session.attachment is not None),
+                connection_id,
+                fencing_epoch=session.fencing_epoch,
+                waits_from=SessionEventId(text_of(stored)) if stored is not None else None,
+                only_if_free=only_if_free,
+            )
+            if attached is None:
+                return None
+            log = logs.opened(tx, session.sid, EVENTS)
+            window = sessions.window_of_stream(session, EVENTS, self._window)
+            replay, refusal = logs.since_id(tx, log, position, window, now=now)
+            hearing, fencing_epoch = attached.connection_id, attached.fencing_epoch
+            tx.execute(
+                "UPDATE sessions SET fencing_epoch = ?, connection_id = ?, waits_from = ?"
+                " WHERE sid = ?",
+                (fencing_epoch, hearing, attached.waits_from, session.sid),
+            )
 
-    tx.changes.append((session_id, apply))
-    counts = tx.recall(session_id)
-    if counts is not None:
-        counts.fencing_epoch = fencing_epoch
-        tx.learn(session_id, counts)
-    return Attached(
-        fencing_epoch,
-        log.position.event_id(),
-        session.attachment,
-        replay,
-        refusal,
-        frozenset(sessions.load_json(scopes)),
-        attached.listens_from,
-    )
+            def apply(record: SessionRecord) -> None:
+                record.fencing_epoch, record.waits_from = fencing_epoch, attached.waits_from
+                record.attachment = attachment_of(hearing, fencing_epoch)
 
+            tx.changes.append((session_id, apply))
+            counts = tx.recall(session_id)
+            if counts is not None:
+                counts.fencing_epoch = fencing_epoch
+                tx.learn(session_id, counts)
+            return Attached(
+                fencing_epoch,
+                log.position.event_id(),
+                session.attachment,
+                replay,
+                refusal,
+                frozenset(sessions.load_json(scopes)),
+                attached.listens_from,
+            )
 
-def detach(tx: Transaction, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
-    """See :meth:`SessionStore.detach`."""
-    session = sessions.brief(tx, session_id)
-    if session is None or not attachment.detaches(
-        state_of(is_attached=session.attachment is not None),
-        fencing_epoch=session.fencing_epoch,
-        attached_with=fencing_epoch,
-    ):
-        return False
-    tx.execute("UPDATE sessions SET connection_id = NULL WHERE sid = ?", (session.sid,))
-    tx.changes.append((session_id, _detach))
-    return True
+        return await self._writer.call(work)
 
+    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
 
-def carry(
-    tx: Transaction,
-    connection: SessionId,
-    origin: SessionId,
-    fencing_epoch: FencingEpoch,
-    after: Position,
-) -> bool:
-    """See :meth:`SessionStore.carry`."""
-    session = sessions.brief(tx, connection)
-    if session is None:
-        return False
-    carries = relaying.carry(_carried(tx, session.sid, origin)[0], fencing_epoch)
-    if carries is not Carry.BEGINS:
-        return carries is Carry.GOES_ON
-    log = logs.find(tx, session.sid, GET_STREAM)
-    if log is not None:
-        logs.drop_origin(tx, log, origin)
-    tx.execute(
-        "INSERT OR REPLACE INTO carried (sid, origin, fencing_epoch, log_epoch, number)"
-        " VALUES (?, ?, ?, ?, ?)",
-        (session.sid, origin, fencing_epoch, after.log_epoch, after.number),
-    )
-    tx.changes.append((connection, lambda record: _carry(record, origin, fencing_epoch)))
-    return True
+        def apply(record: SessionRecord) -> None:
+            record.attachment = None
 
+        def work(tx: Transaction) -> bool:
+            session = sessions.brief(tx, session_id)
+            if session is None or not attachment.detaches(
+                state_of(is_attached=session.attachment is not None),
+                fencing_epoch=session.fencing_epoch,
+                attached_with=fencing_epoch,
+            ):
+                return False
+            tx.execute("UPDATE sessions SET connection_id = NULL WHERE sid = ?", (session.sid,))
+            tx.changes.append((session_id, apply))
+            return True
 
-def relay(
-    tx: Transaction,
-    connection: SessionId,
-    origin: SessionId,
-    fencing_epoch: FencingEpoch,
-    event: LoggedEvent,
-    *,
-    now: float,
-    skips: bool,
-    window: Window,
-) -> Relayed:
-    """See :meth:`SessionStore.relay`."""
-    session = sessions.brief(tx, connection)
-    if session is None or now >= session.ends_at:
-        return Relayed()
-    carried, last = _carried(tx, session.sid, origin)
-    relays = relaying.relay(
-        carried, last.number, fencing_epoch=fencing_epoch, number=event.number, skips=skips
-    )
-    if relays is not Relay.STORED:
-        return Relayed(missing_after=last if relays is Relay.TOO_EARLY else None)
-    tx.execute(
-        "UPDATE carried SET number = ? WHERE sid = ? AND origin = ?",
-        (event.number, session.sid, origin),
-    )
-    log = logs.opened(tx, session.sid, GET_STREAM)
-    key = event.key[1] if event.key is not None else None
-    draft = Draft(event.payload, None, key, origin)
-    return Relayed(logs.append(tx, log, draft, window, now=now)[0])
+        return await self._writer.call(work, short=True)
 
+    async def carry(
+        self,
+        connection: SessionId,
+        origin: SessionId,
+        fencing_epoch: FencingEpoch,
+        after: Position,
+    ) -> bool:
 
-def drop_origin(
-    tx: Transaction,
-    session_id: SessionId,
-    origin: SessionId,
-    *,
-    stream: StreamName,
-    fencing_epoch: FencingEpoch | None,
-) -> None:
-    """See :meth:`SessionStore.drop_origin`."""
-    session = sessions.brief(tx, session_id)
-    if session is None:
-        return
-    carried, _ = _carried(tx, session.sid, origin)
-    if not relaying.may_drop(carried, fencing_epoch):
-        return
-    log = logs.find(tx, session.sid, stream)
-    if log is not None:
-        logs.drop_origin(tx, log, origin)
-    if stream == GET_STREAM and carried is not None:
-        values = (session.sid, origin)
-        tx.execute("DELETE FROM carried WHERE sid = ? AND origin = ?", values)
-        tx.changes.append((session_id, lambda record: _carry(record, origin, None)))
+        def work(tx: Transaction) -> bool:
+            session = sessions.brief(tx, connection)
+            if session is None:
+                return False
+            carries = relaying.carry(_carried(tx, session.sid, origin)[0], fencing_epoch)
+            if carries is not Carry.BEGINS:
+                return carries is Carry.GOES_ON
+            logs.drop_origin(tx, logs.find(tx, session.sid, GET_STREAM), origin)
+            tx.execute(
+                "INSERT OR REPLACE INTO carried (sid, origin, fencing_epoch, log_epoch, number)"
+                " VALUES (?, ?, ?, ?, ?)",
+                (session.sid, origin, fencing_epoch, after.log_epoch, after.number),
+            )
+            tx.changes.append((connection, lambda record: _carry(record, origin, fencing_epoch)))
+            return True
 
+        return await self._writer.call(work)
 
-def _detach(record: SessionRecord) -> None:
-    record.attachment = None
+    async def relay(
+        self,
+        connection: SessionId,
+        origin: SessionId,
+        fencing_epoch: FencingEpoch,
+        event: LoggedEvent,
+        *,
+        now: float,
+        skips: bool = False,
+    ) -> Relayed:
+
+        def work(tx: Transaction) -> Relayed:
+            session = sessions.brief(tx, connection)
+            if session is None or now >= session.ends_at:
+                return Relayed()
+            carried, last = _carried(tx, session.sid, origin)
+            place = event.position
+            relays, last = relaying.relay(
+                carried, last, place, fencing_epoch=fencing_epoch, skips=skips
+            )
+            if relays is not Relay.STORED:
+                return Relayed(missing_after=last if relays is Relay.TOO_EARLY else None)
+            tx.execute(
+                "UPDATE carried SET log_epoch = ?, number = ? WHERE sid = ? AND origin = ?",
+                (place.log_epoch, place.number, session.sid, origin),
+            )
+            log = logs.opened(tx, session.sid, GET_STREAM)
+            key = event.key[1] if event.key is not None else None
+            draft = Draft(event.payload, None, key, origin)
+            return Relayed(logs.append(tx, log, draft, self._window, now=now)[0])
+
+        return await self._writer.call(work, short=is_small(event.payload))
+
+    async def drop_origin(
+        self,
+        session_id: SessionId,
+        origin: SessionId,
+        *,
+        stream: StreamName = GET_STREAM,
+        fencing_epoch: FencingEpoch | None = None,
+    ) -> None:
+
+        def work(tx: Transaction) -> None:
+            session = sessions.brief(tx, session_id)
+            if session is None:
+                return
+            carried, _ = _carried(tx, session.sid, origin)
+            if not relaying.may_drop(carried, fencing_epoch):
+                return
+            logs.drop_origin(tx, logs.find(tx, session.sid, stream), origin)
+            if stream == GET_STREAM and carried is not None:
+                values = (session.sid, origin)
+                tx.execute("DELETE FROM carried WHERE sid = ? AND origin = ?", values)
+                tx.changes.append((session_id, lambda record: _carry(record, origin, None)))
+
+        await self._writer.call(work)
 
 
 def _carry(record: SessionRecord, origin: SessionId, fencing_epoch: FencingEpoch | None) -> None:

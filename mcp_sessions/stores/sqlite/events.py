@@ -1,27 +1,22 @@
-"""Event logs in a SQLite file: what is stored, who is told, and who hears it. Each call is one
-transaction; what it does to the rows is in ``logs.py``, ``changes.py`` and ``attachment.py``.
+"""Event logs in a SQLite file: what is stored, and who is told. Each call is one transaction; what
+it does to the rows of a log is in ``logs.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from mcp_sessions.core.entitlement import is_entitled
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal
-from mcp_sessions.ids import (
-    EVENTS,
-    GET_STREAM,
-    ConnectionId,
-    FencingEpoch,
-    Position,
-    SessionId,
-    StreamName,
-)
-from mcp_sessions.stores.records import Appended, Attached, Audience, Relayed, ServerChange, Told
-from mcp_sessions.stores.sqlite import attachment, changes, logs, sessions
+from mcp_sessions.ids import EVENTS, GET_STREAM, Position, SessionId, StreamName
+from mcp_sessions.stores.records import Appended, Audience, ServerChange, Told
+from mcp_sessions.stores.sqlite import logs, sessions
+from mcp_sessions.stores.sqlite.logs import LogRow
 from mcp_sessions.stores.sqlite.served_file import SMALL, ServedFile, is_small
-from mcp_sessions.stores.sqlite.transaction import Transaction
+from mcp_sessions.stores.sqlite.transaction import Transaction, text_bytes
 
 _AUDIENCE = 128
 """Sessions asked for at once while a change is told: a fraction of a millisecond."""
@@ -58,10 +53,25 @@ class Events(ServedFile):
         await self._writer.call(work)
 
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
+        """See :meth:`SessionStore.audience`; pages begin after a session's number."""
         page = int(after) if after is not None else 0
-        return await self._writer.call(
-            lambda tx: changes.audience(tx, change, after=page, limit=_AUDIENCE)
-        )
+
+        def work(tx: Transaction) -> Audience:
+            if change.uri is not None:
+                rows = tx.execute(
+                    "SELECT sid, session_id FROM subscriptions JOIN sessions USING (sid)"
+                    " WHERE uri = ? AND sid > ? ORDER BY sid LIMIT ?",
+                    (text_bytes(change.uri), page, _AUDIENCE),
+                ).fetchall()
+            else:
+                rows = tx.execute(
+                    "SELECT sid, session_id FROM sessions WHERE sid > ? ORDER BY sid LIMIT ?",
+                    (page, _AUDIENCE),
+                ).fetchall()
+            following = str(rows[-1][0]) if len(rows) == _AUDIENCE else None
+            return Audience([SessionId(session_id) for _, session_id in rows], following)
+
+        return await self._writer.call(work)
 
     async def tell(
         self,
@@ -72,10 +82,45 @@ class Events(ServedFile):
         again: bool = False,
     ) -> Sequence[Told]:
         """See :meth:`SessionStore.tell`. A call that failed has stored nothing."""
-        return await self._writer.call(
-            lambda tx: changes.tell(tx, session_ids, change, self._window, now=now),
-            short=change.size * len(session_ids) <= SMALL,
-        )
+        uri = text_bytes(change.uri) if change.uri is not None else None
+        places = ",".join("?" * len(session_ids))
+
+        def work(tx: Transaction) -> Sequence[Told]:
+            rows = tx.execute(
+                "SELECT session_id, sid, mode, connection_id, fencing_epoch, lists,"
+                " EXISTS (SELECT 1 FROM subscriptions AS s WHERE s.sid = sessions.sid"
+                " AND s.uri = ?),"
+                " EXISTS (SELECT 1 FROM carried AS c WHERE c.sid = sessions.sid)"
+                f" FROM sessions WHERE session_id IN ({places}) AND ends_at > ?",
+                (uri, *session_ids, now),
+            ).fetchall()
+            found = {row[0]: row for row in rows}
+            told = [
+                self._tell(tx, found[each], change, now) for each in session_ids if each in found
+            ]
+            return [each for each in told if each is not None]
+
+        return await self._writer.call(work, short=change.size * len(session_ids) <= SMALL)
+
+    def _tell(
+        self, tx: Transaction, row: Sequence[Any], change: ServerChange, now: float
+    ) -> Told | None:
+        session_id, sid, stored_mode, connection_id, fencing_epoch, lists, subscribes, carries = row
+        mode = Mode(stored_mode)
+        if not is_entitled(
+            mode,
+            uri=change.uri,
+            listed=change.listed,
+            is_subscribed=bool(subscribes),
+            lists=sessions.load_json(lists) if lists is not None else None,
+            carries=bool(carries),
+        ):
+            return None
+        stream, draft = change.told_to(mode, session_id)
+        log = logs.opened(tx, sid, stream)
+        event, replaced = logs.append(tx, log, draft, self._window, now=now)
+        attachment = sessions.stored_attachment(connection_id, fencing_epoch)
+        return Told(session_id, stream, event, attachment, replaced)
 
     async def read(
         self,
@@ -98,19 +143,21 @@ class Events(ServedFile):
         return await self._writer.call(work)
 
     async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
-
-        def work(tx: Transaction) -> Position | None:
-            session = sessions.brief(tx, session_id)
-            log = logs.find(tx, session.sid, stream) if session is not None else None
-            return log.position if log is not None else None
-
-        return await self._writer.call(work, short=True)
+        return await self._position(session_id, stream, logs.find)
 
     async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
+        return await self._position(session_id, stream, logs.opened)
 
+    async def _position(
+        self,
+        session_id: SessionId,
+        stream: StreamName,
+        log_of: Callable[[Transaction, int, StreamName], LogRow | None],
+    ) -> Position | None:
         def work(tx: Transaction) -> Position | None:
             session = sessions.brief(tx, session_id)
-            return logs.opened(tx, session.sid, stream).position if session is not None else None
+            log = log_of(tx, session.sid, stream) if session is not None else None
+            return log.position if log is not None else None
 
         return await self._writer.call(work, short=True)
 
@@ -122,78 +169,3 @@ class Events(ServedFile):
                 logs.drop(tx, session.sid, stream)
 
         await self._writer.call(work)
-
-    async def drop_origin(
-        self,
-        session_id: SessionId,
-        origin: SessionId,
-        *,
-        stream: StreamName = GET_STREAM,
-        fencing_epoch: FencingEpoch | None = None,
-    ) -> None:
-        await self._writer.call(
-            lambda tx: attachment.drop_origin(
-                tx, session_id, origin, stream=stream, fencing_epoch=fencing_epoch
-            )
-        )
-
-    async def carry(
-        self,
-        connection: SessionId,
-        origin: SessionId,
-        fencing_epoch: FencingEpoch,
-        after: Position,
-    ) -> bool:
-        return await self._writer.call(
-            lambda tx: attachment.carry(tx, connection, origin, fencing_epoch, after)
-        )
-
-    async def relay(
-        self,
-        connection: SessionId,
-        origin: SessionId,
-        fencing_epoch: FencingEpoch,
-        event: LoggedEvent,
-        *,
-        now: float,
-        skips: bool = False,
-    ) -> Relayed:
-        return await self._writer.call(
-            lambda tx: attachment.relay(
-                tx,
-                connection,
-                origin,
-                fencing_epoch,
-                event,
-                now=now,
-                skips=skips,
-                window=self._window,
-            ),
-            short=is_small(event.payload),
-        )
-
-    async def attach(
-        self,
-        session_id: SessionId,
-        connection_id: ConnectionId | None,
-        *,
-        now: float,
-        position: str | None = None,
-        only_if_free: bool = False,
-    ) -> Attached | None:
-        return await self._writer.call(
-            lambda tx: attachment.attach(
-                tx,
-                session_id,
-                connection_id,
-                now=now,
-                position=position,
-                only_if_free=only_if_free,
-                window=self._window,
-            )
-        )
-
-    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
-        return await self._writer.call(
-            lambda tx: attachment.detach(tx, session_id, fencing_epoch), short=True
-        )

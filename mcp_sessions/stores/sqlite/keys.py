@@ -34,36 +34,27 @@ def keys_of(tx: Transaction, session_id: SessionId, policy: SessionPolicy) -> Ke
 class Keys:
     """The keys of one session, in one transaction."""
 
-    __slots__ = ("_counts", "_lifetime", "_max_bytes", "_session_id", "_tx")
+    __slots__ = ("_lifetime", "_max_bytes", "_session_id", "_tx", "counts")
 
     def __init__(
         self, tx: Transaction, session_id: SessionId, counts: KeyCounts, policy: SessionPolicy
     ) -> None:
         self._tx = tx
         self._session_id = session_id
-        self._counts = counts
+        self.counts = counts
         self._max_bytes = policy.request_key_bytes
         self._lifetime = policy.request_key_lifetime
-
-    @property
-    def fencing_epoch(self) -> FencingEpoch:
-        """The session's."""
-        return self._counts.fencing_epoch
-
-    @property
-    def counts(self) -> KeyCounts:
-        """What they come to."""
-        return self._counts
 
     def begin(self, use: KeyUse, *, now: float) -> Found:
         """See :meth:`RequestKeys.begin`; what the sender is told."""
         self._expire(now)
+        first = Found(Begun.FIRST, None, use.runner, use.run)
         if self._is_new(use, now):
-            return Found(Begun.FIRST, None, use.runner, use.run)
+            return first
         row = self._tx.execute(
             "SELECT digest, runner, at, finished, outcome, scopes FROM keys"
             " WHERE sid = ? AND key = ?",
-            (self._counts.sid, text_bytes(use.key)),
+            (self.counts.sid, text_bytes(use.key)),
         ).fetchone()
         if row is None:
             return Found(Begun.FULL)
@@ -71,19 +62,16 @@ class Keys:
         begun = sent_again(known, use.digest, scopes=use.scopes, instead_of=use.instead_of)
         if begun is not Begun.FIRST:
             return found(begun, known)
-        self._take_over(use, now)
-        return Found(Begun.FIRST, None, use.runner, use.run)
-
-    def _take_over(self, use: KeyUse, now: float) -> None:
         self._tx.execute(
             "UPDATE keys SET runner = ?, scopes = ?, at = ? WHERE sid = ? AND key = ?",
-            (_ran_by(use), encode(sorted(use.scopes)), now, self._counts.sid, text_bytes(use.key)),
+            (_ran_by(use), encode(sorted(use.scopes)), now, self.counts.sid, text_bytes(use.key)),
         )
+        return first
 
     def finish(self, request_key: RequestKey, outcome: bytes | None, *, now: float) -> bool:
         """See :meth:`RequestKeys.finish`."""
         self._expire(now)
-        counts = self._counts
+        counts = self.counts
         kept = outcome if outcome is not None and self._has_room(len(outcome)) else None
         ran = self._tx.execute(
             "UPDATE keys SET at = ?, outcome = ?, finished = ?"
@@ -110,7 +98,7 @@ class Keys:
             "INSERT OR IGNORE INTO keys (sid, key, digest, runner, scopes, at)"
             " VALUES (?, ?, ?, ?, ?, ?)",
             (
-                self._counts.sid,
+                self.counts.sid,
                 text_bytes(use.key),
                 use.digest,
                 _ran_by(use),
@@ -121,18 +109,18 @@ class Keys:
         if not inserted.rowcount:
             return False
         self._make_room(cost)
-        self._counts.bytes += cost
-        self._tx.learn(self._session_id, self._counts)
+        self.counts.bytes += cost
+        self._tx.learn(self._session_id, self.counts)
         return True
 
     def _has_room(self, wanted: int) -> bool:
-        counts = self._counts
+        counts = self.counts
         return has_room(
             wanted, size=counts.bytes, answers=counts.answers, max_bytes=self._max_bytes
         )
 
     def _make_room(self, wanted: int) -> None:
-        counts = self._counts
+        counts = self.counts
         while counts.bytes + wanted > self._max_bytes:
             oldest = self._tx.execute(
                 "SELECT key, finished, length(outcome) FROM keys WHERE sid = ? AND finished > ?"
@@ -151,7 +139,7 @@ class Keys:
 
     def _expire(self, now: float) -> None:
         # A running request is known until it ends, however long that takes.
-        counts = self._counts
+        counts = self.counts
         if not self._forgets(counts.oldest, now):
             return
         while True:

@@ -187,8 +187,10 @@ def since_id(
     return tuple(events) if limit is None else page_of(events, limit), None
 
 
-def drop_origin(tx: Transaction, log: LogRow, origin: SessionId) -> None:
-    """See :meth:`EventLog.drop_origin`."""
+def drop_origin(tx: Transaction, log: LogRow | None, origin: SessionId) -> None:
+    """See :meth:`EventLog.drop_origin`; nothing happens if there is no log."""
+    if log is None:
+        return
     gone = tx.execute(
         "SELECT count(*), total(length(payload)) FROM events WHERE log = ? AND origin = ?",
         (log.log, origin),

@@ -58,6 +58,7 @@ from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.limits import check_peer
 from mcp_sessions.stores.records import Admitted, KeyUse, Peer, SessionRecord
 from mcp_sessions.stores.sqlite import sessions
+from mcp_sessions.stores.sqlite.attachment import Attachments
 from mcp_sessions.stores.sqlite.belongings import Belongings
 from mcp_sessions.stores.sqlite.events import Events
 from mcp_sessions.stores.sqlite.keys import keys_of
@@ -67,7 +68,7 @@ _PAGE = 500
 """Records read at once: some milliseconds in which no other call is served."""
 
 
-class SQLiteStore(Events, Belongings):
+class SQLiteStore(Events, Attachments, Belongings):
     """A :class:`~mcp_sessions.stores.contract.SessionStore` in one SQLite file."""
 
     name = "sqlite"
@@ -133,7 +134,7 @@ class SQLiteStore(Events, Belongings):
             keys = keys_of(tx, session_id, self._policy)
             if keys is None:
                 return None
-            if is_displaced(fencing_epoch, keys.fencing_epoch):
+            if is_displaced(fencing_epoch, keys.counts.fencing_epoch):
                 return Admitted(record, displaced=True)
             return Admitted(record, *keys.begin(use, now=now))
 

@@ -62,7 +62,12 @@ READ = st.tuples(st.just("read"), LATER, STREAMS, st.integers(-1, 9), st.none() 
 DROP = st.tuples(st.just("drop"), STREAMS, ORIGINS, st.none() | st.integers(0, 2))
 CARRY = st.tuples(st.just("carry"), ORIGINS, st.integers(1, 2), st.integers(0, 3))
 RELAY = st.tuples(
-    st.just("relay"), LATER, ORIGINS, st.integers(1, 2), st.integers(1, 6), st.booleans()
+    st.just("relay"),
+    LATER,
+    ORIGINS,
+    st.integers(1, 2),
+    st.tuples(st.sampled_from([0, 0, 0, 1]), st.integers(1, 6)),
+    st.booleans(),
 )
 LOG_STEPS = st.lists(APPEND | READ | DROP | CARRY | RELAY, max_size=40)
 
@@ -110,8 +115,9 @@ class Side:
                         self.session_id, origin or SessionId("none"), FencingEpoch(epoch), after
                     )
                 )
-            case ("relay", _, origin, epoch, number, skips):
-                event_id = Position(self.origin_epoch, number).event_id()
+            case ("relay", _, origin, epoch, (anew, number), skips):
+                log_epoch = LogEpoch(f"{int(self.origin_epoch) + anew:019d}")
+                event_id = Position(log_epoch, number).event_id()
                 event = LoggedEvent(event_id, number, b"yy", now, (None, f"{number % 2}"), None)
                 relayed = await self.store.relay(
                     self.session_id,
