@@ -25,7 +25,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
 from pydantic import AnyHttpUrl, BaseModel
 
-from mcp_sessions import SessionLayer, SessionPolicy, current_session
+from mcp_sessions import SessionHandle, SessionLayer, SessionPolicy, current_session
 
 HELD_AT_MOST = 10.0
 """Seconds that ``hold`` waits for its ``release``."""
@@ -102,10 +102,16 @@ class Answer(BaseModel):
     answer: str
 
 
+def session_of_call() -> SessionHandle | None:
+    """The session that the client started, and the call belongs to."""
+    session = current_session(default=None)
+    return session if session is not None and session.source == "session" else None
+
+
 @mcp.tool(structured_output=False)
 async def echo(msg: str) -> str:
     """Answers ``msg``. In a session it counts its calls there, in the session's state."""
-    session = current_session(default=None)
+    session = session_of_call()
     if session is not None:
         session.state["echoed"] = session.state.get("echoed", 0) + 1
     return msg
@@ -123,14 +129,14 @@ async def remember(key: str, value: str, fail: bool = False) -> str:
 @mcp.tool(structured_output=False)
 async def recall(key: str) -> str:
     """A key of the session's state, or ``nothing``."""
-    session = current_session(default=None)
+    session = session_of_call()
     return "nothing" if session is None else str(session.state.get(key, "nothing"))
 
 
 @mcp.tool(structured_output=False)
 async def session_id() -> str:
     """The id of the session that the call belongs to, or ``none``."""
-    session = current_session(default=None)
+    session = session_of_call()
     return "none" if session is None else session.id
 
 

@@ -166,7 +166,7 @@ def assemble(
         associations=associations,
         idempotency=idempotency,
         methods=methods,
-        handles=SessionHandles(store, publisher, sealed.check_state),
+        handles=SessionHandles(store, publisher, policy, clock, sealed.check_state),
         policy=policy,
         advertise=add_capabilities,
         clock=clock,

@@ -147,6 +147,7 @@ class ClientConnection:
     """
 
     __slots__ = (
+        "__weakref__",
         "_current",
         "attached",
         "id",

@@ -40,7 +40,7 @@ mcp = MCPServer("counter")
 @mcp.tool()
 async def count() -> str:
     session = current_session(default=None)
-    if session is None:
+    if session is None or session.source != "session":
         return "no session"
     async with session.data.edit() as data:
         data["n"] = data.get("n", 0) + 1
@@ -56,7 +56,7 @@ def make_server() -> MCPServer[Any]:
     @server.tool()
     async def count() -> str:  # pyright: ignore[reportUnusedFunction]
         session = current_session(default=None)
-        if session is None:
+        if session is None or session.source != "session":
             return "no session"
         async with session.data.edit() as data:
             data["n"] = data.get("n", 0) + 1

@@ -7,6 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp_types import LoggingMessageNotificationParams
 
 from mcp_sessions.client.sdk import is_outcome_unknown
 from mcp_sessions.client_transport import resumable
@@ -25,7 +27,16 @@ server = MCPServer("child")
 @server.tool()
 def session_id() -> str:
     session = current_session(default=None)
-    return session.id if session is not None else "none"
+    return session.id if session is not None and session.source == "session" else "none"
+
+@server.tool()
+async def remember() -> str:
+    session = current_session()
+    session.state["n"] = session.state.get("n", 0) + 1
+    async with session.data.edit() as data:
+        data["n"] = data.get("n", 0) + 1
+    await session.notify("notifications/message", {"level": "info", "data": session.state["n"]})
+    return f"{session.state['n']} {data['n']}"
 
 @server.tool()
 def process() -> str:
@@ -49,6 +60,21 @@ def child(tmp_path: Path) -> StdioServerParameters:
     path.write_text(SERVER)
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return StdioServerParameters(command=sys.executable, args=[str(path)], env=environment)
+
+
+async def test_a_stock_client_of_a_child_has_its_connections_session(
+    child: StdioServerParameters,
+) -> None:
+    told: list[object] = []
+
+    async def logged(params: LoggingMessageNotificationParams) -> None:
+        told.append(params.data)
+
+    with anyio.fail_after(50):
+        async with Client(stdio_client(child), mode="legacy", logging_callback=logged) as client:
+            said = [text_of(await client.call_tool("remember", {})) for _ in range(3)]
+
+    assert (said, told) == (["1 1", "2 2", "3 3"], [1, 2, 3])
 
 
 @pytest.mark.parametrize("mode", MODES)

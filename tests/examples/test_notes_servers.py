@@ -186,16 +186,20 @@ async def test_an_index_does_not_contain_itself(served: Served) -> None:
 
 
 async def test_each_session_remembers_what_it_opened(served: Served) -> None:
-    """Newest first, once each; another session, or none, knows nothing of it."""
+    """Newest first, once each; another session knows nothing of it, nor does one that the client
+    starts know what its connection remembered.
+    """
     for name in ("a", "b"):
         served.notes.write(name, f"text of {name}")
     async with PlainClient(served.url) as client, PlainClient(served.url) as other:
         await client.initialize()
         await other.initialize()
         assert await client.call_tool("open_note", name="a") == "text of a"
-        assert await client.call_tool("recent_notes") == []
+        assert await client.call_tool("recent_notes") == ["a"]
+        assert await other.call_tool("recent_notes") == []
 
         await client.request("session/start")
+        assert await client.call_tool("recent_notes") == []
         for name in ("a", "b", "a"):
             await client.call_tool("open_note", name=name)
         await other.request("session/start")

@@ -72,6 +72,25 @@ async def test_tools_resources_and_prompts_answer(
 
 
 @clients(*ALL)
+@pytest.mark.layer_only
+async def test_a_connection_is_a_session_to_its_handlers(
+    under_test: UnderTest, connected: Connect
+) -> None:
+    """``current_session()`` has ``state``, ``data`` and ``notify()`` for clients that never heard
+    of sessions; each connection has its own.
+    """
+    with anyio.fail_after(20):
+        async with connected(under_test.server.url()) as client:
+            assert await client.call("remember", {"text": "a"}) == "1 notes: a"
+            assert await client.call("remember", {"text": "b"}) == "2 notes: a, b"
+            async with connected(under_test.server.url()) as other:
+                assert await other.call("remember", {"text": "c"}) == "1 notes: c"
+            assert await client.call("remember", {"text": "d"}) == "3 notes: a, b, d"
+            told = ("noted a", "noted b", "noted d")
+            await client.until(lambda: client.logs == told, what="what it was told")
+
+
+@clients(*ALL)
 async def test_an_unknown_tool_is_an_error_of_that_call_only(
     under_test: UnderTest, connected: Connect
 ) -> None:

@@ -117,6 +117,14 @@ async def test_calls_reads_and_pings_are_answered(
             assert client.errors == ()
 
 
+async def test_a_connection_is_a_session_to_its_handlers(proxy: TcpProxy, opened: Opened) -> None:
+    with anyio.fail_after(30):
+        async with proxy, opened() as client:
+            assert await client.call("remember", {"text": "a"}) == "1 notes: a"
+            assert await client.call("remember", {"text": "b"}) == "2 notes: a, b"
+            assert client.logs == ("noted a", "noted b")
+
+
 async def test_progress_arrives_while_the_call_runs(
     under_test: UnderTest, proxy: TcpProxy, opened: Opened, gate: str
 ) -> None:

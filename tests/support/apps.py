@@ -13,7 +13,8 @@ tool                       what it does
 ``touch(uri)``             changes a resource and publishes the update
 ``close_stream(gate)``     ends its own response stream, waits, then answers
 ``background(uri, gate)``  answers at once and sends ``resources/updated`` after the gate
-``session_id()``           the id of the session it runs in, or ``none``
+``session_id()``           the id of the session that its client started, or ``none``
+``remember(text)``         counts in ``session.state``, adds to ``session.data``, tells the client
 ========================== ==============================================================
 
 Resources: ``note://welcome`` and the template ``note://{n}``; one prompt: ``greet(name)``.
@@ -59,6 +60,7 @@ TOOLS = (
     "close_stream",
     "echo",
     "log",
+    "remember",
     "roots",
     "sample",
     "session_id",
@@ -237,6 +239,10 @@ def make_mcpserver(name: str = "notes") -> App:
     async def session_id() -> str:
         return _session_id()
 
+    @server.tool()
+    async def remember(text: str) -> str:
+        return await _remember(text)
+
     @server.resource("note://welcome")
     def welcome() -> str:
         return app.read("note://welcome")
@@ -250,7 +256,7 @@ def make_mcpserver(name: str = "notes") -> App:
         return f"Greet {name}."
 
     del echo, add, slow, ask, sample, roots, log, touch, close_stream, background, session_id
-    del welcome, note, greet
+    del remember, welcome, note, greet
     return app
 
 
@@ -313,6 +319,10 @@ def make_fastmcp(name: str = "notes") -> App:
     async def session_id() -> str:
         return _session_id()
 
+    @server.tool
+    async def remember(text: str) -> str:
+        return await _remember(text)
+
     @server.resource("note://welcome")
     def welcome() -> str:
         return app.read("note://welcome")
@@ -326,7 +336,7 @@ def make_fastmcp(name: str = "notes") -> App:
         return f"Greet {name}."
 
     del echo, add, slow, ask, sample, roots, log, touch, close_stream, background, session_id
-    del welcome, note, greet
+    del remember, welcome, note, greet
     return app
 
 
@@ -384,6 +394,8 @@ def make_lowlevel(name: str = "notes") -> App:
                 return app.start_background(arguments["uri"], gate, session)
             case "session_id":
                 return _session_id()
+            case "remember":
+                return await _remember(arguments["text"])
             case _:
                 raise ValueError(f"no tool {tool}")
 
@@ -491,4 +503,18 @@ def _session_id() -> str:
     from mcp_sessions import current_session
 
     session = current_session(default=None)
-    return session.id if session is not None else "none"
+    return session.id if session is not None and session.source == "session" else "none"
+
+
+async def _remember(text: str) -> str:
+    """docs/server.md, "Inside a handler"."""
+    from mcp_sessions import current_session
+
+    session = current_session()
+    session.state["notes"] = session.state.get("notes", 0) + 1
+    async with session.data.edit() as data:
+        log = data.setdefault("log", [])
+        log.append(text)
+        said = f"{session.state['notes']} notes: {', '.join(log)}"
+    await session.notify("notifications/message", {"level": "info", "data": f"noted {text}"})
+    return said

@@ -165,7 +165,7 @@ def guarded_server(verifier: Verifier, **options: Any) -> tuple[MCPServer[Any], 
     @server.tool(structured_output=False)
     async def session_id() -> str:
         session = current_session(default=None)
-        return session.id if session is not None else "none"
+        return session.id if session is not None and session.source == "session" else "none"
 
     async def roots_changed(ctx: Any, params: Any) -> None:
         tools.calls.append("roots changed")

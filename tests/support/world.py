@@ -164,8 +164,9 @@ class Toolbox:
         return "answered after its stream was closed"
 
     async def _session_id(self, ctx: Ctx, arguments: Json) -> str:
+        """Of the session that its client started."""
         session = current_session(default=None)
-        return session.id if session is not None else "none"
+        return session.id if session is not None and session.source == "session" else "none"
 
     async def _on_call_tool(
         self, ctx: Ctx, params: types.CallToolRequestParams

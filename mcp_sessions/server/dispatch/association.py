@@ -44,6 +44,9 @@ class Association:
 
     key: RequestKey | None = None
 
+    declined: bool = False
+    """Its sender says that it belongs to none, not to its connection's either."""
+
 
 class Associations:
     """Finds the session of a message, and lets it in there."""
@@ -112,14 +115,14 @@ class Associations:
         if connection is not None and not inbound.modern:
             current = await inbound.current()
         if current is None or connection is None:
-            return self._outside(request)
+            return self._outside(request, named)
         if named is NotNamed.NULL:
             if not await self._is_alive(current, inbound):
                 await inbound.set_current(None)
-            return self._outside(request)
+            return self._outside(request, named)
         exempt = request is None or request.method == "ping"
         if exempt and not await self._is_alive(current, inbound):
-            return self._outside(request)
+            return self._outside(request, named)
         admitted = await self.admit(
             current.session_id,
             inbound,
@@ -132,14 +135,14 @@ class Associations:
             raise SessionDetached
         return Association(admitted, False, key)
 
-    def _outside(self, request: Request | None) -> Association:
+    def _outside(self, request: Request | None, named: NotNamed) -> Association:
         is_gated = request is not None and (
             request.method in self._gated_methods
             or (request.method == "tools/call" and _tool(request) in self._gated_tools)
         )
         if is_gated:
             raise SessionRequiredByServer
-        return Association(None)
+        return Association(None, declined=named is NotNamed.NULL)
 
     async def admit(
         self,

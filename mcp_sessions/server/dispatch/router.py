@@ -317,13 +317,18 @@ class Router:
             await self._associations.attach_if_free(record, inbound)
         peer = self._peers.serving(request, inbound, record)
         key = association.key if record is not None else None
+        handle = None
+        if record is not None:
+            handle = self._handles.of(record)
+        elif not association.declined:
+            handle = await self._handles.of_connection(inbound)
         self._runner.start(
             waiter,
             peer,
             partial(self._peers.standalone, inbound, record),
             record=record,
             key=key,
-            handle=self._handles.of(record) if record is not None else None,
+            handle=handle,
             close_peer=inbound.connection is None or inbound.modern,
             run=admitted.run if admitted is not None and key is not None else None,
         )

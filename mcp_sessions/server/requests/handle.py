@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import hashlib
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar, overload
+from functools import partial
+from typing import Any, Literal, TypeVar, overload
 
 from mcp_sessions.core.messages import encode
 from mcp_sessions.errors import ConfigurationError, DataConflict, SessionNotFound, SessionRequired
 from mcp_sessions.ids import SessionId
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.stores.contract import SessionStore, StateConflict
-from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions.stores.limits import check_state, text_size
+from mcp_sessions.stores.memory.store import MemoryStore
+from mcp_sessions.stores.records import Mode, SessionRecord
 
 Default = TypeVar("Default")
+
+Notify = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
+Check = Callable[[SessionRecord, Mapping[str, Any]], None]
+Source = Literal["session", "connection"]
 
 
 class SessionData:
@@ -90,6 +100,8 @@ class SessionState(MutableMapping[str, Any]):
         Raises:
             TypeError: The key is no string, or the value cannot be JSON.
             StateTooLarge: The token that the client keeps would be too large.
+            LimitReached: Where the client keeps none: it would be more than
+                ``max_state_bytes``.
             RuntimeError: The request is over; nothing would be stored.
         """
         if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -127,39 +139,56 @@ class SessionState(MutableMapping[str, Any]):
 
 
 class SessionHandle:
-    """A protocol-mode session, from inside the server."""
+    """A session, from inside the server."""
 
     def __init__(
         self,
         record: SessionRecord,
+        source: Source,
         store: SessionStore,
-        publisher: Publisher,
+        notify: Notify,
         locks: Locks,
         state_locks: Locks,
-        check_state: Callable[[SessionRecord, Mapping[str, Any]], None],
+        check_state: Check,
     ) -> None:
         """Take what it works with.
 
         Args:
+            source: See :attr:`source`.
+            notify: Sends the session's client a notification.
             locks: Held while a session's data is edited.
             state_locks: Held while what a request changed is stored, never longer.
-            check_state: Raises if that state could not be sent.
+            check_state: Raises if that state could not be kept.
         """
+        self.source: Source = source
+        """How the request came to it. ``session``: its client started it, and named it or made it
+        the current one of its connection. ``connection``: none of that; it is what the server
+        keeps for the client's connection, and ends with it."""
+
         self._check_state = check_state
         self._state: SessionState | None = None
         self._record = record
         self._store = store
-        self._publisher = publisher
+        self._notify = notify
         self._locks = locks
         self._state_locks = state_locks
 
     @property
-    def id(self) -> SessionId:
-        """The session's id, which `ctx.session_id` of the SDK and of FastMCP is as well in the
-        modern era. Without authentication it is the whole credential: whoever reads it in a
-        log, a trace or another service's records can resume the session. Log a digest of it.
+    def id(self) -> str:
+        """Names the session, always the same.
+
+        Of a session that its client started it is the id that its client has, which
+        `ctx.session_id` of the SDK and of FastMCP is as well in the modern era. Without
+        authentication that is the whole credential: whoever reads it in a log, a trace or
+        another service's records can resume the session. Log a digest of it.
+
+        Of any other (:attr:`source`) it opens nothing: 64 hexadecimal digits, of which the
+        first twelve are what the layer's own log calls the session.
         """
-        return self._record.session_id
+        session_id = self._record.session_id
+        if self.source == "session":
+            return session_id
+        return hashlib.sha256(session_id.encode()).hexdigest()
 
     @property
     def created_at(self) -> float:
@@ -185,11 +214,14 @@ class SessionHandle:
         """
         if not self._store.remembers:
             raise ConfigurationError("session.data needs a store; this layer has none")
-        return SessionData(self.id, self._store, self._locks.of(self.id))
+        session_id = self._record.session_id
+        return SessionData(session_id, self._store, self._locks.of(session_id))
 
     @property
     def state(self) -> SessionState:
-        """What the client keeps and echoes, sealed: small values, as a mapping."""
+        """Small values, as a mapping. A client that started its session keeps and echoes them,
+        sealed; for one that knows of no sessions they are kept here alone.
+        """
         if self._state is None:
             record = self._record
             self._state = SessionState(record.state, lambda state: self._check_state(record, state))
@@ -215,7 +247,7 @@ class SessionHandle:
         if self._store.remembers:
             # Of this process's requests one after the other: else each that is stored sends all
             # the others round again.
-            async with self._state_locks.of(self.id):
+            async with self._state_locks.of(self._record.session_id):
                 return await self._merge(changed, removed)
         self._record.state = dict(self._state)
         self._record.state_version += 1
@@ -236,27 +268,28 @@ class SessionHandle:
                 self._check_state(newest, {**kept, **changed})
             try:
                 return await self._store.change_state(
-                    self.id, changed, removed, expected_version=version
+                    newest.session_id, changed, removed, expected_version=version
                 )
             except StateConflict as conflict:
                 newest = conflict.newest
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Send the session's client a notification: a session event, replayed if missed.
+        """Send the session's client a notification: a session event, replayed if missed. Where
+        the session is its connection's it goes there as the client's own SDK expects it: over
+        HTTP on the GET stream, for which it waits.
 
         Args:
             method: Its method, such as ``notifications/resources/updated``.
-            params: Its params; ``sessionEventId`` and the session's ``_meta`` are added.
+            params: Its params; ``sessionEventId`` and the session's ``_meta`` are added to those
+                of a session event.
 
         Raises:
-            SessionNotFound: The session is over; nothing was stored.
+            SessionNotFound: The session is over; nothing was stored. Of a connection's session
+                nothing is said: its client is gone.
             StoreUnavailable: Unknown whether it was stored.
             ConfigurationError: The layer has no store, so there are no events.
         """
-        if not self._store.remembers:
-            raise ConfigurationError("session events need a store; this layer has none")
-        if not await self._publisher.publish(self.id, method, params, wait=True):
-            raise SessionNotFound(self.id)
+        await self._notify(method, params)
 
 
 class Locks:
@@ -282,19 +315,80 @@ class SessionHandles:
         self,
         store: SessionStore,
         publisher: Publisher,
-        check_state: Callable[[SessionRecord, Mapping[str, Any]], None],
+        policy: SessionPolicy,
+        clock: Callable[[], float],
+        check_token: Check,
     ) -> None:
+        """Those of the sessions of ``store``, and of connections.
+
+        Args:
+            check_token: Raises if a state could not be sent to the client that keeps it.
+        """
         self._store = store
         self._publisher = publisher
-        self._check_state = check_state
+        self._policy = policy
+        self._clock = clock
+        self._check_token = check_token
         self._locks = Locks()
         self._state_locks = Locks()
+        self._on_pipes: weakref.WeakKeyDictionary[
+            ClientConnection, tuple[MemoryStore, SessionRecord]
+        ] = weakref.WeakKeyDictionary()
 
     def of(self, record: SessionRecord) -> SessionHandle:
-        """A session, for the handler of one request."""
-        return SessionHandle(
-            record, self._store, self._publisher, self._locks, self._state_locks, self._check_state
-        )
+        """A session that its client started, for the handler of one request."""
+        notify = partial(self._publish, record.session_id)
+        return self._handle(record, "session", self._store, notify, self._check_token)
+
+    async def of_connection(self, inbound: Inbound) -> SessionHandle | None:
+        """The session that a handshake-era connection is to the handlers of its requests that
+        belong to no other; None: there is no such connection.
+
+        Over HTTP it is the transport-mode session. A pipe or a WebSocket cannot outlive this
+        process, so neither does what is remembered of it, and no store is asked.
+        """
+        connection, record, store = inbound.connection, inbound.record, self._store
+        if connection is None or inbound.modern:
+            return None
+        if record is None:
+            known = self._on_pipes.get(connection)
+            if known is None:
+                own = MemoryStore()
+                # Neither suspends, so no other request of the connection does this meanwhile. A
+                # session of this mode has no deadline: it ends with the connection.
+                await own.open(self._policy)
+                known = (
+                    own,
+                    await own.create(
+                        Mode.CONVERSATION, connection.principal, peer=None, now=self._clock()
+                    ),
+                )
+                self._on_pipes[connection] = known
+            store, record = known
+        notify = partial(self._publisher.send_sessionless, connection, wait=True)
+        return self._handle(record, "connection", store, notify, self._check_size)
+
+    def _handle(
+        self,
+        record: SessionRecord,
+        source: Source,
+        store: SessionStore,
+        notify: Notify,
+        check: Check,
+    ) -> SessionHandle:
+        return SessionHandle(record, source, store, notify, self._locks, self._state_locks, check)
+
+    def _check_size(self, record: SessionRecord, state: Mapping[str, Any]) -> None:
+        sizes = (text_size(key) + len(encode(value)) for key, value in state.items())
+        check_state(sum(sizes), self._policy)
+
+    async def _publish(
+        self, session_id: SessionId, method: str, params: Mapping[str, Any] | None
+    ) -> None:
+        if not self._store.remembers:
+            raise ConfigurationError("session events need a store; this layer has none")
+        if not await self._publisher.publish(session_id, method, params, wait=True):
+            raise SessionNotFound(session_id)
 
 
 _CURRENT: ContextVar[SessionHandle | None] = ContextVar("mcp_sessions_current", default=None)
@@ -309,7 +403,9 @@ def current_session() -> SessionHandle: ...
 @overload
 def current_session(*, default: Default) -> SessionHandle | Default: ...
 def current_session(*, default: object = _Required) -> object:
-    """The protocol-mode session that the request being handled belongs to.
+    """The session that the request being handled belongs to: the one that its client started; of
+    a client of the handshake era that started none, its connection's (:attr:`SessionHandle.source`
+    says which).
 
     Do not log its ``id``, nor ``ctx.session_id``: see :attr:`SessionHandle.id`.
 

@@ -194,8 +194,9 @@ class RunningRequest:
         """Apply what the handler changed of the session's state; see
         :meth:`SessionHandle.store_state`.
         """
-        if self.handle is not None:
-            self.record = await self.handle.store_state() or self.record
+        stored = await self.handle.store_state() if self.handle is not None else None
+        if self.record is not None:
+            self.record = stored or self.record
 
     def fail_open_questions(self, code: int, message: str) -> None:
         """Nobody waits for what the handler asked any more, and its client is told so."""

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from mcp_sessions import SessionLayer, current_session
-from mcp_sessions.errors import DataConflict, SessionRequired
+from mcp_sessions.errors import DataConflict, LimitReached, SessionRequired
 from mcp_sessions.stores.memory import MemoryStore
 from tests.support.raw import Json, RawClient, in_process, in_session, keyed, text_of
+from tests.support.replicas import cluster
 from tests.support.world import Ctx, Toolbox, World, world
 
 pytestmark = pytest.mark.anyio
@@ -39,9 +40,10 @@ async def test_a_request_without_a_session_has_none() -> None:
         @tool(w, "ask_for_it")
         async def ask_for_it(ctx: Ctx, arguments: Json) -> str:
             try:
-                return current_session().id
+                session = current_session()
             except SessionRequired:
                 return "none"
+            return session.id if session.source == "session" else "none"
 
         client = await w.connected()
         assert await client.text("ask_for_it") == "none"
@@ -251,3 +253,106 @@ async def test_a_keyed_request_has_its_session_too() -> None:
     async with world() as w:
         session = (await w.client().start())["sessionId"]
         assert await w.client().text("session_id", meta=keyed("k", session)) == session
+
+
+# --- the session of a connection ----------------------------------------------------------
+
+
+def counting(w: World) -> None:
+    """Adds the tool ``count``, which counts in ``state`` and in ``data``."""
+
+    @tool(w, "count")
+    async def count(ctx: Ctx, arguments: Json) -> str:
+        session = current_session()
+        session.state["n"] = session.state.get("n", 0) + 1
+        async with session.data.edit() as data:
+            data["n"] = data.get("n", 0) + 1
+        return f"{session.source} {session.state['n']} {data['n']}"
+
+
+async def test_a_connection_whose_client_started_no_session_is_one_to_its_handlers() -> None:
+    """Of each connection its own; what a client starts there is another, and so is none."""
+    async with world() as w:
+        counting(w)
+        client, other = await w.connected(), await w.connected()
+
+        said = [await client.text("count"), await client.text("count"), await other.text("count")]
+        assert said == ["connection 1 1", "connection 2 2", "connection 1 1"]
+        await client.start()
+        assert await client.text("count") == "session 1 1"
+        assert await client.text("session_id", meta=in_session(None)) == "none"
+        await client.end(await client.text("session_id"))
+        assert await client.text("count") == "connection 3 3"
+
+
+async def test_what_such_a_client_gets_is_what_it_got_before() -> None:
+    """Nothing is added to an answer; what its session tells it waits for its stream, like all that
+    a server says outside of a request.
+    """
+    async with world() as w:
+        counting(w)
+        client = await w.connected()
+        counted = await client.call("count").result()
+        assert counted == await client.call("echo", text="connection 1 1").result()
+
+        await client.text("tell", method="notifications/x", params={"a": 1})
+        [told] = await client.get().has(1)
+        assert told == {"jsonrpc": "2.0", "method": "notifications/x", "params": {"a": 1}}
+
+
+async def test_the_id_of_a_connections_session_opens_nothing() -> None:
+    """It is always the same, another for each connection, and nobody is let in by it."""
+    async with world() as w:
+
+        @tool(w, "name")
+        async def name(ctx: Ctx, arguments: Json) -> str:
+            return current_session().id
+
+        client, other = await w.connected(), await w.connected()
+        named = await client.text("name")
+
+        assert named == await client.text("name") != await other.text("name")
+        assert client.session_id not in named
+        as_session = await w.client().call("count", meta=in_session(named)).error()
+        assert as_session["code"] == -32043
+        stolen = w.client()
+        stolen.session_id = named
+        assert (await stolen.send("tools/list").reply.done()).status == 404
+        assert (await other.error("session/resume", {"sessionId": named}))["code"] == -32043
+
+
+async def test_a_gate_asks_for_a_session_that_the_client_started() -> None:
+    """``require_session`` is not opened by a connection's own."""
+    async with world() as w:
+        counting(w)
+        w.layer.require_session(tools={"count"})
+        refused = await (await w.connected()).call("count").error()
+        assert refused["code"] == -31044
+
+
+async def test_the_state_of_a_connections_session_is_bounded() -> None:
+    """No token carries it, so its bound is the store's, and the handler is told at once."""
+    async with world(max_state_bytes=100) as w:
+
+        @tool(w, "fill")
+        async def fill(ctx: Ctx, arguments: Json) -> str:
+            session = current_session()
+            session.state["text"] = "x" * 90
+            with pytest.raises(LimitReached, match="Limit reached"):
+                session.state["more"] = "x" * 90
+            return ",".join(session.state)
+
+        client = await w.connected()
+        assert await client.text("fill") == "text"
+        assert await client.text("fill") == "text"
+
+
+async def test_a_connections_session_is_the_same_at_every_replica() -> None:
+    """Over HTTP it is in the store."""
+    async with cluster(2) as c:
+        for w in c.worlds:
+            counting(w)
+        client = await c[0].connected()
+
+        said = [await c.at(number, client).text("count") for number in (0, 1, 0)]
+        assert said == ["connection 1 1", "connection 2 2", "connection 3 3"]
