@@ -51,8 +51,9 @@ class SessionPolicy:
     """Where ``max_sessions``, or ``max_sessions_per_principal`` without authentication, is
     reached, the server ends early those transport-mode sessions that are nobody's (no
     authentication), hold nothing (no running request, no open GET stream, no subscription, no
-    session) and were not used for this long: those first that were never used for longer. What a
-    handler keeps in one's ``state`` and ``data`` does not stop that. Their clients are answered 404, and initialize again. Not below ``idle_timeout``: none is."""
+    session) and were not used for this long: those first that were never used for longer. What
+    a handler keeps in one's ``state`` and ``data`` does not stop that. Their clients are answered
+    404, and initialize again. Not below ``idle_timeout``: none is."""
 
     max_client_bytes: int = 65_536
     """Of what a client says of itself in ``initialize`` (``capabilities``, ``clientInfo``), as
