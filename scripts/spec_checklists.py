@@ -197,9 +197,10 @@ client has to do is in [client.md](client.md).
 2. Take the handshake era if your clients are those of today (they `initialize` and open a GET),
    the modern era if they `listen`. In the modern era there is no current session (rule 2), no
    `-31010`, no GET stream and no question to the client: it is about a third shorter.
-3. Leave out first, and advertise so (CAP3): request keys (feature `requestKey`), `create`,
-   `delete` and `state`. What stays is a log with ids, one attachment per session, and
-   `session/start`, `session/resume`, `session/end`.
+3. Leave out first, and advertise so (CAP3): request keys (feature `requestKey`), `create` and
+   `delete`. What stays is a log with ids, one attachment per session, and `session/start`,
+   `session/resume`, `session/end`. What needs a feature that is not advertised is not played, and
+   the report says so.
 4. Serve the fixture tools of [`conformance/README.md`](../conformance/README.md), and play as you
    go:
 

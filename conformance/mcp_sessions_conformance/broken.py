@@ -135,6 +135,7 @@ an-open-id-is-not-used-twice-on-one-wire: allows-duplicates
 a-cut-request-frees-its-id: remembers-ids
 a-broken-connection-cancels-nothing: cancels-the-cut
 a-cut-response-cancels-in-the-modern-era: ignores-cuts
+a-key-outside-of-a-session-keeps-nothing: ignores-cuts
 a-keyed-request-survives-its-response: ignores-keys
 a-cancel-cancels: no-cancel
 a-cancel-by-key-cancels: no-cancel
@@ -162,6 +163,8 @@ sessions-is-declared-in-initialize: no-capability
 sessions-is-declared-in-discover: no-capability
 settings-are-advertised-in-initialize: no-settings
 settings-are-advertised-in-discover: no-settings
+the-window-is-advertised: no-window
+the-bounds-of-keys-are-advertised: no-key-lifetime
 a-client-need-not-declare: wants-declared
 a-client-may-declare: refuses-declared
 gated-tools-need-a-session: no-gate
@@ -199,6 +202,7 @@ the-acknowledgement-comes-first: late-acknowledgement
 messages-carry-the-subscription-id: no-subscription-id
 the-replay-waits-for-the-listen: loses-replay
 after-a-refusal-a-listen-starts-at-the-head: always-resumes
+what-follows-a-refusal-waits-for-the-listen: only-live
 a-listen-after-a-cut-one-starts-at-the-head: always-resumes
 the-filter-becomes-the-subscriptions: keeps-subscribed
 the-filter-outlives-its-stream: loses-replay
@@ -256,6 +260,8 @@ a-listen-occupies-its-id: listens-have-no-id
 resume-with-its-own-header-is-a-conflict: 404-is-200
 a-modern-resume-with-its-own-header-is-a-conflict: resume-refusal-is-served
 a-newer-listen-is-no-takeover: tells-who-listens
+a-displaced-listen-is-told: silent-takeover
+a-displaced-listen-that-did-not-ask-is-not-told: tells-who-listens
 a-hole-before-the-listen-ends-it: sends-what-is-left
 a-forgotten-response-keeps-the-id-of-its-request: ids-become-strings
 what-is-replaced-is-a-place-all-the-same: forgets-on-drop

@@ -9,10 +9,19 @@ from typing import Any, Literal, cast
 import jsonschema
 
 from mcp_sessions_conformance.peer import Era, Transport
-from mcp_sessions_conformance.values import Json
+from mcp_sessions_conformance.values import KEY, Json
 
 TRANSPORTS: tuple[Transport, ...] = ("http", "websocket", "stdio")
 ERAS: tuple[Era, ...] = ("handshake", "modern")
+
+METHODS = {
+    "start": "session/start",
+    "resume": "session/resume",
+    "end": "session/end",
+    "create": "sessions/create",
+    "delete": "sessions/delete",
+}
+"""The features that are methods (CAP3)."""
 
 
 class BadVectors(Exception):
@@ -45,6 +54,18 @@ class Vector:
     eras: tuple[Era, ...]
     fresh: bool
     """A pipe's program is started anew for it."""
+
+    is_about: frozenset[str] = frozenset()
+    """Features that it needs beside those whose methods it uses."""
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What a server has to have for it (CAP3); it may leave any of them out."""
+        text = json.dumps(self.steps)
+        used = {feature for feature, method in METHODS.items() if f'"{method}"' in text}
+        if KEY in text or any("key" in step for step in self.steps):
+            used.add("requestKey")
+        return self.is_about | used
 
     @property
     def severity(self) -> Literal["failure", "warning"]:
@@ -133,6 +154,7 @@ def load_vectors(directory: Path | None = None) -> list[Vector]:
                     transports=tuple(given.get("transports", body.get("transports", TRANSPORTS))),
                     eras=tuple(given.get("eras", body.get("eras", ERAS))),
                     fresh=given.get("fresh", False),
+                    is_about=frozenset(given.get("features", ())),
                 )
             )
     _check_ids(vector.id for vector in vectors)

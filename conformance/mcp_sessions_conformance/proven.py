@@ -93,6 +93,8 @@ TKO1: everyone-hears by the-displaced-hears-nothing-more
 TKO2: loses-answers by the-displaced-gets-its-answers
 TKO3: silent-takeover by the-displaced-is-told
 TKO3: tells-who-resumes by who-did-not-ask-is-not-told
+TKO3: silent-takeover by a-displaced-listen-is-told
+TKO3: tells-who-listens by a-displaced-listen-that-did-not-ask-is-not-told
 TKO3: silent-eviction by a-lost-position-detaches
 TKO4: numbers-notices by the-displaced-is-told
 TKO5: serves-displaced by the-displaced-cannot-go-on
@@ -132,9 +134,10 @@ KEY9: strict-content by metadata-is-not-content
 KEY10: errors-are-forgotten by errors-are-answers-too
 KEY10: refused-is-recorded by a-refused-request-leaves-its-key-unused
 KEY11: unknown-is-another-code by a-dropped-answer-is-outcome-unknown
-KEY12: no-key-lifetime by settings-are-advertised-in-initialize
+KEY12: no-key-lifetime by the-bounds-of-keys-are-advertised
 KEY13: no-limit by a-full-key-store-refuses-new-keys
 KEY14: keys-of-all-sessions by a-key-outside-of-a-session-is-ignored
+KEY14: ignores-cuts by a-key-outside-of-a-session-keeps-nothing
 KEY14: keys-on-session-methods by a-key-on-session-methods-is-ignored
 KEY15: odd-keys by a-malformed-key-is-an-error
 KEY15: any-length-of-keys by a-key-has-1-to-256-characters
@@ -237,6 +240,7 @@ DEL4: families-apart by both-families-share-one-namespace
 CAP1: capability-is-true by sessions-is-declared-in-initialize
 CAP2: no-capability by sessions-is-declared-in-discover
 CAP3: no-settings by settings-are-advertised-in-initialize
+CAP3: no-window by the-window-is-advertised
 CAP4: wants-declared by a-client-need-not-declare
 CAP4: refuses-declared by a-client-may-declare
 GAT2: no-gate by gated-tools-need-a-session
@@ -291,6 +295,7 @@ HTM4: one-subscription-id by messages-carry-the-subscription-id
 HTM5: only-live by what-follows-create-waits
 HTM6: loses-replay by the-replay-waits-for-the-listen
 HTM6: always-resumes by after-a-refusal-a-listen-starts-at-the-head
+HTM6: only-live by what-follows-a-refusal-waits-for-the-listen
 HTM7: always-resumes by a-listen-after-a-cut-one-starts-at-the-head
 HTM8: keeps-subscribed by the-filter-becomes-the-subscriptions
 HTM8: unfiltered-lists by the-filter-becomes-the-subscriptions

@@ -5,9 +5,9 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from mcp_sessions_conformance.loader import Vector
+from mcp_sessions_conformance.loader import ERAS, TRANSPORTS, Vector
 from mcp_sessions_conformance.peer import Era, Failure, Limits, Transport
 from mcp_sessions_conformance.play import Player
 from mcp_sessions_conformance.targets import (
@@ -18,12 +18,45 @@ from mcp_sessions_conformance.targets import (
     Target,
     UrlWay,
 )
+from mcp_sessions_conformance.values import EXTENSION
 
 ONE_VECTOR = 20.0
 """Seconds for one vector, whatever its steps may take."""
 
 LEAVING = 10.0
 """Seconds for ending what it made."""
+
+_FEATURES = {"features": f"/capabilities/extensions/{EXTENSION.replace('/', '~1')}/features"}
+_ASKS = Vector(
+    id="what-the-server-has",
+    suite="",
+    clauses=("CAP3",),
+    keyword="MUST",
+    description="The server says which features it has.",
+    effect="",
+    steps=(
+        {
+            "step": "open",
+            "only": {"eras": ["handshake"]},
+            "on": "a",
+            "stream": False,
+            "capture": _FEATURES,
+        },
+        {"step": "open", "only": {"eras": ["modern"]}, "on": "a"},
+        {
+            "step": "send",
+            "only": {"eras": ["modern"]},
+            "on": "a",
+            "method": "server/discover",
+            "params": {},
+            "capture": _FEATURES,
+        },
+    ),
+    transports=TRANSPORTS,
+    eras=ERAS,
+    fresh=False,
+)
+"""Played on each way before all others."""
 
 Verdict = Literal["passed", "failure", "warning"]
 
@@ -158,8 +191,9 @@ async def run(
                 waited_for.add(way.target)
                 await way.reachable()
         silent: dict[str, str] = {}
+        features: dict[str, frozenset[str] | None] = {}
         for place in [_Place(way, None) for way in ways] + _pairs(ways):
-            await _play_at(place, wanted, done, limits, progress, silent)
+            await _play_at(place, wanted, done, limits, progress, silent, features)
         _note_what_needs_a_pair(ways, wanted, done)
         done.is_complete = True
     finally:
@@ -204,8 +238,28 @@ def _pairs(ways: list[RunningWay]) -> list[_Place]:
     return sorted(pairs, key=pipe_era)
 
 
-def why_not(vector: Vector, here: RunningWay, other: RunningWay | None) -> str | None:
-    """Why a vector is not played there; None: it is."""
+async def _features(way: RunningWay, limits: Limits) -> frozenset[str] | None:
+    """What the server says that it has (CAP3); None: it does not say, and is asked for all."""
+    player = Player(_ASKS, way, None, limits)
+    await _within(ONE_VECTOR, player.play(), "to ask for its features")
+    await _within(LEAVING, player.leave(), "to leave the server")
+    found: Any = player.scene.names.get("features")
+    if not isinstance(found, list):
+        return None
+    return frozenset(each for each in cast("list[Any]", found) if isinstance(each, str))
+
+
+def why_not(
+    vector: Vector,
+    here: RunningWay,
+    other: RunningWay | None,
+    features: frozenset[str] | None = None,
+) -> str | None:
+    """Why a vector is not played there; None: it is.
+
+    Args:
+        features: What the server advertises; None: it is not known.
+    """
     if vector.crosses and other is None:
         return ""  # the pairs are looked at by themselves
     if not vector.crosses and other is not None:
@@ -222,6 +276,9 @@ def why_not(vector: Vector, here: RunningWay, other: RunningWay | None) -> str |
         return "it needs a credential"
     if isinstance(here, PipeWay) and len(vector.connections) > 1:
         return "it needs several connections to one server, and a pipe is one"
+    missing = vector.features - features if features is not None else ()
+    if missing:
+        return f"the server does not advertise {', '.join(sorted(missing))}"
     return None
 
 
@@ -242,16 +299,21 @@ async def _play_at(
     limits: Limits,
     progress: Progress | None,
     silent: dict[str, str],
+    features: dict[str, frozenset[str] | None],
 ) -> None:
     """Play what is for one place.
 
     Args:
+        features: Name of a way → what the server advertises there. Added to.
         silent: Names of ways, and of pairs, on which the server answers nothing any more → why
             that is believed. Added to.
     """
     chosen: list[Vector] = []
+    here = place.here.name
+    if here not in features and any(why_not(v, place.here, place.other) is None for v in wanted):
+        features[here] = await _features(place.here, limits)
     for vector in wanted:
-        reason = why_not(vector, place.here, place.other)
+        reason = why_not(vector, place.here, place.other, features.get(here))
         if reason is None:
             chosen.append(vector)
         elif reason:

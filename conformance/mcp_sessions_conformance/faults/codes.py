@@ -130,6 +130,11 @@ def _no_key_lifetime(result: Json, case: Case) -> None:
     cast("Json", settings).pop("requestKeys", None)
 
 
+def _no_window(result: Json, case: Case) -> None:
+    settings: Any = result["capabilities"].get("extensions", {}).get(EXTENSION, {})
+    cast("Json", settings).pop("window", None)
+
+
 def _unnamed_members(result: Json, case: Case) -> None:
     result["capabilities"]["sessions"] = True
 
@@ -297,6 +302,11 @@ FAULTS = (
         "no-key-lifetime",
         "does not advertise how long keys are known",
         to_client=in_results(DESCRIBE, _no_key_lifetime),
+    ),
+    Fault(
+        "no-window",
+        "does not advertise how much it keeps",
+        to_client=in_results(DESCRIBE, _no_window),
     ),
     Fault(
         "capability-is-true",
