@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from mcp_sessions.core.availability import Availability
 from mcp_sessions.draining import Draining
 from mcp_sessions.endpoint import Endpoint
 from mcp_sessions.health import Health
@@ -75,6 +76,7 @@ class Assembly:
     associations: Associations
     sessions: Sessions
     endpoints: list[Endpoint]
+    availability: Availability
     draining: Draining
     lifetime: Lifetime
     health: Health
@@ -96,7 +98,7 @@ class Assembly:
             transport_sessions=self.transport_sessions,
             policy=self.policy,
             remembers=self.store.remembers,
-            primes=primes_streams,
+            availability=self.availability,
             max_body=max_body,
             credentials=CredentialWatch(still_valid, self.policy.credential_check, self.clock),
             bus=self.bus,
@@ -187,9 +189,21 @@ def assemble(
         publish=upstream.echo,
     )
     endpoints: list[Endpoint] = []
-    draining = Draining(endpoints, store, connections, attachments, runner, owed, policy, bus)
+    availability = Availability()
+    draining = Draining(
+        endpoints, store, connections, attachments, runner, owed, policy, bus, availability
+    )
     lifetime = Lifetime(
-        store, policy, security, upstream, bus, handlers, lifecycle, broadcaster, draining
+        store,
+        policy,
+        security,
+        upstream,
+        bus,
+        handlers,
+        lifecycle,
+        broadcaster,
+        draining,
+        availability,
     )
     return Assembly(
         policy=policy,
@@ -212,14 +226,10 @@ def assemble(
         associations=associations,
         sessions=Sessions(store, clock, lifecycle.finish),
         endpoints=endpoints,
+        availability=availability,
         draining=draining,
         lifetime=lifetime,
-        health=Health(
-            store,
-            clock,
-            is_running=lambda: lifetime.is_running,
-            is_leaving=lambda: draining.is_leaving,
-        ),
+        health=Health(store, clock, availability),
     )
 
 

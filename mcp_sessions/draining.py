@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from mcp_sessions.core.availability import Availability
 from mcp_sessions.endpoint import Endpoint
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
@@ -44,6 +45,7 @@ class Draining:
         owed: Owed,
         policy: SessionPolicy,
         bus: ClusterBus,
+        availability: Availability,
     ) -> None:
         """Take what it works with.
 
@@ -59,12 +61,11 @@ class Draining:
         self._owed = owed
         self._policy = policy
         self._bus = bus
-        self.is_leaving = False
-        """The process is about to stop: no new request should be sent to it."""
+        self._availability = availability
 
     def announce(self) -> None:
-        """Say that the process is about to stop: :attr:`is_leaving`. Everything is served."""
-        self.is_leaving = True
+        """Say that the process is about to stop. Everything is served."""
+        self._availability.is_leaving = True
 
     def needs_listener(self) -> bool:
         """Whether something at work may wait for an answer of its client, which comes on a
@@ -79,11 +80,10 @@ class Draining:
 
     async def drain(self, grace: float) -> None:
         """See :meth:`~mcp_sessions.layer.SessionLayer.drain`."""
-        self.is_leaving = True
-        first = all(endpoint.http.retry_after is None for endpoint in self._endpoints)
-        for endpoint in self._endpoints:
-            endpoint.http.retry_after = self._policy.reconnect_spread
-        if first:
+        self.announce()
+        is_first = self._availability.retry_after is None
+        self._availability.retry_after = self._policy.reconnect_spread
+        if is_first:
             for connection in self._connections.all():
                 transport = connection.transport
                 if isinstance(transport, DuplexTransport) and not declares_extension(connection):

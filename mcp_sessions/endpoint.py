@@ -17,9 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mcp_sessions.server.upstream.sdk.http import http_shell, principal_of, security_settings
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
-from mcp_sessions.serving import MountedApp
 from mcp_sessions_transports.credentials import StillValid
-from mcp_sessions_transports.http.endpoint import StreamableHttp
+from mcp_sessions_transports.http.endpoint import MountedApp, StreamableHttp
 from mcp_sessions_transports.http.handshake import HandshakeHttp
 from mcp_sessions_transports.http.modern import ModernHttp
 from mcp_sessions_transports.origin import OriginGuard, SecuritySettings
@@ -39,7 +38,6 @@ class Endpoint:
         host: str,
         security: SecuritySettings | None,
         served_with: Callable[[StillValid | None], Served],
-        ready: Callable[[], None],
         application: Callable[[], ASGIApp] | None,
     ) -> None:
         """Take what it works with.
@@ -51,7 +49,6 @@ class Endpoint:
             security: Allowed hosts and origins; None: on a loopback host, loopback ones.
             served_with: What the bindings serve, given how they ask again whether a
                 credential is good; None: there are no credentials.
-            ready: Raises while nothing can be served.
             application: Answers with what the HTTP server calls; None: it is found.
 
         Raises:
@@ -60,7 +57,6 @@ class Endpoint:
         settings = security_settings(upstream, host, security)
         self._upstream = upstream
         self._path = path
-        self._ready = ready
         self._application = application
         self._shell = http_shell(upstream, self._serve, path=path, host=host, security=settings)
         self._served = served_with(self._shell.still_valid)
@@ -72,7 +68,7 @@ class Endpoint:
             handshake_versions=HANDSHAKE_VERSIONS,
             guard=self._guard,
             principal_of=principal_of,
-            ready=ready,
+            availability=self._served.availability,
         )
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,25 +112,9 @@ class Endpoint:
             door: What HTTP requests to the endpoint go through where nothing stands around it;
                 None: it is mounted.
         """
-        binding = WebSocketBinding(
+        return WebSocketBinding(
             self._served,
             SdkModernRules(self._upstream),
             self._guard,
             HandshakeAuthorizer(door, principal_of, self._application),
-            lambda: self.http.retry_after,
         )
-        return _Ready(self._ready, binding.serve)
-
-
-class _Ready:
-    """An ASGI application that is served while the layer runs. A class: Starlette's routes
-    take a plain function for something else.
-    """
-
-    def __init__(self, ready: Callable[[], None], app: ASGIApp) -> None:
-        self._ready = ready
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._ready()
-        await self._app(scope, receive, send)

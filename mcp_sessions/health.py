@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from mcp_sessions.core.availability import Availability
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.contract import SessionStore
@@ -35,21 +36,17 @@ class Health:
         self,
         store: SessionStore,
         clock: Callable[[], float],
-        *,
-        is_running: Callable[[], bool],
-        is_leaving: Callable[[], bool],
+        availability: Availability,
     ) -> None:
         """Take what it works with.
 
         Args:
             clock: Seconds since 1970.
-            is_running: The layer's lifespan was entered.
-            is_leaving: The process is about to stop.
+            availability: The layer's.
         """
         self._store = store
         self._clock = clock
-        self._is_running = is_running
-        self._is_leaving = is_leaving
+        self._availability = availability
         self._asked: asyncio.Task[bool] | None = None
         self._asked_at = 0.0
 
@@ -80,9 +77,9 @@ class Health:
         return _said(200, "ready") if reason is None else _said(503, reason)
 
     async def _not_ready(self) -> str | None:
-        if not self._is_running():
+        if not self._availability.is_running:
             return "not running"
-        if self._is_leaving():
+        if self._availability.is_leaving:
             return "draining"
         return None if await self._store_answers() else "the session store is away"
 

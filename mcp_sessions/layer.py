@@ -29,12 +29,12 @@ from mcp_sessions.serving import (
     ClosingResponses,
     DrainingServer,
     Leaving,
-    MountedApp,
     http_config,
     listen_on,
 )
 from mcp_sessions.serving_stdio import serve_stdio
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions_transports.http.endpoint import MountedApp
 from mcp_sessions_transports.origin import SecuritySettings
 
 DEFAULT_PATH = "/mcp"
@@ -308,7 +308,7 @@ class SessionLayer:
         await self._change("notifications/resources/list_changed", None)
 
     async def _change(self, method: str, params: Mapping[str, Any] | None) -> None:
-        self._assembly.lifetime.check_running()
+        self._assembly.availability.check_running()
         # On the server's own bus, if it has one, so that its modern-era listeners hear it;
         # it comes back from there.
         with noting() as announced:
@@ -335,7 +335,6 @@ class SessionLayer:
             host=host,
             security=security,
             served_with=partial(parts.served, max_body),
-            ready=parts.lifetime.check_running,
             application=application,
         )
         parts.endpoints.append(endpoint)

@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Literal
 
 from mcp_sessions.background import Background
+from mcp_sessions.core.availability import Availability
 from mcp_sessions.draining import Draining
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
@@ -37,6 +37,7 @@ class Lifetime:
         lifecycle: Lifecycle,
         broadcaster: ChangeBroadcaster,
         draining: Draining,
+        availability: Availability,
     ) -> None:
         self._store = store
         self._policy = policy
@@ -47,25 +48,9 @@ class Lifetime:
         self._lifecycle = lifecycle
         self._broadcaster = broadcaster
         self._draining = draining
-        self._state: Literal["new", "running", "over"] = "new"
+        self._availability = availability
+        self._was_entered = False
         self._store_is_open = False
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it was entered, and was not left."""
-        return self._state == "running"
-
-    def check_running(self) -> None:
-        """Refuse to serve while nothing runs.
-
-        Raises:
-            ConfigurationError: It does not run.
-        """
-        if not self.is_running:
-            raise ConfigurationError(
-                "the SessionLayer does not run: pass layer.lifespan to the application that "
-                "mounts it"
-            )
 
     async def open_store(self) -> None:
         """Open the store, if it is not open yet."""
@@ -80,13 +65,13 @@ class Lifetime:
         Raises:
             ConfigurationError: It runs, or ran, already; or not on asyncio.
         """
-        if self._state != "new":
+        if self._was_entered:
             raise ConfigurationError("a SessionLayer runs once; make another one")
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             raise ConfigurationError("a SessionLayer runs on asyncio, not on trio") from None
-        self._state = "running"
+        self._was_entered = self._availability.is_running = True
         await self.open_store()
         self._warn()
         try:
@@ -104,7 +89,7 @@ class Lifetime:
                     await self._broadcaster.close()
                     await self._draining.stop()
         finally:
-            self._state = "over"
+            self._availability.is_running = False
             await self._store.close()
 
     def _warn(self) -> None:

@@ -9,16 +9,12 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.datastructures import State
-from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
@@ -27,75 +23,6 @@ RUN_IS_REFUSED: ContextVar[Callable[[], NoReturn] | None] = ContextVar(
     "run_is_refused", default=None
 )
 """Set where the code that would run a server is only loaded: it raises."""
-
-
-class MountedApp:
-    """The ASGI application: straight to the endpoint where nothing stands before it."""
-
-    def __init__(
-        self,
-        inner: Starlette,
-        endpoint: ASGIApp | None,
-        websocket: ASGIApp,
-        path: str,
-        beside: Sequence[BaseRoute] = (),
-    ) -> None:
-        """Take what it works with.
-
-        Args:
-            inner: Everything else, and HTTP to the endpoint where something stands before.
-            endpoint: HTTP to the endpoint, if nothing stands before it.
-            websocket: WebSocket to the endpoint; it authenticates by itself.
-            path: The endpoint's.
-            beside: Routes that nothing stands before.
-        """
-        self._inner = inner
-        self._beside = beside
-        self._endpoint = endpoint
-        self._websocket = websocket
-        self._path = path
-
-    @property
-    def lifespan(self) -> Callable[[Any], AbstractAsyncContextManager[Any]]:
-        """For the application that mounts this one: ``FastAPI(lifespan=app.lifespan)``."""
-        return self._inner.router.lifespan_context
-
-    @property
-    def routes(self) -> list[BaseRoute]:
-        """The server's own, with the endpoint's among them."""
-        return self._inner.routes
-
-    @property
-    def state(self) -> State:
-        """What handlers find as ``request.app.state``."""
-        return self._inner.state
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request or connection."""
-        kind = scope["type"]
-        if kind == "http" and self._endpoint is not None and self._is_here(scope):
-            # As Starlette does: handlers may ask for ``request.app`` and ``request.url_for``.
-            scope["app"], scope["router"] = self._inner, self._inner.router
-            await self._endpoint(scope, receive, send)
-        elif kind == "websocket" and self._is_here(scope):
-            await self._websocket(scope, receive, send)
-        else:
-            for route in self._beside:
-                match, more = route.matches(scope)
-                if match is not Match.NONE:
-                    await route.handle({**scope, **more}, receive, send)
-                    return
-            await self._inner(scope, receive, send)
-
-    def _is_here(self, scope: Scope) -> bool:
-        path, root = scope["path"], scope.get("root_path", "")
-        if root and path.startswith(root):
-            path = path[len(root) :]
-        # Another spelling of the path is for the application to answer: it redirects. That
-        # helps no WebSocket.
-        return path == self._path or (
-            scope["type"] == "websocket" and path.rstrip("/") == self._path.rstrip("/")
-        )
 
 
 class ClosingResponses:
@@ -112,7 +39,11 @@ class ClosingResponses:
             app: Serves.
         """
         self._app = app
-        self.are_last = False
+        self._are_last = False
+
+    def close_from_now_on(self) -> None:
+        """Each response is the last on its connection."""
+        self._are_last = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or connection."""
@@ -122,7 +53,7 @@ class ClosingResponses:
 
         async def sending(message: Message) -> None:
             # Also of a request that began before.
-            if self.are_last and message["type"] == "http.response.start":
+            if self._are_last and message["type"] == "http.response.start":
                 headers = [*message.get("headers", ()), (b"connection", b"close")]
                 message = {**message, "headers": headers}
             await send(message)
@@ -229,7 +160,7 @@ class DrainingServer(uvicorn.Server):
 
     def _announce(self) -> None:
         self._leaving.announce()
-        self._responses.are_last = True
+        self._responses.close_from_now_on()
 
     async def _close_listeners(self, sockets: Sequence[socket.socket]) -> None:
         """Listen no more, and refuse nobody whose connection the system accepted already."""

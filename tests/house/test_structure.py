@@ -17,7 +17,6 @@ KNOWN_CIRCLES: set[tuple[str, str]] = set()
 """Imports (importer, imported) that close a circle and are still to be taken out."""
 
 KNOWN_ASSIGNED = {
-    "are_last",
     "by_peer",
     "is_over",
     "largest",
@@ -27,7 +26,6 @@ KNOWN_ASSIGNED = {
     "on_reopened",
     "refill",
     "resumes_stream",
-    "retry_after",
     "route",
     "session_header",
 }

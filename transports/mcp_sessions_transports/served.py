@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from mcp_sessions.core.availability import Availability
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.delivery.attachments import Attachments
@@ -32,11 +32,9 @@ class Served:
     remembers: bool
     """False: nothing is stored, so that no session outlives its request."""
 
-    primes: Callable[[str], bool]
-    """Whether clients of a version understand an event without data."""
-
     max_body: int
     """Bytes."""
 
     credentials: CredentialWatch
+    availability: Availability
     bus: ClusterBus

@@ -84,6 +84,13 @@ class TransportSessions:
             )
         return record
 
+    async def connected(
+        self, session_header: str, principal: Principal
+    ) -> tuple[SessionRecord, StoredConnection]:
+        """What :meth:`admit` answers, and the session's connection in this process."""
+        record = await self.admit(session_header, principal)
+        return record, self._connections.stored(record)
+
     async def may_hear(self, record: SessionRecord, principal: Principal) -> bool:
         """Whether a credential has the scopes of the transport session and of what is attached
         there, which one with more scopes may have started since (SEC3).

@@ -20,7 +20,11 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.delivery.streams import StreamLog, Streams
 from mcp_sessions_transports.credentials import Watch
 from mcp_sessions_transports.http.io import send_json
-from mcp_sessions_transports.http.post_streams import can_be_named, post_event_id, post_stream_name
+from mcp_sessions_transports.http.post_streams import (
+    MAX_REQUEST_ID,
+    post_event_id,
+    post_stream_name,
+)
 from mcp_sessions_transports.http.remote_response import RemoteResponse
 from mcp_sessions_transports.http.sse import (
     SSE_HEADERS,
@@ -42,11 +46,25 @@ class ResponseStreams:
     and those of other processes that are read here.
     """
 
-    __slots__ = ("_finished", "_forgotten", "_most", "_streams", "channels", "remote", "session_id")
+    __slots__ = (
+        "_finished",
+        "_forgotten",
+        "_most",
+        "_streams",
+        "channels",
+        "primes",
+        "remote",
+        "session_id",
+    )
 
-    def __init__(self, session_id: SessionId, streams: Streams, most: int) -> None:
-        """Keep ``most`` that were answered; see ``SessionPolicy.max_finished_streams``."""
+    def __init__(self, session_id: SessionId, streams: Streams, most: int, *, primes: bool) -> None:
+        """Keep ``most`` that were answered; see ``SessionPolicy.max_finished_streams``.
+
+        Args:
+            primes: The client understands an event without data.
+        """
         self.session_id = session_id
+        self.primes = primes
         self.channels: dict[StreamName, PostChannel] = {}
         self.remote: dict[RemoteResponse, None] = {}
         self._streams = streams
@@ -103,7 +121,6 @@ class PostChannel:
         policy: SessionPolicy,
         loop: asyncio.AbstractEventLoop,
         *,
-        primes: bool,
         prefers_stream: bool,
         process: str | None = None,
         scopes_beyond: frozenset[str] = frozenset(),
@@ -113,7 +130,6 @@ class PostChannel:
         Args:
             prefers_stream: Answer with a stream even if the answer comes soon.
             streams: Its connection's; None: a lone POST, whose stream cannot be resumed.
-            primes: The client understands an event without data.
             process: This one: its streams say who answers.
             scopes_beyond: Those of who sent the request that its connection does not need.
         """
@@ -126,13 +142,17 @@ class PostChannel:
         self.on_closed: Callable[[], None] | None = None
         self.on_reopened: Callable[[], None] | None = None
         self.close_stream: Callable[[], Awaitable[None]] | None = None
-        self._is_kept = streams is not None and can_be_named(request_id)
-        if self._is_kept and primes:
+        # A response whose id is longer is sent without ids: no event is larger than what it says
+        # by much, and a client that was cut asks again (SEC8).
+        self._is_kept = streams is not None and (
+            not isinstance(request_id, str) or len(request_id) <= MAX_REQUEST_ID
+        )
+        self._primes = streams is not None and streams.primes
+        if self._is_kept and self._primes:
             self.close_stream = self._close_stream
         self._request_id = request_id
         self._streams = streams
         self._policy = policy
-        self._primes = primes
         self._prefers_stream = prefers_stream
         self._json: bytes | None = None
         self._is_away = False

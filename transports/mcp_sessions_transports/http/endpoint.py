@@ -1,14 +1,21 @@
-"""Streamable HTTP: one endpoint, two eras. Picks the era and guards the door."""
+"""Streamable HTTP: one endpoint, two eras. Picks the era and guards the door; and the application
+that leads straight to it where nothing else stands before it.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.applications import Starlette
+from starlette.datastructures import State
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mcp_sessions.core.availability import Availability
 from mcp_sessions.core.messages import encode, error_body
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
 from mcp_sessions.principal import Principal
@@ -16,7 +23,7 @@ from mcp_sessions_transports.http.handshake import HandshakeHttp
 from mcp_sessions_transports.http.io import Draining, Headers, send_json, send_text
 from mcp_sessions_transports.http.modern import ModernHttp
 from mcp_sessions_transports.origin import OriginGuard
-from mcp_sessions_transports.websocket.authorizer import HandshakeAuthorizer
+from mcp_sessions_transports.websocket.authorizer import ASKED
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +31,75 @@ _DRAINING = "the server is shutting down"
 
 RETRY_AFTER_STORE = 1.0
 """Seconds after which a client should ask again when the store was away."""
+
+
+class MountedApp:
+    """The ASGI application: straight to the endpoint where nothing stands before it."""
+
+    def __init__(
+        self,
+        inner: Starlette,
+        endpoint: ASGIApp | None,
+        websocket: ASGIApp,
+        path: str,
+        beside: Sequence[BaseRoute] = (),
+    ) -> None:
+        """Take what it works with.
+
+        Args:
+            inner: Everything else, and HTTP to the endpoint where something stands before.
+            endpoint: HTTP to the endpoint, if nothing stands before it.
+            websocket: WebSocket to the endpoint; it authenticates by itself.
+            path: The endpoint's.
+            beside: Routes that nothing stands before.
+        """
+        self._inner = inner
+        self._beside = beside
+        self._endpoint = endpoint
+        self._websocket = websocket
+        self._path = path
+
+    @property
+    def lifespan(self) -> Callable[[Any], AbstractAsyncContextManager[Any]]:
+        """For the application that mounts this one: ``FastAPI(lifespan=app.lifespan)``."""
+        return self._inner.router.lifespan_context
+
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """The server's own, with the endpoint's among them."""
+        return self._inner.routes
+
+    @property
+    def state(self) -> State:
+        """What handlers find as ``request.app.state``."""
+        return self._inner.state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request or connection."""
+        kind = scope["type"]
+        if kind == "http" and self._endpoint is not None and self._is_here(scope):
+            # As Starlette does: handlers may ask for ``request.app`` and ``request.url_for``.
+            scope["app"], scope["router"] = self._inner, self._inner.router
+            await self._endpoint(scope, receive, send)
+        elif kind == "websocket" and self._is_here(scope):
+            await self._websocket(scope, receive, send)
+        else:
+            for route in self._beside:
+                match, more = route.matches(scope)
+                if match is not Match.NONE:
+                    await route.handle({**scope, **more}, receive, send)
+                    return
+            await self._inner(scope, receive, send)
+
+    def _is_here(self, scope: Scope) -> bool:
+        path, root = scope["path"], scope.get("root_path", "")
+        if root and path.startswith(root):
+            path = path[len(root) :]
+        # Another spelling of the path is for the application to answer: it redirects. That
+        # helps no WebSocket.
+        return path == self._path or (
+            scope["type"] == "websocket" and path.rstrip("/") == self._path.rstrip("/")
+        )
 
 
 class StreamableHttp:
@@ -37,29 +113,29 @@ class StreamableHttp:
         handshake_versions: frozenset[str],
         guard: OriginGuard,
         principal_of: Callable[[Scope], Principal],
-        ready: Callable[[], None],
+        availability: Availability,
     ) -> None:
         """Take what it works with.
 
         Args:
             modern: Serves every request whose version is not of the handshake era.
             principal_of: Who sent a request, by what authentication left in the scope.
-            ready: Raises if the layer does not run.
         """
         self._handshake = handshake
         self._modern = modern
         self._handshake_versions = frozenset(v.encode() for v in handshake_versions)
         self._guard = guard
         self._principal_of = principal_of
-        self._ready = ready
-        self.retry_after: float | None = None
-        """Set while the server drains: new requests are told to come back (seconds)."""
+        self._availability = availability
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
-        if await HandshakeAuthorizer.answered(scope, send):
+        asked = scope.get(ASKED)
+        if asked is not None:
+            await asked(scope, send)
             return
-        self._ready()
+        self._availability.check_running()
+        retry_after = self._availability.retry_after
         fields = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         if fields != scope["headers"]:
             # RFC 9110, 5.5: white space around a value is no part of it. Not every HTTP
@@ -69,8 +145,8 @@ class StreamableHttp:
         headers: Headers = dict(reversed(fields))
         version = headers.get(b"mcp-protocol-version")
         is_modern = version is not None and version not in self._handshake_versions
-        if self.retry_after is not None and (is_modern or scope["method"] != "POST"):
-            await _unavailable(send, _DRAINING, self.retry_after)
+        if retry_after is not None and (is_modern or scope["method"] != "POST"):
+            await _unavailable(send, _DRAINING, retry_after)
             return
         if is_modern:
             modern = self._modern.serve(scope, receive, send, headers, self._principal_of(scope))
@@ -81,12 +157,12 @@ class StreamableHttp:
             status, text = refused
             await send_text(send, status, text)
             return
-        principal, draining = self._principal_of(scope), self.retry_after is not None
+        principal, draining = self._principal_of(scope), retry_after is not None
         handshake = self._handshake.serve(scope, receive, send, headers, principal, draining)
         try:
             await _guarded(handshake, send)
         except Draining:
-            await _unavailable(send, _DRAINING, self.retry_after or 0)
+            await _unavailable(send, _DRAINING, retry_after or 0)
 
 
 async def _guarded(serving: Coroutine[Any, Any, None], send: Send) -> None:

@@ -16,14 +16,14 @@ from mcp_sessions.errors import OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import process_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
-from mcp_sessions_transports.http.io import Headers, accepts, refusal, send_json
+from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions_transports.http.io import Headers, send_not_found
 from mcp_sessions_transports.http.post_streams import (
     PostPosition,
     may_read,
     post_position_of,
 )
 from mcp_sessions_transports.http.remote_response import RemoteResponse
-from mcp_sessions_transports.http.sessions import SessionHeader, send_not_found, send_refused
 from mcp_sessions_transports.http.sse import SSE_HEADERS, sse_event
 from mcp_sessions_transports.http.transport import http_transport
 from mcp_sessions_transports.served import Served
@@ -34,25 +34,31 @@ class HttpGet:
 
     def __init__(self, served: Served) -> None:
         self._served = served
-        self._header = SessionHeader(served.transport_sessions)
 
     async def serve(
-        self, scope: Scope, receive: Receive, send: Send, headers: Headers, principal: Principal
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        headers: Headers,
+        principal: Principal,
+        record: SessionRecord,
     ) -> None:
         """Serve one GET until its stream ends.
+
+        Args:
+            record: The transport session that it was admitted to.
+            principal: Who sent it.
+            headers: Its own.
+            scope: ASGI's.
+            receive: ASGI's.
+            send: ASGI's.
 
         Raises:
             StoreUnavailable: Nothing was sent.
         """
-        if not accepts(headers)[1]:
-            text = "Not Acceptable: Client must accept text/event-stream"
-            await send_json(send, refusal(text), status=406)
-            return
-        record = await self._header.required(headers, principal, send)
-        if record is None:
-            return
         served, sessions = self._served, self._served.transport_sessions
-        connection = self._served.connections.stored(record)
+        connection = served.connections.stored(record)
         if not await sessions.may_hear(record, principal):
             # A weaker credential does not hear what a stronger one may (SEC3).
             await send_not_found(send)
@@ -68,8 +74,8 @@ class HttpGet:
             return
         try:
             after, first = await sessions.start_stream(connection, record, last_event_id)
-        except SessionNotFound as over:
-            await send_refused(send, None, over)
+        except SessionNotFound:
+            await send_not_found(send)
             return
         transport = http_transport(connection)
         async with served.credentials.over(scope, principal, transport.cut_get):
@@ -111,7 +117,7 @@ class HttpGet:
             request_id,
             policy=served.policy,
             bus=served.bus,
-            primes=served.primes(connection.peer.protocol_version),
+            primes=responses.primes,
         )
         for older in responses.remote:
             if older.log.name == name:

@@ -1,8 +1,9 @@
 """Streamable HTTP of the handshake era: 2025-03-26, 2025-06-18 and 2025-11-25.
 
 Statuses, texts and headers are those of the SDK's own transport, so that a stock client
-cannot tell the two apart; sessions, streams and their past are ours. POST and DELETE are
-here; GET, which has streams to go on with, is in :mod:`mcp_sessions_transports.http.get`.
+cannot tell the two apart; sessions, streams and their past are ours. Here is which
+transport-mode session a request names, and POST and DELETE; what a GET is sent, which has streams
+to go on with, is in :mod:`mcp_sessions_transports.http.get`.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from starlette.types import Receive, Scope, Send
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.messages import (
+    Answer,
     Malformed,
     Message,
     Notification,
     NotNamed,
     Request,
     decode,
+    error_message,
     named_session,
     parse,
+    wire_error,
 )
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import (
@@ -46,27 +50,16 @@ from mcp_sessions_transports.credentials import Watch
 from mcp_sessions_transports.http.channel import PostChannel
 from mcp_sessions_transports.http.get import HttpGet
 from mcp_sessions_transports.http.io import (
-    BodyTooLarge,
-    Disconnected,
     Draining,
     Headers,
     accepts,
-    is_json,
-    prefers_sse,
-    read_body,
+    read_post,
     refusal,
-    replay_body,
     send_empty,
     send_json,
-    send_text,
+    send_not_found,
 )
-from mcp_sessions_transports.http.sessions import (
-    SessionHeader,
-    send_missing,
-    send_refused,
-    session_header_of,
-)
-from mcp_sessions_transports.http.transport import http_transport
+from mcp_sessions_transports.http.transport import HttpTransport
 from mcp_sessions_transports.served import Served
 
 logger = logging.getLogger(__name__)
@@ -81,7 +74,6 @@ class HandshakeHttp:
     def __init__(self, served: Served) -> None:
         self._served = served
         self._sessions = served.transport_sessions
-        self._header = SessionHeader(served.transport_sessions)
         self._get = HttpGet(served)
         self._background = Background()
         self._handled: dict[ConnectionId | Principal, int] = {}
@@ -121,10 +113,18 @@ class HandshakeHttp:
         match method:
             case "POST":
                 await self._post(scope, receive, send, headers, principal, draining)
+            case "GET" if not accepts(headers)[1]:
+                text = "Not Acceptable: Client must accept text/event-stream"
+                await send_json(send, refusal(text), status=406)
             case "GET":
-                await self._get.serve(scope, receive, send, headers, principal)
+                record = await self._admitted(send, headers, principal)
+                if record is not None:
+                    await self._get.serve(scope, receive, send, headers, principal, record)
             case "DELETE":
-                await self._delete(send, headers, principal)
+                record = await self._admitted(send, headers, principal)
+                if record is not None:
+                    await self._served.lifecycle.finish(record.session_id)
+                    await send_empty(send, Status.OK, session_id=record.session_id)
             case _:
                 await send_json(
                     send,
@@ -148,49 +148,46 @@ class HandshakeHttp:
         principal: Principal,
         draining: bool,
     ) -> None:
-        if accepts(headers) != (True, True):
-            text = "Not Acceptable: Client must accept both application/json and text/event-stream"
-            await send_json(send, refusal(text), status=406)
-            return
-        if not is_json(headers):
-            text = "Unsupported Media Type: Content-Type must be application/json"
-            await send_json(send, refusal(text), status=415)
-            return
-        try:
-            body = await read_body(receive, headers, self._served.max_body)
-        except BodyTooLarge:
-            await send_text(send, 413, "Request body too large")
-            return
-        except Disconnected:
-            return
-        message = await _parse(body, send)
-        if message is None:
+        post = await read_post(receive, send, headers, self._served.max_body)
+        message = await _parse(post.body, send) if post is not None else None
+        if post is None or message is None:
             return
         if draining and isinstance(message, Request):
             raise Draining
-        session_header = session_header_of(headers)
+        header = headers.get(b"mcp-session-id")
+        session_header = header.decode("latin-1") if header is not None else None
         connection: StoredConnection | None = None
         record: SessionRecord | None = None
-        if session_header is not None and self._served.remembers:
+        if (
+            session_header is not None
+            and self._served.remembers
+            and not _mirrors(message, session_header)
+        ):
             try:
-                record = await self._header.of(session_header, principal, message)
-                connection = self._served.connections.stored(record) if record is not None else None
+                record, connection = await self._sessions.connected(session_header, principal)
             except (SessionNotFound, InvalidRequest) as refused:
-                await send_refused(send, message, refused)
+                await _send_refused(send, message, refused)
                 return
         version = headers.get(b"mcp-protocol-version", DEFAULT_VERSION.encode()).decode("latin-1")
         peer = connection.peer if connection is not None else Peer(version)
-        request = message if isinstance(message, Request) else Request(0, "", None)
         # SEC11. As this very message was admitted: by whom its connection was made.
         needed = record.principal.scopes if record is not None else principal.scopes
-        beyond = principal.scopes - needed
-        channel = self._channel(request, connection, peer.protocol_version, headers, beyond)
+        transport = connection.transport if connection is not None else None
+        channel = PostChannel(
+            message.id if isinstance(message, Request) else 0,
+            transport.responses if isinstance(transport, HttpTransport) else None,
+            self._served.policy,
+            self._loop,
+            prefers_stream=post.prefers_stream,
+            process=self._served.bus.process,
+            scopes_beyond=principal.scopes - needed,
+        )
         inbound = Inbound(
             principal,
             peer,
             connection,
             channel,
-            context=HttpRequest(scope, replay_body(body)),
+            context=HttpRequest(scope, post.again),
             has_stream=connection is not None,
             resumes_stream=b"last-event-id" in headers,
             session_header=session_header,
@@ -201,18 +198,19 @@ class HandshakeHttp:
                 watch = partial(self._served.credentials.over, scope, principal)
                 await self._initialize(message, inbound, channel, receive, send, watch)
             elif connection is None and not self._may_be_alone(message):
-                await send_missing(send)
+                await _send_missing(send)
             else:
                 try:
                     await self._served.router.request(message, inbound)
-                    watch = partial(self._served.credentials.over, scope, principal)
-                    await channel.respond(receive, send, watch)
-                finally:
+                except BaseException:
                     # Also if it is the store's absence that is answered.
                     channel.over()
+                    raise
+                watch = partial(self._served.credentials.over, scope, principal)
+                await channel.respond(receive, send, watch)
         elif isinstance(message, Notification):
             if connection is None and not self._may_be_alone(message):
-                await send_missing(send)
+                await _send_missing(send)
                 return
             reported = self._served.router.reported(message, inbound)
             if reported is not None:
@@ -227,7 +225,7 @@ class HandshakeHttp:
             session_id = connection.session_id if connection is not None else None
             await send_empty(send, 202, session_id=session_id)
         else:
-            await send_missing(send)
+            await _send_missing(send)
 
     def _handle(
         self, sender: ConnectionId | Principal, handling: Coroutine[Any, Any, None]
@@ -277,38 +275,23 @@ class HandshakeHttp:
         await channel.answer(answer)
         await channel.respond(receive, send, watch, opened=session_id)
 
-    def _channel(
-        self,
-        request: Request,
-        connection: StoredConnection | None,
-        version: str,
-        headers: Headers,
-        scopes_beyond: frozenset[str],
-    ) -> PostChannel:
-        served = self._served
-        return PostChannel(
-            request.id,
-            http_transport(connection).responses if connection is not None else None,
-            served.policy,
-            self._loop,
-            primes=served.primes(version),
-            prefers_stream=prefers_sse(headers),
-            process=served.bus.process,
-            scopes_beyond=scopes_beyond,
-        )
-
     def _may_be_alone(self, message: Request | Notification) -> bool:
         """Whether a message is served without ``initialize`` and ``Mcp-Session-Id``."""
         return not self._served.remembers or _needs_no_session(message)
 
-    # --- DELETE --------------------------------------------------------------------------------
-
-    async def _delete(self, send: Send, headers: Headers, principal: Principal) -> None:
-        record = await self._header.required(headers, principal, send)
-        if record is None:
-            return
-        await self._served.lifecycle.finish(record.session_id)
-        await send_empty(send, Status.OK, session_id=record.session_id)
+    async def _admitted(
+        self, send: Send, headers: Headers, principal: Principal
+    ) -> SessionRecord | None:
+        """The transport session that a GET or DELETE names; None if it was refused here."""
+        session_header = headers.get(b"mcp-session-id")
+        if session_header is None:
+            await _send_missing(send)
+            return None
+        try:
+            return await self._sessions.admit(session_header.decode("latin-1"), principal)
+        except (SessionNotFound, InvalidRequest) as refused:
+            await _send_refused(send, None, refused)
+            return None
 
 
 async def _parse(body: bytes, send: Send) -> Message | None:
@@ -335,3 +318,39 @@ def _needs_no_session(message: Request | Notification) -> bool:
     except InvalidParams:
         # Malformed metadata is answered as what it is; a notification is owed no answer.
         return isinstance(message, Request)
+
+
+async def _send_missing(send: Send) -> None:
+    """Answer what has to name a transport session, and names none."""
+    await send_json(send, refusal("Bad Request: Missing session ID"), status=400)
+
+
+async def _send_refused(
+    send: Send, message: Message | None, refused: SessionNotFound | InvalidRequest
+) -> None:
+    """Answer what :meth:`TransportSessions.admit` raised.
+
+    Args:
+        message: What came with the header; None: the request had no body.
+    """
+    if isinstance(refused, SessionNotFound):
+        await send_not_found(send)
+        return
+    request_id = message.id if isinstance(message, (Request, Answer)) else None
+    body = error_message(request_id, wire_error(refused))
+    await send_json(send, body, status=refused.status)
+
+
+def _mirrors(message: Message, session_header: str) -> bool:
+    """Whether ``Mcp-Session-Id`` only repeats the session of the message's ``_meta``."""
+    if not isinstance(message, (Request, Notification)):
+        return False
+    members = message.params or {}
+    if message.method == "session/resume" and members.get("sessionId") == session_header:
+        # The elevation document: both transport headers and resume parameters for one attempt.
+        return False
+    try:
+        named = named_session(members)
+    except InvalidParams:
+        return False
+    return not isinstance(named, NotNamed) and named == session_header

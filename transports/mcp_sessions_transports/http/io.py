@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from starlette.types import Message, Receive, Send
 
 from mcp_sessions.background import give_way
@@ -26,6 +28,18 @@ class Draining(Exception):
 
 class Disconnected(Exception):
     """The client went away before its body was here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """What a client posts."""
+
+    body: bytes
+    again: Receive
+    """The body once more, for a handler that wants to read it too."""
+
+    prefers_stream: bool
+    """Its client would rather have a stream than JSON."""
 
 
 async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
@@ -64,6 +78,29 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
             if size > limit:
                 raise BodyTooLarge
             return b"".join(chunks)
+
+
+async def read_post(receive: Receive, send: Send, headers: Headers, limit: int) -> Post | None:
+    """A POST of the handshake era; None if it was refused here, or its client is gone.
+
+    Args:
+        limit: Bytes of its body.
+    """
+    if accepts(headers) != (True, True):
+        text = "Not Acceptable: Client must accept both application/json and text/event-stream"
+        await send_json(send, refusal(text), status=406)
+    elif not is_json(headers):
+        text = "Unsupported Media Type: Content-Type must be application/json"
+        await send_json(send, refusal(text), status=415)
+    else:
+        try:
+            body = await read_body(receive, headers, limit)
+            return Post(body, replay_body(body), prefers_sse(headers))
+        except BodyTooLarge:
+            await send_text(send, 413, "Request body too large")
+        except Disconnected:
+            pass
+    return None
 
 
 def replay_body(body: bytes) -> Receive:
@@ -126,6 +163,11 @@ async def send_text(
     fields = [(b"content-length", str(len(body)).encode()), *(headers or [])]
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": body})
+
+
+async def send_not_found(send: Send) -> None:
+    """Answer what names a session that is not there, or not for who sent it."""
+    await send_json(send, refusal("Session not found"), status=404)
 
 
 def refusal(message: str, code: int = INVALID_REQUEST) -> bytes:

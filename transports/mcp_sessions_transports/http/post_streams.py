@@ -24,7 +24,7 @@ from mcp_sessions.security import mint_connection_id
 MAX_EVENT_ID = 8_192
 """Bytes of a ``Last-Event-ID`` that is looked at."""
 
-_MAX_REQUEST_ID = 512
+MAX_REQUEST_ID = 512
 """Characters of a request's id in an SSE id: however it is spelled, that is then no longer than
 ``MAX_EVENT_ID``."""
 
@@ -41,14 +41,6 @@ class PostPosition:
     stream: StreamName
     event_id: str
     request_id: RequestId
-
-
-def can_be_named(request_id: RequestId) -> bool:
-    """Whether each event of a response may say the id of its request. A response to a longer one is
-    sent without ids: no event is larger than what it says by much, and a client that was cut asks
-    again (SEC8).
-    """
-    return not isinstance(request_id, str) or len(request_id) <= _MAX_REQUEST_ID
 
 
 def post_stream_name(process: str | None, beyond: frozenset[str]) -> StreamName:

@@ -22,7 +22,8 @@ from mcp_sessions_transports.websocket.outermost import outermost
 
 logger = logging.getLogger(__name__)
 
-_ASKED = "mcp_sessions.asked"
+ASKED = "mcp_sessions.asked"
+"""Where a GET of ours has its answer in its scope: the endpoint gives it, and serves nothing."""
 
 _ANSWER = 30.0
 """Seconds within which an application has to say who may come in."""
@@ -114,7 +115,7 @@ class HandshakeAuthorizer:
             # A mount appends its own path to it, in the scope that it was given.
             "root_path": scope.get("app_root_path", scope.get("root_path", "")),
             "extensions": {},
-            _ASKED: asked.here,
+            ASKED: asked.here,
         }
         if "state" in scope:
             get["state"] = dict(scope["state"])
@@ -125,17 +126,6 @@ class HandshakeAuthorizer:
             logger.warning("a WebSocket is refused: nothing was answered for %d s", _ANSWER)
             return Denied(504, [(b"content-length", b"0")], b"")
         return asked.outcome()
-
-    @staticmethod
-    async def answered(scope: Scope, send: Send) -> bool:
-        """At the endpoint: whether this is a question of ours; then it is answered here."""
-        here = scope.get(_ASKED)
-        if here is None:
-            return False
-        here(scope)
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-        return True
 
 
 @dataclass(slots=True)
@@ -150,9 +140,11 @@ class _Asked:
     was_sent: bool = False
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def here(self, scope: Scope) -> None:
-        """It came to the endpoint."""
+    async def here(self, scope: Scope, send: Send) -> None:
+        """It came to the endpoint, which is done with it."""
         self.reached = Authorized(self.principal_of(scope), contextvars.copy_context())
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
 
     async def receive(self) -> Message:
         """ASGI's. Middleware waits for the client to leave."""

@@ -8,7 +8,6 @@ import binascii
 import contextlib
 import logging
 import math
-from collections.abc import Callable
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -40,30 +39,23 @@ class WebSocketBinding:
         rules: ModernRules,
         guard: OriginGuard,
         authorizer: HandshakeAuthorizer,
-        draining: Callable[[], float | None],
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            draining: Seconds after which new connections should try again, while the server
-                shuts down.
-        """
         self._served = served
         self._rules = rules
         self._guard = guard
         self._authorizer = authorizer
-        self._draining = draining
         self._open: dict[Principal, int] = {}
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, from its handshake to its end."""
+        self._served.availability.check_running()
         headers: Headers = dict(scope["headers"])
         offered: list[str] = list(scope.get("subprotocols") or ())
         refused = self._guard.check(headers)
         if refused is not None:
             await deny(scope, receive, send, _text(*refused))
             return
-        retry_after = self._draining()
+        retry_after = self._served.availability.retry_after
         if retry_after is not None:
             # A session must not be attached where it is about to be cut again (WSS17).
             away = _text(503, "the server is shutting down")
