@@ -1,4 +1,7 @@
-"""The store contract as checks, for authors of stores.
+"""For tests of yours: a client in memory, and the store contract as checks.
+
+:func:`connect` is for tests of a server whose tools use their session. The rest is for authors
+of stores.
 
 Every store of this project passes them, and so must yours::
 
@@ -22,6 +25,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 
 from mcp_sessions.testing import admission, attachment, belongings, exchange, lives, logs, telling
+from mcp_sessions.testing.client import connect
 from mcp_sessions.testing.parts import Check, MakeStore, MakeTwoStores
 
 __all__ = [
@@ -32,6 +36,7 @@ __all__ = [
     "MakeTwoStores",
     "check_exchange",
     "check_session_store",
+    "connect",
 ]
 
 STORE_CHECKS: Sequence[Check] = (

@@ -26,7 +26,7 @@ STRAYS = {
         "import mcp_sessions.stores.contract",
     ),
     "the core does no I/O and reads no clock": ("mcp_sessions/core/__init__.py", "import time"),
-    "only server.upstream.sdk, client.sdk and stdio.client know the MCP SDK": (
+    "only server.upstream.sdk, client.sdk, stdio.client and testing.client know the MCP SDK": (
         "mcp_sessions/stores/__init__.py",
         "import mcp",
     ),
