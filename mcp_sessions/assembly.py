@@ -185,8 +185,8 @@ def assemble(
         runner,
         idempotency.joining,
         ClusterStreams(connections, runner, bus, transport_sessions, policy, clock),
-        forget=lifecycle.forget_here,
-        publish=upstream.echo,
+        lifecycle.forget_here,
+        upstream.echo,
     )
     endpoints: list[Endpoint] = []
     availability = Availability()

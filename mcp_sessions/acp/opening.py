@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 from acp import RequestError
@@ -52,25 +53,17 @@ NOTICE = "io.github.mcp-sessions/notice"
 """``_meta`` key of an update that the layer sends in the agent's place."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Openings:
     """Makes, opens, lists and closes conversations."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        prompts: Prompts,
-        agent: AgentSide,
-        store: SessionStore,
-        options: Options,
-        clock: Callable[[], float],
-    ) -> None:
-        self._registry = registry
-        self._prompts = prompts
-        self._agent = agent
-        self._store = store
-        self._options = options
-        self._clock = clock
-        self._others: frozenset[str] = frozenset()
+    _registry: Registry
+    _prompts: Prompts
+    _agent: AgentSide
+    _store: SessionStore
+    _options: Options
+    _clock: Callable[[], float]
+    _others: frozenset[str] = frozenset()
 
     def agent_connects(self, transports: frozenset[str]) -> None:
         """Transports to MCP servers that the agent itself supports."""

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from acp.schema import PromptRequest
@@ -35,22 +36,15 @@ from mcp_sessions.stores.contract import SessionStore
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Prompts:
     """Has the agent answer prompts."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        agent: AgentSide,
-        store: SessionStore,
-        options: Options,
-        clock: Callable[[], float],
-    ) -> None:
-        self._registry = registry
-        self._agent = agent
-        self._store = store
-        self._options = options
-        self._clock = clock
+    _registry: Registry
+    _agent: AgentSide
+    _store: SessionStore
+    _options: Options
+    _clock: Callable[[], float]
 
     async def prompt(self, incoming: Incoming) -> None:
         """Answer ``session/prompt``."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from mcp_sessions_transports.stdio.server import lines, standard_streams, writing
@@ -37,15 +38,13 @@ class Wire(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class StreamsWire:
     """A `Wire` of asyncio streams: a socket's, a pipe's, a child process's."""
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_message: int
-    ) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._max_message = max_message
+    _reader: asyncio.StreamReader
+    _writer: asyncio.StreamWriter
+    _max_message: int
 
     async def read(self) -> bytes | None:
         """See `Wire`."""
@@ -77,18 +76,13 @@ class StreamsWire:
         await self._writer.drain()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class StdioWire:
     """A `Wire` of the standard streams; see `stdio_wire`."""
 
-    def __init__(
-        self,
-        received: asyncio.Queue[bytes | None],
-        write: Callable[[bytes], Awaitable[None]],
-        max_message: int,
-    ) -> None:
-        self._received = received
-        self._write = write
-        self._max_message = max_message
+    _received: asyncio.Queue[bytes | None]
+    _write: Callable[[bytes], Awaitable[None]]
+    _max_message: int
 
     async def read(self) -> bytes | None:
         """See `Wire`."""

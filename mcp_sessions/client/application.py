@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from mcp_sessions.client import stamping, wire
@@ -18,6 +19,7 @@ from mcp_sessions.errors import OUTCOME_UNKNOWN
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Application:
     """One client's application.
 
@@ -26,23 +28,15 @@ class Application:
         hang_up: Ends its side, as a stock transport does whose connection is gone.
     """
 
-    def __init__(
-        self,
-        deliver: Callable[[Json], Awaitable[None]],
-        hang_up: Callable[[], Awaitable[None]],
-        on_resume: OnResume | None,
-        peer: Peer,
-    ) -> None:
-        self.deliver = deliver
-        self.hang_up = hang_up
-        self.requests = Requests()
-        self.questions = Questions()
-        self.listens = Listens()
-        self.names_sessions = False
-        """It speaks of sessions of its own."""
-
-        self._on_resume = on_resume
-        self._peer = peer
+    deliver: Callable[[Json], Awaitable[None]]
+    hang_up: Callable[[], Awaitable[None]]
+    _on_resume: OnResume | None
+    _peer: Peer
+    requests: Requests = field(default_factory=Requests)
+    questions: Questions = field(default_factory=Questions)
+    listens: Listens = field(default_factory=Listens)
+    names_sessions: bool = False
+    """It speaks of sessions of its own."""
 
     def asks(self, message: Json, headers: Mapping[str, str], *, now: float) -> Pending:
         """It asked something."""

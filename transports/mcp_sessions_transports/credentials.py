@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 
 from starlette.types import Scope
 
@@ -22,21 +23,18 @@ _ANSWER = 10.0
 """Seconds within which the application has to say whether a credential is good."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class CredentialWatch:
-    """Ends a stream when its credential expires, or is not accepted any more."""
+    """Ends a stream when its credential expires, or is not accepted any more.
 
-    def __init__(
-        self, still_valid: StillValid | None, interval: float, clock: Callable[[], float]
-    ) -> None:
-        """Take what it works with.
+    Args:
+        still_valid: Asks the server's own authentication again; None: it has none.
+        interval: Seconds between two questions.
+    """
 
-        Args:
-            still_valid: Asks the server's own authentication again; None: it has none.
-            interval: Seconds between two questions.
-        """
-        self._still_valid = still_valid
-        self._interval = interval
-        self._clock = clock
+    _still_valid: StillValid | None
+    _interval: float
+    _clock: Callable[[], float]
 
     @asynccontextmanager
     async def over(

@@ -7,6 +7,7 @@ message says; see :mod:`mcp_sessions.server.cluster.messages`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, assert_never
 
 from mcp_sessions.core.log import Draft
@@ -65,45 +66,29 @@ class HttpStreams(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ClusterHandlers:
-    """The :class:`~mcp_sessions.server.cluster.bus.Handlers` of a layer."""
+    """The :class:`~mcp_sessions.server.cluster.bus.Handlers` of a layer.
 
-    def __init__(
-        self,
-        bus: ClusterBus,
-        store: SessionStore,
-        connections: ConnectionRegistry,
-        attachments: Attachments,
-        publisher: Publisher,
-        broadcaster: ChangeBroadcaster,
-        questions: PendingQuestions,
-        runner: RequestRunner,
-        joining: Joining,
-        streams: HttpStreams,
-        *,
-        forget: Callable[[SessionId, ConnectionId | None], Awaitable[None]],
-        publish: Publish,
-    ) -> None:
-        """Take what it works with.
+    Args:
+        joining: The requests that wait here for another process.
+        forget: Ends what is at work here for a session that is over in the store.
+        publish: Puts a change on the server's own bus, and tells nobody else.
+    """
 
-        Args:
-            joining: The requests that wait here for another process.
-            forget: Ends what is at work here for a session that is over in the store.
-            publish: Puts a change on the server's own bus, and tells nobody else.
-        """
-        self._bus = bus
-        self._store = store
-        self._connections = connections
-        self._attachments = attachments
-        self._publisher = publisher
-        self._broadcaster = broadcaster
-        self._questions = questions
-        self._runner = runner
-        self._joining = joining
-        self._streams = streams
-        self._forget = forget
-        self._publish = publish
-        self._rounds = 0
+    _bus: ClusterBus
+    _store: SessionStore
+    _connections: ConnectionRegistry
+    _attachments: Attachments
+    _publisher: Publisher
+    _broadcaster: ChangeBroadcaster
+    _questions: PendingQuestions
+    _runner: RequestRunner
+    _joining: Joining
+    _streams: HttpStreams
+    _forget: Callable[[SessionId, ConnectionId | None], Awaitable[None]]
+    _publish: Publish
+    _rounds: int = 0
 
     def handle(self, sender: str, message: Message) -> Work | None:
         """See :class:`~mcp_sessions.server.cluster.bus.Handlers`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions import metrics
@@ -32,26 +33,17 @@ from mcp_sessions.stores.records import Attachment, Told
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Publisher:
     """Hands over to whichever connection a message is for, wherever that lives."""
 
-    def __init__(
-        self,
-        store: SessionStore,
-        connections: ConnectionRegistry,
-        attachments: Attachments,
-        policy: SessionPolicy,
-        clock: Callable[[], float],
-        bus: ClusterBus,
-        questions: PendingQuestions,
-    ) -> None:
-        self._bus = bus
-        self._questions = questions
-        self._store = store
-        self._connections = connections
-        self._attachments = attachments
-        self._policy = policy
-        self._clock = clock
+    _store: SessionStore
+    _connections: ConnectionRegistry
+    _attachments: Attachments
+    _policy: SessionPolicy
+    _clock: Callable[[], float]
+    _bus: ClusterBus
+    _questions: PendingQuestions
 
     async def publish(
         self,

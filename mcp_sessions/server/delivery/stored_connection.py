@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from mcp_sessions.core.log import Draft, LoggedEvent
@@ -50,30 +51,22 @@ class OpenStream(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Relay:
-    """The way of one session's events to one connection's stream, under one epoch."""
+    """The way of one session's events to one connection's stream, under one epoch.
 
-    def __init__(
-        self,
-        store: SessionStore,
-        clock: Callable[[], float],
-        connection: SessionId,
-        origin: SessionId,
-        fencing_epoch: FencingEpoch,
-    ) -> None:
-        """Relay with what the store has.
+    Args:
+        connection: The transport-mode session whose GET stream it is.
+        origin: The session whose events they are.
+    """
 
-        Args:
-            connection: The transport-mode session whose GET stream it is.
-            origin: The session whose events they are.
-        """
-        self._store = store
-        self._clock = clock
-        self._connection = connection
-        self._origin = origin
-        self._fencing_epoch = fencing_epoch
-        self.entries: list[LoggedEvent] = []
-        """What became entries of the stream by now."""
+    _store: SessionStore
+    _clock: Callable[[], float]
+    _connection: SessionId
+    _origin: SessionId
+    _fencing_epoch: FencingEpoch
+    entries: list[LoggedEvent] = field(default_factory=list[LoggedEvent])
+    """What became entries of the stream by now."""
 
     async def one(self, event: LoggedEvent) -> bool:
         """Relay an event, and what comes before it if nobody did.

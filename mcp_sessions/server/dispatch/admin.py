@@ -36,23 +36,17 @@ class SessionInfo:
     """Resource URIs."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sessions:
-    """Lists and ends the sessions of a store."""
+    """Lists and ends the sessions of a store.
 
-    def __init__(
-        self,
-        store: SessionStore,
-        clock: Callable[[], float],
-        finish: Callable[[SessionId], Awaitable[bool]],
-    ) -> None:
-        """Take what it works with.
+    Args:
+        finish: Ends a session, and what is at work for it.
+    """
 
-        Args:
-            finish: Ends a session, and what is at work for it.
-        """
-        self._store = store
-        self._clock = clock
-        self._finish = finish
+    _store: SessionStore
+    _clock: Callable[[], float]
+    _finish: Callable[[SessionId], Awaitable[bool]]
 
     async def list(
         self, *, principal: Principal | None = None, mode: Mode | None = None

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mcp_sessions.core.messages import NotNamed, Request, named_session, request_key
@@ -48,26 +48,18 @@ class Association:
     """Its sender says that it belongs to none, not to its connection's either."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Associations:
     """Finds the session of a message, and lets it in there."""
 
-    def __init__(
-        self,
-        store: SessionStore,
-        connections: ConnectionRegistry,
-        attachments: Attachments,
-        runner: RequestRunner,
-        sealed: SealedState,
-        clock: Callable[[], float],
-    ) -> None:
-        self._store = store
-        self._connections = connections
-        self._attachments = attachments
-        self._runner = runner
-        self._sealed = sealed
-        self._clock = clock
-        self._gated_methods: set[str] = set()
-        self._gated_tools: set[str] = set()
+    _store: SessionStore
+    _connections: ConnectionRegistry
+    _attachments: Attachments
+    _runner: RequestRunner
+    _sealed: SealedState
+    _clock: Callable[[], float]
+    _gated_methods: set[str] = field(default_factory=set[str])
+    _gated_tools: set[str] = field(default_factory=set[str])
 
     def gate(self, *, tools: Iterable[str], methods: Iterable[str]) -> None:
         """Serve these in a session only from now on, beside those that are gated already."""

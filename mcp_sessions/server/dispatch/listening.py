@@ -5,6 +5,7 @@ The stream that it is heard on is the binding's.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.core.listening import LISTEN, Filter
@@ -19,22 +20,15 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Listening:
     """Lets listens into their sessions."""
 
-    def __init__(
-        self,
-        store: SessionStore,
-        attachments: Attachments,
-        router: Router,
-        sealed: SealedState,
-        upstream: Upstream,
-    ) -> None:
-        self._store = store
-        self._attachments = attachments
-        self._router = router
-        self._sealed = sealed
-        self._upstream = upstream
+    _store: SessionStore
+    _attachments: Attachments
+    _router: Router
+    _sealed: SealedState
+    _upstream: Upstream
 
     async def admit(self, request: Request, inbound: Inbound) -> tuple[SessionRecord, Filter]:
         """The session that a listen names, with the listen's filter set.

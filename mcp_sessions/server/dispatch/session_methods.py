@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 from mcp_sessions.core.messages import (
@@ -46,24 +47,16 @@ SESSION_METHODS = frozenset(
 )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SessionMethods:
     """The methods that make, resume and end sessions."""
 
-    def __init__(
-        self,
-        store: SessionStore,
-        attachments: Attachments,
-        runner: RequestRunner,
-        lifecycle: Lifecycle,
-        sealed: SealedState,
-        clock: Callable[[], float],
-    ) -> None:
-        self._store = store
-        self._attachments = attachments
-        self._runner = runner
-        self._lifecycle = lifecycle
-        self._sealed = sealed
-        self._clock = clock
+    _store: SessionStore
+    _attachments: Attachments
+    _runner: RequestRunner
+    _lifecycle: Lifecycle
+    _sealed: SealedState
+    _clock: Callable[[], float]
 
     async def serve(self, request: Request, inbound: Inbound) -> dict[str, Any]:
         """The result of a ``session/*`` request.

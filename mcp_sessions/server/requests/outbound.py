@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.core.log import Draft
@@ -21,24 +22,16 @@ from mcp_sessions.stores.records import SessionRecord
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SessionOutbound:
     """To the client of a protocol-mode session, wherever it is attached: session events."""
 
-    def __init__(
-        self,
-        connections: ConnectionRegistry,
-        publisher: Publisher,
-        runner: RequestRunner,
-        questions: PendingQuestions,
-        store: SessionStore,
-        record: SessionRecord,
-    ) -> None:
-        self._connections = connections
-        self._publisher = publisher
-        self._runner = runner
-        self._questions = questions
-        self._store = store
-        self._record = record
+    _connections: ConnectionRegistry
+    _publisher: Publisher
+    _runner: RequestRunner
+    _questions: PendingQuestions
+    _store: SessionStore
+    _record: SessionRecord
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """See :class:`Outbound`. After the session's end, a line in the log."""
@@ -80,20 +73,14 @@ class SessionOutbound:
         )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ConnectionOutbound:
     """To a connection's own client, outside of any session."""
 
-    def __init__(
-        self,
-        publisher: Publisher,
-        runner: RequestRunner,
-        questions: PendingQuestions,
-        connection: ClientConnection,
-    ) -> None:
-        self._publisher = publisher
-        self._runner = runner
-        self._questions = questions
-        self._connection = connection
+    _publisher: Publisher
+    _runner: RequestRunner
+    _questions: PendingQuestions
+    _connection: ClientConnection
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """See :class:`Outbound`."""

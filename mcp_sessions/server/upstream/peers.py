@@ -7,6 +7,7 @@ request, and one that came on no connection, is a peer of its own.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.core.messages import Request
@@ -29,33 +30,22 @@ from mcp_sessions.stores.limits import check_subscriptions
 from mcp_sessions.stores.records import SessionRecord
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class UpstreamPeers:
-    """Makes them, with their ways back to the client."""
+    """Makes them, with their ways back to the client.
 
-    def __init__(
-        self,
-        upstream: Upstream,
-        store: SessionStore,
-        connections: ConnectionRegistry,
-        publisher: Publisher,
-        runner: RequestRunner,
-        questions: PendingQuestions,
-        policy: SessionPolicy,
-        advertise: Callable[[dict[str, Any]], None],
-    ) -> None:
-        """Take what it works with.
+    Args:
+        advertise: Adds our capabilities to the result of a ``server/discover``, in place.
+    """
 
-        Args:
-            advertise: Adds our capabilities to the result of a ``server/discover``, in place.
-        """
-        self._upstream = upstream
-        self._store = store
-        self._connections = connections
-        self._publisher = publisher
-        self._runner = runner
-        self._questions = questions
-        self._policy = policy
-        self._advertise = advertise
+    _upstream: Upstream
+    _store: SessionStore
+    _connections: ConnectionRegistry
+    _publisher: Publisher
+    _runner: RequestRunner
+    _questions: PendingQuestions
+    _policy: SessionPolicy
+    _advertise: Callable[[dict[str, Any]], None]
 
     def adopt(self, peer: NewPeer, outbound: LateOutbound, connection: ClientConnection) -> None:
         """A client that shook hands has a connection now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.core.messages import error_body, wire_error
@@ -18,27 +19,20 @@ SUBSCRIBE = "resources/subscribe"
 SUBSCRIPTION_METHODS = frozenset({SUBSCRIBE, "resources/unsubscribe"})
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Subscriptions:
     """``resources/subscribe`` and ``unsubscribe``, served for every wrapped server.
 
     A server with handlers of its own is asked first; what it refuses is not subscribed.
+
+    Args:
+        remember: Adds (True) or removes a subscription to a URI; False: there is no
+            session, and no connection, that it could belong to.
     """
 
-    def __init__(
-        self,
-        peer: UpstreamPeer,
-        upstream: Upstream,
-        remember: Callable[[str, bool], Awaitable[bool]],
-    ) -> None:
-        """Take what it works with.
-
-        Args:
-            remember: Adds (True) or removes a subscription to a URI; False: there is no
-                session, and no connection, that it could belong to.
-        """
-        self._peer = peer
-        self._upstream = upstream
-        self._remember = remember
+    _peer: UpstreamPeer
+    _upstream: Upstream
+    _remember: Callable[[str, bool], Awaitable[bool]]
 
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None

@@ -8,6 +8,7 @@ does.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.ids import ConnectionId
@@ -22,24 +23,16 @@ from mcp_sessions_transports.http.channel import PostChannel
 from mcp_sessions_transports.http.transport import http_transport
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ClusterStreams:
     """The :class:`~mcp_sessions.server.cluster.handlers.HttpStreams` of a layer."""
 
-    def __init__(
-        self,
-        connections: ConnectionRegistry,
-        runner: RequestRunner,
-        bus: ClusterBus,
-        sessions: TransportSessions,
-        policy: SessionPolicy,
-        clock: Callable[[], float],
-    ) -> None:
-        self._connections = connections
-        self._runner = runner
-        self._bus = bus
-        self._sessions = sessions
-        self._policy = policy
-        self._clock = clock
+    _connections: ConnectionRegistry
+    _runner: RequestRunner
+    _bus: ClusterBus
+    _sessions: TransportSessions
+    _policy: SessionPolicy
+    _clock: Callable[[], float]
 
     def stream_read(self, sender: str, message: StreamRead) -> Coroutine[Any, Any, None] | None:
         """See :class:`~mcp_sessions.server.cluster.handlers.HttpStreams`."""

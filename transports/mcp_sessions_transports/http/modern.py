@@ -7,6 +7,7 @@ rules that decide it are asked of the SDK itself.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -46,14 +47,14 @@ from mcp_sessions_transports.origin import OriginGuard
 from mcp_sessions_transports.served import Served
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ModernHttp:
     """Serves POST of the modern era."""
 
-    def __init__(self, served: Served, rules: ModernRules, guard: OriginGuard) -> None:
-        self._served = served
-        self._rules = rules
-        self._guard = guard
-        self._loop: asyncio.AbstractEventLoop | None = None
+    _served: Served
+    _rules: ModernRules
+    _guard: OriginGuard
+    _loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(
         self, scope: Scope, receive: Receive, send: Send, headers: Headers, principal: Principal
