@@ -52,7 +52,7 @@ async def connect(
     parts = layer._assembly  # pyright: ignore[reportPrivateUsage]
     failed: Exception | None = None
     async with AsyncExitStack() as stack:
-        if not parts.lifetime.is_running:
+        if not parts.availability.is_running:
             await stack.enter_async_context(layer.lifespan())
         served = parts.served(layer.policy.max_message, None)
         dialer = InMemoryDialer(served, SdkModernRules(parts.upstream))
