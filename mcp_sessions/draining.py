@@ -18,7 +18,6 @@ from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.delivery.detached import declares_extension, tell_detached
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.requests.runner import RequestRunner
@@ -86,7 +85,7 @@ class Draining:
         if is_first:
             for connection in self._connections.all():
                 transport = connection.transport
-                if isinstance(transport, DuplexTransport) and not declares_extension(connection):
+                if isinstance(transport, DuplexTransport) and not connection.knows_extension:
                     # It is told nothing, and knows no refusal of this kind (ERR15).
                     transport.close_when_quiet()
                 else:
@@ -121,7 +120,7 @@ class Draining:
             record = await self._store.load(connection.session_id, now=0)
             sessions.extend(record.carried if record is not None else ())
         for session_id in sessions:
-            await tell_detached(connection, session_id, Detached.DRAINING, retry_after=spread)
+            await connection.tell_detached(session_id, Detached.DRAINING, retry_after=spread)
 
     async def stop(self) -> None:
         """Drain without grace, and let go of every connection; the sessions stay in the store."""

@@ -23,7 +23,7 @@ from mcp_sessions.endpoint import Endpoint
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
-from mcp_sessions.server.delivery.announced import noting
+from mcp_sessions.server.delivery.waiting_changes import noting
 from mcp_sessions.serving import (
     RUN_IS_REFUSED,
     ClosingResponses,

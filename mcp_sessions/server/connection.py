@@ -10,11 +10,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from mcp_sessions.core.log import Draft, LoggedEvent
-from mcp_sessions.core.messages import RequestId, encode
-from mcp_sessions.errors import Refusal
+from mcp_sessions.core.messages import (
+    EXTENSION,
+    RequestId,
+    encode,
+    notification_message,
+    plain_draft,
+)
+from mcp_sessions.errors import Detached, Refusal
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.port import UpstreamPeer
@@ -259,6 +265,44 @@ class ClientConnection:
     async def send(self, draft: Draft) -> None:
         """Hand over a message that is no session event. Never waits for the peer."""
         self.transport.send(draft)
+
+    @property
+    def knows_extension(self) -> bool:
+        """Whether its client said in its handshake that it knows our extension."""
+        params: Mapping[str, Any] = self.peer.initialize_params or {}
+        declared: Any = params.get("capabilities")
+        if not isinstance(declared, dict):
+            return False
+        capabilities = cast("dict[str, Any]", declared)
+        return EXTENSION in (capabilities.get("extensions") or ()) or (
+            "experimental/sessions" in (capabilities.get("experimental") or ())
+        )
+
+    async def tell_detached(
+        self,
+        session_id: SessionId,
+        reason: Detached,
+        *,
+        retry_after: float | None = None,
+        instance: str | None = None,
+    ) -> None:
+        """Tell its client that a session left it, if it knows our extension.
+
+        Args:
+            session_id: The session.
+            reason: Why.
+            retry_after: Seconds over which clients come back; None: that is not said.
+            instance: How the client that has it now calls itself (TKO12); None: unknown.
+        """
+        if not self.knows_extension:
+            return
+        params: dict[str, Any] = {"sessionId": session_id, "reason": reason.value}
+        if retry_after is not None:
+            params["retryAfter"] = retry_after
+        if instance is not None:
+            params["instance"] = instance
+        message = notification_message("notifications/sessions/detached", params)
+        await self.send(plain_draft(message))
 
     async def withdraw(
         self, session_id: SessionId, fencing_epoch: FencingEpoch | None = None

@@ -25,7 +25,7 @@ LEFT_OUT = (
     "mcp_sessions/stores/",
     *(
         f"mcp_sessions/{name}.py"
-        for name in ("background", "errors", "ids", "metrics", "policy", "principal")
+        for name in ("background", "errors", "ids", "locks", "metrics", "policy", "principal")
     ),
     *(f"mcp_sessions/{name}.py" for name in ("sealing", "security")),
 )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import weakref
 from collections.abc import Coroutine
 from typing import Any, TypeGuard
 
@@ -20,6 +19,7 @@ from mcp_sessions.background import Background, report
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import Position, SessionId, StreamName
+from mcp_sessions.locks import Locks
 from mcp_sessions.server.cluster.bus import Handlers, Watcher
 from mcp_sessions.server.cluster.codec import MalformedMessage, decode, encode
 from mcp_sessions.server.cluster.messages import Message
@@ -55,9 +55,7 @@ class SharedBus:
         self._handlers: Handlers | None = None
         self._watchers: dict[_Key, list[Watcher]] = {}
         self._watched: set[_Key] = set()
-        self._settling: weakref.WeakValueDictionary[_Key, asyncio.Lock] = (
-            weakref.WeakValueDictionary()
-        )
+        self._settling = Locks[_Key]()
         self._background = Background()
         self._alive: dict[str, tuple[float, bool]] = {}
         self._joined = False
@@ -127,10 +125,7 @@ class SharedBus:
         """Watch what somebody wants to hear, and nothing else. One step after the other for
         one stream: it may be opened again while it is still being left.
         """
-        lock = self._settling.get(key)
-        if lock is None:
-            lock = self._settling[key] = asyncio.Lock()
-        async with lock:
+        async with self._settling.of(key):
             if key in self._watchers and key not in self._watched:
                 await self._exchange.watch(*key)
                 self._watched.add(key)

@@ -6,34 +6,30 @@ follows from that for the connections that live in this process.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from mcp_sessions import metrics
 from mcp_sessions.core.log import Draft, LoggedEvent
-from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Detached, Refusal, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
-    ConnectionId,
     FencingEpoch,
     SessionId,
     digest,
     parse_position,
     process_of,
 )
+from mcp_sessions.locks import Locks
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import Displaced, SessionAttached, Withdrawn
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.delivery.detached import tell_detached
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.questions import PendingQuestions, may_ask
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.stores.records import Attached, Attachment, SessionRecord
+from mcp_sessions.stores.records import Attached, Attachment
 
 logger = logging.getLogger(__name__)
 
@@ -62,19 +58,12 @@ class Attachments:
         self._bus = bus
         self._owed = owed
         self._clock = clock
-        self._session_locks: weakref.WeakValueDictionary[SessionId, asyncio.Lock] = (
-            weakref.WeakValueDictionary()
-        )
-
-    def session_lock(self, session_id: SessionId) -> asyncio.Lock:
+        self._session_locks = Locks[SessionId]()
+        self.session_lock = self._session_locks.of
         """Held for one step of a session's story: an event that was stored must be handed
         over before the next one is, and before or after a takeover, never in its middle,
         however the store suspends in between (ATT6).
         """
-        lock = self._session_locks.get(session_id)
-        if lock is None:
-            lock = self._session_locks[session_id] = asyncio.Lock()
-        return lock
 
     async def attach(
         self,
@@ -130,7 +119,7 @@ class Attachments:
                 if await self._epoch_at(connection, session_id) != epoch:
                     connection.attached.pop(session_id, None)
                     await self._store.detach(session_id, epoch)
-                    await self._unwatch(session_id, connection)
+                    await self.unwatch(session_id, connection)
 
         self._owed.owe(("part", session_id, connection.id), part)
 
@@ -195,7 +184,7 @@ class Attachments:
         finally:
             if attached is None and connection is not None:
                 if session_id not in connection.attached:
-                    await self._unwatch(session_id, connection)
+                    await self.unwatch(session_id, connection)
         if attached is None:
             return None
         refusal = attached.refusal.value if attached.refusal is not None else None
@@ -245,7 +234,7 @@ class Attachments:
             # Over by now, or attached there anew by another process: then this changes
             # nothing.
             await self._store.detach(session_id, attached.fencing_epoch)
-            await self._unwatch(session_id, connection)
+            await self.unwatch(session_id, connection)
 
     async def _read(
         self, session_id: SessionId, connection: ClientConnection, after: str
@@ -289,7 +278,7 @@ class Attachments:
                 }
             )
             await connection.withdraw(session_id, fencing_epoch)
-            await self._unwatch(session_id, connection)
+            await self.unwatch(session_id, connection)
 
     async def remove(self, connection: ClientConnection) -> None:
         """A connection is gone for good: its sessions wait, detached; in the store when that is
@@ -300,7 +289,7 @@ class Attachments:
         try:
             await self._connections.let_go(connection)
             for session_id in attached:
-                await self._unwatch(session_id, connection)
+                await self.unwatch(session_id, connection)
         finally:
             await self._owed.settle(
                 {
@@ -327,52 +316,6 @@ class Attachments:
             raise
         if attached is not None and attached.previous is not None:
             await self._displace_surely(session_id, attached.previous, reason)
-
-    async def forget(self, record: SessionRecord) -> None:
-        """A session is over: nothing of it is handed over any more."""
-        if record.mode is Mode.TRANSPORT:
-            for session_id, fencing_epoch in record.carried.items():
-                await self._store.detach(session_id, fencing_epoch)
-            await self.forget_here(record.session_id, None)
-            return
-        attachment = record.attachment
-        connection_id = attachment.connection_id if attachment is not None else None
-        await self.forget_here(record.session_id, connection_id)
-        if connection_id is not None and self._connections.local(connection_id) is None:
-            if process_of(connection_id) is None:
-                await self._store.drop_origin(SessionId(connection_id), record.session_id)
-
-    async def forget_here(self, session_id: SessionId, connection_id: ConnectionId | None) -> None:
-        """A session is over: what this process has of it ends.
-
-        Args:
-            session_id: Of either mode.
-            connection_id: Where it was attached.
-        """
-        gone = self._connections.local(ConnectionId(session_id))
-        if gone is not None:
-            await self.remove(gone)
-            gone.transport.close()
-        async with self.session_lock(session_id):
-            # An event that was stored before the end is not handed over after it.
-            for connection in self._hearing(session_id, connection_id):
-                connection.attached.pop(session_id, None)
-                await connection.session_over(session_id)
-                await self._unwatch(session_id, connection)
-        await self._connections.close_peers(session_id)
-
-    def _hearing(
-        self, session_id: SessionId, connection_id: ConnectionId | None
-    ) -> list[ClientConnection]:
-        connection = self._connections.local(connection_id) if connection_id is not None else None
-        if connection is not None or not self._bus.is_shared:
-            return [connection] if connection is not None else []
-        # Another process ended it, and does not know this one's connections.
-        return [
-            connection
-            for connection in self._connections.all()
-            if session_id in connection.attached
-        ]
 
     async def _displace(
         self,
@@ -426,9 +369,9 @@ class Attachments:
         connection.attached.pop(session_id, None)
         # A listen stream after a listen stream is the same client going on.
         if not newer == connection.kind == "listen":
-            await tell_detached(connection, session_id, reason, instance=instance)
+            await connection.tell_detached(session_id, reason, instance=instance)
         await connection.withdraw(session_id, previous.fencing_epoch)
-        await self._unwatch(session_id, connection)
+        await self.unwatch(session_id, connection)
         metrics.detached(reason.value)
         logger.info("session %s left its connection: %s", digest(session_id), reason.value)
 
@@ -493,6 +436,7 @@ class Attachments:
         if process_of(connection.id) is not None:
             await self._bus.watch(session_id, EVENTS, connection)
 
-    async def _unwatch(self, session_id: SessionId, connection: ClientConnection) -> None:
+    async def unwatch(self, session_id: SessionId, connection: ClientConnection) -> None:
+        """Hear it no more."""
         if process_of(connection.id) is not None:
             await self._bus.unwatch(session_id, EVENTS, connection)

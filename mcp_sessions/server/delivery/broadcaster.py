@@ -33,7 +33,6 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import ServerChanged
 from mcp_sessions.server.connection import ClientConnection
-from mcp_sessions.server.delivery.announced import note
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.publisher import Publisher
@@ -41,6 +40,7 @@ from mcp_sessions.server.delivery.waiting_changes import (
     RESOURCE_UPDATED,
     WaitingChange,
     WaitingChanges,
+    note,
 )
 from mcp_sessions.stores.contract import TOLD_AT_ONCE, SessionStore
 from mcp_sessions.stores.records import Told
@@ -89,8 +89,8 @@ class ChangeBroadcaster:
         """A resource or a list of the server changed: tell everyone who is entitled.
 
         Returns at once. Who called
-        :func:`~mcp_sessions.server.delivery.announced.enter_request` or
-        :func:`~mcp_sessions.server.delivery.announced.noting` before can wait until every
+        :func:`~mcp_sessions.server.delivery.waiting_changes.enter_request` or
+        :func:`~mcp_sessions.server.delivery.waiting_changes.noting` before can wait until every
         session has its event, or the store failed.
         """
         try:

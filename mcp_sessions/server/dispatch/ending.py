@@ -12,7 +12,7 @@ from mcp_sessions.stores.records import SessionRecord
 
 async def ended_beside(store: SessionStore, record: SessionRecord) -> None:
     """A session is over in a shared store: take out what it left in others, and tell every
-    replica, as the one would that had ended it (``Attachments.forget``, ``Lifecycle.forget``).
+    replica, as the one would that had ended it (``Lifecycle.forget``).
 
     Raises:
         StoreUnavailable: Not all of it was done; the replicas find out in their rounds.

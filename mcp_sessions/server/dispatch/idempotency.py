@@ -7,13 +7,11 @@ handler does not run again.
 
 from __future__ import annotations
 
-import asyncio
-import weakref
-
 from mcp_sessions.core.messages import decode_kept
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached, OutcomeUnknown
 from mcp_sessions.ids import RequestKey, SessionId
+from mcp_sessions.locks import Locks
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.dispatch.association import Associations
 from mcp_sessions.server.dispatch.sealed_state import SealedState
@@ -37,29 +35,21 @@ class Idempotency:
         self._associations = associations
         self._sealed = sealed
         self._bus = bus
-        self._begins: weakref.WeakValueDictionary[tuple[SessionId, RequestKey], asyncio.Lock] = (
-            weakref.WeakValueDictionary()
-        )
+        self.begin_of = Locks[tuple[SessionId, RequestKey]]().of
+        """A lock that is held until a request runs or is refused. The same key again, in the same
+        session, waits that long: recorded in the store, but at work nowhere yet, the first would
+        look lost.
+        """
+
         self.joining = Joining(
             bus, runner, admit=self._admit_again, answer=self._answer_kept, begins=self.begin_of
         )
         """Those that run in other processes."""
 
-    def begin_of(self, session_id: SessionId, key: RequestKey) -> asyncio.Lock:
-        """Held until a request runs or is refused.
-
-        The same key again, in the same session, waits that long: recorded in the store, but at
-        work nowhere yet, the first would look lost.
-        """
-        begins = self._begins.get((session_id, key))
-        if begins is None:
-            begins = self._begins[session_id, key] = asyncio.Lock()
-        return begins
-
     def never_began(self, admitted: Admitted) -> bool:
         """Whether a key is recorded for a run of this process that never began: the reply to
         its admission was lost, or something failed before its handler started. Asked by who
-        holds :meth:`begin_of`.
+        holds :attr:`begin_of`.
         """
         is_ours = admitted.key is Begun.RUNNING and admitted.runner == self._runner.process
         return is_ours and self._runner.runs.never_began(admitted.run)

@@ -17,11 +17,12 @@ from mcp_sessions import metrics
 from mcp_sessions.background import report
 from mcp_sessions.core.client_description import outlined
 from mcp_sessions.errors import LimitReached, StoreUnavailable
-from mcp_sessions.ids import ConnectionId, SessionId, digest
+from mcp_sessions.ids import ConnectionId, SessionId, digest, process_of
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import SessionEnded
+from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.owed import Owed
@@ -110,20 +111,56 @@ class Lifecycle:
 
     async def forget(self, record: SessionRecord) -> None:
         """A session is over in the store: end what is at work for it, everywhere."""
-        self._sealed.forget(record.session_id)
-        # Answered first (END6): a connection that is over ends the streams that answers go on.
-        await self._runner.abort_session(record.session_id)
-        await self._attachments.forget(record)
-        attachment = record.attachment
+        session_id, attachment = record.session_id, record.attachment
         connection_id = attachment.connection_id if attachment is not None else None
-        ended = SessionEnded(session_id=record.session_id, connection_id=connection_id)
-        await self._bus.tell(ended)
+        self._sealed.forget(session_id)
+        # Answered first (END6): a connection that is over ends the streams that answers go on.
+        await self._runner.abort_session(session_id)
+        for carried, fencing_epoch in record.carried.items():
+            await self._store.detach(carried, fencing_epoch)
+        await self._part(session_id, connection_id)
+        if connection_id is not None and self._connections.local(connection_id) is None:
+            if process_of(connection_id) is None:
+                await self._store.drop_origin(SessionId(connection_id), session_id)
+        await self._bus.tell(SessionEnded(session_id=session_id, connection_id=connection_id))
 
     async def forget_here(self, session_id: SessionId, connection_id: ConnectionId | None) -> None:
-        """Another process ended a session: end what is at work for it here."""
+        """Another process ended a session: end what is at work for it here.
+
+        Args:
+            session_id: Of either mode.
+            connection_id: Where it was attached, as far as is known.
+        """
         self._sealed.forget(session_id)
         await self._runner.abort_session(session_id)
-        await self._attachments.forget_here(session_id, connection_id)
+        await self._part(session_id, connection_id)
+
+    async def _part(self, session_id: SessionId, connection_id: ConnectionId | None) -> None:
+        """Nothing of a session is handed over here any more."""
+        gone = self._connections.local(ConnectionId(session_id))
+        if gone is not None:
+            await self._attachments.remove(gone)
+            gone.transport.close()
+        async with self._attachments.session_lock(session_id):
+            # An event that was stored before the end is not handed over after it.
+            for connection in self._hearing(session_id, connection_id):
+                connection.attached.pop(session_id, None)
+                await connection.session_over(session_id)
+                await self._attachments.unwatch(session_id, connection)
+        await self._connections.close_peers(session_id)
+
+    def _hearing(
+        self, session_id: SessionId, connection_id: ConnectionId | None
+    ) -> list[ClientConnection]:
+        connection = self._connections.local(connection_id) if connection_id is not None else None
+        if connection is not None or not self._bus.is_shared:
+            return [connection] if connection is not None else []
+        # Another process ended it, and does not know this one's connections.
+        return [
+            connection
+            for connection in self._connections.all()
+            if session_id in connection.attached
+        ]
 
     # --- rounds ------------------------------------------------------------------------------
 

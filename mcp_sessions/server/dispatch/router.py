@@ -272,7 +272,7 @@ class Router:
         if key is None or session_id is None:
             await self._serve_now(request, inbound, whose)
             return
-        async with self._idempotency.begin_of(session_id, key):
+        async with self._idempotency.begin_of((session_id, key)):
             await self._serve_now(request, inbound, whose)
 
     async def _begin_anew(self, waiter: Waiter, known_in: SessionId, instead_of: str) -> None:
@@ -289,7 +289,7 @@ class Router:
                 # Its connection went on to another session, or this process stops.
                 raise OutcomeUnknown
             with self._arrival(request, inbound):
-                async with self._idempotency.begin_of(known_in, key):
+                async with self._idempotency.begin_of((known_in, key)):
                     await self._serve_now(request, inbound, waiter.load, instead_of)
         except WireError as refused:
             await _refuse(request, inbound, wire_error(refused))

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, overload
 from mcp_sessions.core.messages import encode
 from mcp_sessions.errors import ConfigurationError, DataConflict, SessionNotFound, SessionRequired
 from mcp_sessions.ids import SessionId
+from mcp_sessions.locks import Locks
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection import ClientConnection, Inbound
@@ -147,8 +148,8 @@ class SessionHandle:
         source: Source,
         store: SessionStore,
         notify: Notify,
-        locks: Locks,
-        state_locks: Locks,
+        locks: Locks[SessionId],
+        state_locks: Locks[SessionId],
         check_state: Check,
     ) -> None:
         """Take what it works with.
@@ -292,22 +293,6 @@ class SessionHandle:
         await self._notify(method, params)
 
 
-class Locks:
-    """One lock per session in use, gone when nobody holds it."""
-
-    def __init__(self) -> None:
-        self._locks: weakref.WeakValueDictionary[SessionId, asyncio.Lock] = (
-            weakref.WeakValueDictionary()
-        )
-
-    def of(self, session_id: SessionId) -> asyncio.Lock:
-        """The session's lock."""
-        lock = self._locks.get(session_id)
-        if lock is None:
-            lock = self._locks[session_id] = asyncio.Lock()
-        return lock
-
-
 class SessionHandles:
     """Makes the handles of one server, which share their locks."""
 
@@ -329,8 +314,8 @@ class SessionHandles:
         self._policy = policy
         self._clock = clock
         self._check_token = check_token
-        self._locks = Locks()
-        self._state_locks = Locks()
+        self._locks = Locks[SessionId]()
+        self._state_locks = Locks[SessionId]()
         self._on_pipes: weakref.WeakKeyDictionary[
             ClientConnection, tuple[MemoryStore, SessionRecord]
         ] = weakref.WeakKeyDictionary()

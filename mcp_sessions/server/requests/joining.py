@@ -123,7 +123,7 @@ class Joining:
         *,
         admit: Admit,
         answer: Answer,
-        begins: Callable[[SessionId, RequestKey], asyncio.Lock],
+        begins: Callable[[tuple[SessionId, RequestKey]], asyncio.Lock],
     ) -> None:
         """Take what it works with.
 
@@ -295,7 +295,7 @@ class Joining:
     async def asked(self, sender: str, message: JoinRun) -> None:
         """A request that runs here, perhaps, was sent again elsewhere."""
         name, session_id, key = message.join, message.session_id, message.key
-        async with self._begins(session_id, key):
+        async with self._begins((session_id, key)):
             if name in self._channels:
                 # Asked again: whoever waits there cannot know that the first word came.
                 return

@@ -25,8 +25,8 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import ClientConnection
-from mcp_sessions.server.delivery.announced import enter_request
 from mcp_sessions.server.delivery.questions import PendingQuestions
+from mcp_sessions.server.delivery.waiting_changes import enter_request
 from mcp_sessions.server.requests.detached import DetachedRequests
 from mcp_sessions.server.requests.handle import SessionHandle, enter_session
 from mcp_sessions.server.requests.outcomes import Outcome, Outcomes
