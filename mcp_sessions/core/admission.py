@@ -68,9 +68,9 @@ def admission(
     if is_over(now=now, expires_at=session.expires_at, ends_at=session.ends_at, held=held):
         return Admission.REFUSED
     if session.mode is not mode:
-        # A conversation is of another protocol: there it is nobody's session.
-        is_foreign = Mode.CONVERSATION in (mode, session.mode)
-        return Admission.REFUSED if is_foreign else Admission.OTHER_MODE
+        # Only these two are named on the wire; of the others a client knows nothing.
+        is_known = {mode, session.mode} == {Mode.PROTOCOL, Mode.TRANSPORT}
+        return Admission.OTHER_MODE if is_known else Admission.REFUSED
     if is_displaced(fencing_epoch, session.fencing_epoch):
         return Admission.DISPLACED
     return Admission.ADMITTED

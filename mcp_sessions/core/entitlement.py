@@ -27,7 +27,7 @@ def is_entitled(
         carries: Transport-mode: whether its GET stream carries other sessions' events, among
             which are those of list changes.
     """
-    if mode is Mode.CONVERSATION:
+    if mode in (Mode.CONVERSATION, Mode.BOUND):
         return False
     if uri is not None:
         return is_subscribed  # EVT2

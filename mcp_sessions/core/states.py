@@ -23,6 +23,10 @@ class Mode(Enum):
     CONVERSATION = "conversation"
     """Made by ACP's ``session/new``. It never expires, and its event log has no bound."""
 
+    BOUND = "bound"
+    """Made by the server for what its client calls by a name of its own, such as a conversation.
+    No message names it by its id."""
+
 
 class State(Enum):
     """Where a session is in its life."""

@@ -101,8 +101,14 @@ class SessionStore(Protocol):
         *,
         peer: Peer | None,
         now: float,
+        session_id: SessionId | None = None,
     ) -> SessionRecord:
         """Make a session with a new id, nobody attached, an empty log and no subscriptions.
+
+        Args:
+            session_id: Make it with this id, which the server derived from what its client calls
+                it by, instead of one whose time is over; if one lives that has it, nothing is
+                made, and it is the answer, as it is. So whoever comes first makes it.
 
         Raises:
             LimitReached: ``max_sessions`` or ``max_sessions_per_principal`` are open
@@ -140,8 +146,8 @@ class SessionStore(Protocol):
             key: Record this request key, or say what is known of it.
 
         Returns:
-            None if the session is unknown, ended, expired or somebody else's, or if one of
-            the two modes is ``CONVERSATION`` and the other is not; then nothing was
+            None if the session is unknown, ended, expired or somebody else's, or if the two
+            modes differ and are not ``PROTOCOL`` and ``TRANSPORT``; then nothing was
             changed, not even the deadline (SES10).
         """
         ...
@@ -245,7 +251,7 @@ class SessionStore(Protocol):
         A protocol-mode session is told by ``change.event`` if it is subscribed to
         ``change.uri``, or if its :attr:`SessionRecord.lists` have ``change.listed``; a
         transport-mode session by ``change.bare`` on its GET stream if it is subscribed, or
-        carries no session; a conversation by nothing. Whether it is entitled is asked in the
+        carries no session; one of another mode by nothing. Whether it is entitled is asked in the
         step that appends. Each session is one step at least.
 
         Args:

@@ -34,7 +34,13 @@ class Stateless(MemoryStore):
         self._security = security
 
     async def create(
-        self, mode: Mode, principal: Principal, *, peer: Peer | None, now: float
+        self,
+        mode: Mode,
+        principal: Principal,
+        *,
+        peer: Peer | None,
+        now: float,
+        session_id: SessionId | None = None,
     ) -> SessionRecord:
         """A session whose id says all that is known of it."""
         ends_at = now + self._policy.stateless_lifetime

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -87,6 +88,43 @@ async def a_callers_id_is_never_adopted(make: MakeStore) -> None:
         # Again: what the first calls may have made would be found by now.
         await stranger.check_gone()
         assert not await store.all_sessions()
+
+
+async def a_session_that_the_server_names_is_made_by_who_comes_first(make: MakeStore) -> None:
+    """Whoever comes later gets that one, as it is; when its time is over it is made anew."""
+    named = SessionId("derived-from-a-name-" + "x" * 24)
+    async with opened(make, max_sessions=2, max_sessions_per_principal=2) as store:
+        made = await asyncio.gather(
+            *(
+                store.create(Mode.BOUND, ALICE, peer=None, now=NOW, session_id=named)
+                for _ in range(5)
+            )
+        )
+        assert {record.session_id for record in made} == {named}
+        assert [record.session_id for record in await store.all_sessions()] == [named]
+        assert await store.replace_data(named, {"n": 1}, expected_version=0)
+        other = await new_session(store)
+        for _ in range(3):
+            # No place is taken twice, and none is needed for what is there.
+            again = await store.create(Mode.BOUND, ALICE, peer=None, now=NOW + 1, session_id=named)
+            assert (again.created_at, again.mode) == (NOW, Mode.BOUND)
+        kept = await store.load_data(named)
+        assert kept is not None and kept.value == {"n": 1}
+        for mode in (*MCP_MODES, Mode.CONVERSATION):
+            assert await store.admit(named, ALICE, mode=mode, now=NOW) is None
+        assert await store.admit(named, BOB, mode=Mode.BOUND, now=NOW) is None
+        assert await store.admit(named, ALICE, mode=Mode.BOUND, now=NOW) is not None
+
+        late = NOW + IDLE
+        await store.end(other.id)
+        anew = await store.create(Mode.BOUND, ALICE, peer=None, now=late, session_id=named)
+        empty = await store.load_data(named)
+        assert anew.created_at == late and empty is not None and empty.value == {}
+        await new_session(store)
+        assert await limit_of(lambda: new_session(store)) == "max_sessions"
+        assert await store.end(named) is not None
+        assert await store.load(named, now=late) is None
+        await new_session(store)
 
 
 async def open_sessions_are_limited_per_store_and_per_principal(make: MakeStore) -> None:
@@ -266,6 +304,7 @@ CHECKS: Sequence[Check] = (
     a_new_session_is_remembered_as_it_was_made,
     what_a_client_says_of_itself_is_bounded,
     a_callers_id_is_never_adopted,
+    a_session_that_the_server_names_is_made_by_who_comes_first,
     open_sessions_are_limited_per_store_and_per_principal,
     a_session_expires_when_idle_and_a_request_moves_that,
     a_session_expires_however_busy_when_its_lifetime_is_over,

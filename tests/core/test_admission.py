@@ -72,12 +72,14 @@ def test_a_session_that_is_over_admits_nothing(now: float, held: bool, expected:
 def test_a_session_of_the_other_mode_says_so_but_for_another_protocols(
     of: Mode, asked: Mode
 ) -> None:
-    """SES11, SES12: the caller learns why; between MCP and ACP there is nothing to learn."""
+    """SES11, SES12: the caller learns why; between MCP and ACP, and of what no message names, there
+    is nothing to learn.
+    """
     answer = ask(replace(OWN, mode=of), mode=asked, epoch=2 if of is not asked else None)
 
     if of is asked:
         assert answer is Admission.ADMITTED
-    elif Mode.CONVERSATION in (of, asked):
+    elif Mode.CONVERSATION in (of, asked) or Mode.BOUND in (of, asked):
         assert answer is Admission.REFUSED
     else:
         assert answer is Admission.OTHER_MODE

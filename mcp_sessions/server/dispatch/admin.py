@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,8 +19,9 @@ class SessionInfo:
     id: SessionId
     """A credential where there is no other: do not log it."""
 
-    mode: Literal["protocol", "transport"]
-    """Made by ``session/start`` or ``sessions/create``, or by ``initialize`` over HTTP."""
+    mode: Literal["protocol", "transport", "bound"]
+    """Made by ``session/start`` or ``sessions/create``, by ``initialize`` over HTTP, or by the
+    server for a conversation."""
 
     principal: Principal
     created_at: float
@@ -34,6 +35,12 @@ class SessionInfo:
 
     subscriptions: frozenset[str]
     """Resource URIs."""
+
+
+_NAMES: Mapping[Mode, Literal["protocol", "bound"]] = {
+    Mode.PROTOCOL: "protocol",
+    Mode.BOUND: "bound",
+}
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -62,7 +69,7 @@ class Sessions:
         return [
             SessionInfo(
                 record.session_id,
-                "protocol" if record.mode is Mode.PROTOCOL else "transport",
+                _NAMES.get(record.mode, "transport"),
                 record.principal,
                 record.created_at,
                 record.expires_at,

@@ -59,13 +59,24 @@ class MemoryStore(Events):
         self._deadlines.clear()
 
     async def create(
-        self, mode: Mode, principal: Principal, *, peer: Peer | None, now: float
+        self,
+        mode: Mode,
+        principal: Principal,
+        *,
+        peer: Peer | None,
+        now: float,
+        session_id: SessionId | None = None,
     ) -> SessionRecord:
         policy = self._policy
+        known = self._sessions.get(session_id) if session_id is not None else None
+        if known is not None and now < known.record.expires_at:
+            return known.record
+        if known is not None:
+            self._forget(known)
         check_peer(peer, policy)
         owned = self._by_principal.get(principal, 0)
         check_sessions(len(self._sessions), owned, policy)
-        session_id = mint_session_id()
+        session_id = session_id or mint_session_id()
         ends_at = end_of_life(mode, now=now, max_lifetime=policy.max_lifetime)
         record = SessionRecord(
             session_id,

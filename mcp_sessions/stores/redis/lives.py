@@ -42,12 +42,21 @@ class Lives(Lists):
         """Where :meth:`evict` goes on: how many it looked at in vain."""
 
     async def create(
-        self, mode: Mode, principal: Principal, *, peer: Peer | None, now: float
+        self,
+        mode: Mode,
+        principal: Principal,
+        *,
+        peer: Peer | None,
+        now: float,
+        session_id: SessionId | None = None,
     ) -> SessionRecord:
         policy = self._policy
         check_peer(peer, policy)
+        known = await self.load(session_id, now=now) if session_id is not None else None
+        if known is not None:
+            return known
         now = await self._clock.at(now)
-        session_id = mint_session_id()
+        session_id = session_id or mint_session_id()
         ends_at = end_of_life(mode, now=now, max_lifetime=policy.max_lifetime)
         deadline = idle_deadline(now=now, idle_timeout=policy.idle_timeout, ends_at=ends_at)
         owned = self._owned(owner_of(principal))
@@ -69,11 +78,14 @@ class Lives(Lists):
             if attempt or not await self._heal(self._all if reached == b"max_sessions" else owned):
                 raise LimitReached(reached.decode())
         fields = fields_of(session_id, mode, principal, peer, ends_at)
-        fields |= {"created": repr(now), "expires": repr(deadline), "member": member}
+        fields |= {"created": repr(now), "expires": repr(deadline)}
         flat = [part for pair in fields.items() for part in pair]
-        made = await self._on(
-            session_id, scripts.CREATE, repr(now), policy.idle_timeout, mint_log_epoch(), *flat
+        idle, epoch = policy.idle_timeout, mint_log_epoch()
+        made, left = await self._on(
+            session_id, scripts.CREATE, repr(now), idle, epoch, member, *flat
         )
+        if left is not None:
+            await self._release(left)
         return self._record(made)
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:

@@ -116,12 +116,18 @@ def records(
     return [_record(tx, row) for row in rows], rows[-1][0] if rows else after
 
 
-def create(tx: Transaction, record: SessionRecord, policy: SessionPolicy) -> None:
-    """Store a new session, and its empty log.
+def create(tx: Transaction, record: SessionRecord, policy: SessionPolicy) -> SessionRecord:
+    """Store a new session, and its empty log; or the one that lives, and has its id.
 
     Raises:
         LimitReached: See :meth:`SessionStore.create`.
     """
+    known = record_of(tx, record.session_id)
+    if known is not None and record.created_at < known[1].expires_at:
+        tx.changes.append((record.session_id, known[1]))
+        return known[1]
+    if known is not None:
+        forget(tx, known[0], record.session_id)
     principal = record.principal
     owner = owner_bytes(principal)
     owned = 0
@@ -151,6 +157,7 @@ def create(tx: Transaction, record: SessionRecord, policy: SessionPolicy) -> Non
     tx.execute("UPDATE meta SET value = value + 1 WHERE name = 'sessions'")
     logs.opened(tx, cursor.lastrowid, EVENTS)
     tx.changes.append((record.session_id, record))
+    return record
 
 
 def forget(tx: Transaction, sid: int, session_id: SessionId) -> None:

@@ -77,12 +77,18 @@ class SQLiteStore(Events, Attachments, Belongings):
     exchange: Exchange | None = None
 
     async def create(
-        self, mode: Mode, principal: Principal, *, peer: Peer | None, now: float
+        self,
+        mode: Mode,
+        principal: Principal,
+        *,
+        peer: Peer | None,
+        now: float,
+        session_id: SessionId | None = None,
     ) -> SessionRecord:
         check_peer(peer, self._policy)
         ends_at = end_of_life(mode, now=now, max_lifetime=self._policy.max_lifetime)
         record = SessionRecord(
-            mint_session_id(),
+            session_id or mint_session_id(),
             mode,
             principal,
             created_at=now,
@@ -90,8 +96,7 @@ class SQLiteStore(Events, Attachments, Belongings):
             ends_at=ends_at,
             peer=peer,
         )
-        await self._writer.call(lambda tx: sessions.create(tx, record, self._policy))
-        return record
+        return await self._writer.call(lambda tx: sessions.create(tx, record, self._policy))
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
         record = await self._cache.find(session_id)

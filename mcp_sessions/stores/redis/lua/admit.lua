@@ -16,11 +16,12 @@ if fields[3] ~= owner or now >= (ARGV[5] == '1' and ends or seconds(fields[6])) 
     return false
 end
 if fields[2] ~= mode then
-    -- A conversation is of another protocol: there it is nobody's session (else SES11, SES12).
-    if mode == 'conversation' or fields[2] == 'conversation' then
-        return false
+    -- Only these two are named on the wire (SES11, SES12); of the others a client knows nothing.
+    local modes = mode .. ' ' .. fields[2]
+    if modes == 'protocol transport' or modes == 'transport protocol' then
+        return { 'other_mode', found }
     end
-    return { 'other_mode', found }
+    return false
 end
 if ARGV[6] ~= '' and ARGV[6] ~= fields[9] then
     return { 'displaced', found }

@@ -1,7 +1,19 @@
 -- needs: session log
--- ARGV: now, idle, log epoch, then the fields of a new session
+-- ARGV: now, idle, log epoch, its place in the lists, then the fields of a new session
+--
+-- The session, and the place in the lists that nobody has then: that of this one if another lives
+-- with the same id, or that of one whose time is over.
 local now, idle, epoch = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
-redis.call('HSET', base, unpack(ARGV, 4))
+local known = redis.call('HMGET', base, 'expires', 'member')
+-- Those who come in the same second have the same place.
+local is_other = known[2] ~= ARGV[4]
+if known[1] and now < seconds(known[1]) then
+    return { record(), is_other and ARGV[4] }
+end
+if known[1] then
+    delete()
+end
+redis.call('HSET', base, 'member', ARGV[4], unpack(ARGV, 5))
 save(new_log('events', epoch))
 move_deadline(now, idle, seconds(redis.call('HGET', base, 'ends')))
-return record()
+return { record(), is_other and known[2] }

@@ -14,7 +14,7 @@ local SKEW, STEP_BACK = 600, 64
 
 -- As core/entitlement.py (EVT2, EVT3).
 local function entitled(mode, lists)
-    if mode == 'conversation' then
+    if mode == 'conversation' or mode == 'bound' then
         return false
     end
     if list == '' then
