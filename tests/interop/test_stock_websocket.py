@@ -122,7 +122,8 @@ async def test_a_connection_is_a_session_to_its_handlers(proxy: TcpProxy, opened
         async with proxy, opened() as client:
             assert await client.call("remember", {"text": "a"}) == "1 notes: a"
             assert await client.call("remember", {"text": "b"}) == "2 notes: a, b"
-            assert client.logs == ("noted a", "noted b")
+            told = [params["data"] for params in client.notifications("notifications/message")]
+            assert told == ["noted a", "noted b"]
 
 
 async def test_progress_arrives_while_the_call_runs(
