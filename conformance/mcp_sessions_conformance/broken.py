@@ -300,6 +300,43 @@ a-key-has-1-to-256-characters: any-length-of-keys
 an-answer-comes-on-any-connection: answers-on-their-connection
 an-ended-session-takes-its-entries: ends-nothing
 two-bearer-subprotocols-are-refused: 400-is-404
+a-foreign-connection-id-is-not-found: one-principal
+fewer-scopes-attach-nothing: one-principal
+rule-1-is-for-every-method: ignores-metadata
+a-modern-request-takes-nothing-from-its-connection: always-current
+a-kept-answer-has-the-newest-state: oldest-state
+an-end-is-the-last-word: answers-the-ended-late
+what-needs-no-initialize: needs-initialize
+event-ids-are-strings: ids-are-numbers
+a-connection-hears-its-own-subscriptions: deaf-beside-a-session
+rule-2-subscribes-the-session: subscribes-the-connection
+what-is-made-is-attached-at-once: deaf-until-resumed
+what-is-made-on-one-wire-is-attached-at-once: deaf-until-resumed
+a-hole-is-never-skipped: skips-holes
+a-resume-takes-back-what-waited: stutters
+a-request-without-a-version-is-of-the-handshake-era: wants-a-version
+another-initialize-leaves-the-connection: initialize-ends-the-connection
+a-continued-response-begins-after-its-place: forgets-on-drop
+a-response-stream-has-ids: no-priming
+a-lost-position-tells-each-list: no-list-changes
+a-foreign-host-is-refused: no-host-check
+after-a-refusal-nothing-later-is-lost: only-live
+a-resume-ends-the-listen: old-listen-goes-on
+a-listen-after-a-cut-one-brings-nothing-old: always-resumes
+what-the-displaced-may-ask-at-once: locks-out-displaced
+the-displaced-may-initialize: locks-out-displaced
+a-late-end-detaches-nobody: late-end-kills
+ids-have-a-type: ids-have-no-type
+a-cancel-by-id-cancels-a-keyed-request: no-cancel
+a-cancel-is-for-all-senders: cancelled-in-silence
+a-cancel-by-key-ignores-the-id: cancels-by-id-beside-a-key
+a-listen-takes-the-session-from-another-transport: everyone-hears
+a-listen-attaches: everyone-hears
+a-malformed-bearer-subprotocol-is-refused: 400-is-404
+events-come-before-the-answer-behind-them: events-come-late
+a-foreign-host-gets-no-websocket: no-host-check
+a-place-of-another-connection-is-lost: forgets-on-drop
+a-get-without-position-keeps-the-connections-own: no-plain-messages
 """
 
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
@@ -83,6 +84,8 @@ class FaultProxy:
         injector, verb = self.injector, cast("str", scope["method"])
         given = {k.decode().lower(): v.decode("latin-1") for k, v in scope["headers"]}
         headers = {name: value for name, value in given.items() if name not in _HOP}
+        if not _is_own(given.get("host", "")):
+            headers["host"] = given["host"]
         body = b""
         while True:
             part = await receive()
@@ -236,11 +239,17 @@ class FaultProxy:
         injector = self.injector
         await receive()
         given = {k.decode().lower(): v.decode("latin-1") for k, v in scope["headers"]}
-        passed = {n: given[n] for n in ("authorization", "origin") if n in given}
+        passed = {n: given[n] for n in ("authorization", "origin", "host") if n in given}
         exchange = Http("UPGRADE", passed, injector.memory)
         if injector.fault.http is not None:
             injector.fault.http(exchange)
         url = self.upstream.replace("http", "ws", 1)
+        place: dict[str, Any] = {}
+        host = passed.pop("host", "")
+        if not _is_own(host):
+            parts = urlsplit(url)
+            url = parts._replace(netloc=host).geturl()
+            place = {"host": parts.hostname, "port": parts.port}
         offered = [Subprotocol(name) for name in scope.get("subprotocols") or ()]
         try:
             upstream = await connect(
@@ -251,6 +260,7 @@ class FaultProxy:
                 ping_interval=None,
                 max_size=None,
                 proxy=None,
+                **place,
             )
         except InvalidStatus as refused:
             exchange.status = refused.response.status_code
@@ -370,6 +380,11 @@ def _status(fault: Fault, exchange: Http, body: bytes) -> int:
 
 
 _MODERN_STATUS = {-32600: 400, -32601: 404, -32602: 400}
+
+
+def _is_own(host: str) -> bool:
+    """Whether the header means the proxy itself: the server has another port."""
+    return host == "" or host.startswith("127.0.0.1")
 
 
 async def _until_gone(receive: Receive) -> None:

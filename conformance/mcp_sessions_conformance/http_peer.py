@@ -63,9 +63,6 @@ class HttpPeer(Peer):
         self.connection_id: str | None = None
         """The ``Mcp-Session-Id`` that ``initialize`` gave."""
 
-        self.last_sse_id: str | None = None
-        """The last SSE id on the GET stream."""
-
         self._stream: Sent | None = None
         self._posts = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -200,8 +197,9 @@ class HttpPeer(Peer):
                 if sent.method in ("GET", "subscriptions/listen"):
                     await self.takes.wait()
                 for event in reader.feed(chunk):
-                    if stream == "get" and event.id is not None:
-                        self.last_sse_id = event.id
+                    if event.id is not None and sent.is_primed is None:
+                        sent.is_primed = not event.data
+                        self.announce()
                     if event.data and stream == RAW:
                         sent.body = event.data
                     elif event.data:

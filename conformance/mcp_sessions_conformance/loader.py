@@ -58,6 +58,9 @@ class Vector:
     is_about: frozenset[str] = frozenset()
     """Features that it needs beside those whose methods it uses."""
 
+    loopback: bool = False
+    """It is about servers on a loopback address."""
+
     @property
     def features(self) -> frozenset[str]:
         """What a server has to have for it (CAP3); it may leave any of them out."""
@@ -155,6 +158,7 @@ def load_vectors(directory: Path | None = None) -> list[Vector]:
                     eras=tuple(given.get("eras", body.get("eras", ERAS))),
                     fresh=given.get("fresh", False),
                     is_about=frozenset(given.get("features", ())),
+                    loopback=given.get("loopback", False),
                 )
             )
     _check_ids(vector.id for vector in vectors)

@@ -116,6 +116,9 @@ class Sent:
     body: str = ""
     """The beginning of a response that is no JSON-RPC message."""
 
+    is_primed: bool | None = None
+    """Whether the first SSE event that had an id was without data; None: none had one."""
+
     task: "asyncio.Task[None] | None" = None
 
 

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from mcp_sessions_conformance import steps_events, steps_open, steps_raw, steps_talk
 from mcp_sessions_conformance.loader import Vector
+from mcp_sessions_conformance.matching import mismatch
 from mcp_sessions_conformance.peer import Failure, Limits
 from mcp_sessions_conformance.scene import Scene, Way
 from mcp_sessions_conformance.stdio_peer import StdioPeer
@@ -15,6 +16,7 @@ VERBS: Mapping[str, Callable[[Scene, Json], Awaitable[None]]] = {
     "cut": steps_open.cut,
     "ended": steps_open.ended,
     "stall": steps_open.stall,
+    "take": steps_open.take,
     "send": steps_talk.send,
     "notify": steps_talk.notify,
     "expect": steps_talk.expect,
@@ -98,6 +100,10 @@ class Player:
         only = step.get("only")
         if only is None:
             return True
+        if "shape" in only and mismatch(
+            self.scene.fill(only["shape"]), self.scene.fill(only["value"])
+        ):
+            return False
         peer = self.scene.peers.get(step.get("on", ""))
         way = peer or (self.scene.here if step.get("via", "here") == "here" else self.scene.other)
         if way is None:

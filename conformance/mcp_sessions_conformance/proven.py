@@ -334,6 +334,31 @@ STD1: drops-malformed by malformed-lines-are-answered at stdio/handshake
 STD2: forgets-current by a-pipe-is-one-connection at stdio/handshake
 STD3: drops-huge by an-oversized-line-is-answered at stdio/handshake
 STD5: events-need-a-listen by a-modern-pipe-is-pushed-to at stdio/modern
+EVT8: ids-are-numbers by event-ids-are-strings
+END4: answers-the-ended-late by an-end-is-the-last-word
+EVT11: deaf-beside-a-session by a-connection-hears-its-own-subscriptions
+EVT13: subscribes-the-connection by rule-2-subscribes-the-session
+ATT10: skips-holes by a-hole-is-never-skipped
+HTP1: wants-a-version by a-request-without-a-version-is-of-the-handshake-era
+HTL1: initialize-ends-the-connection by another-initialize-leaves-the-connection
+REQ2: ids-have-no-type by ids-have-a-type
+REQ7: cancels-by-id-beside-a-key by a-cancel-by-key-ignores-the-id
+WSS13: events-come-late by events-come-before-the-answer-behind-them
+SEC9: no-host-check by a-foreign-host-is-refused
+WSS6: no-host-check by a-foreign-host-gets-no-websocket
+TKO9: late-end-kills by a-late-end-detaches-nobody
+ATT2: deaf-until-resumed by what-is-made-on-one-wire-is-attached-at-once
+HTM6: only-live by after-a-refusal-nothing-later-is-lost
+HTM9: old-listen-goes-on by a-resume-ends-the-listen
+SES10: one-principal by a-foreign-connection-id-is-not-found
+SEC3: one-principal by fewer-scopes-attach-nothing
+ASC1: ignores-metadata by rule-1-is-for-every-method
+ASC9: needs-initialize by what-needs-no-initialize
+TKO6: locks-out-displaced by what-the-displaced-may-ask-at-once
+REQ6: no-cancel by a-cancel-by-id-cancels-a-keyed-request
+HTL12: no-priming by a-response-stream-has-ids
+HTM16: everyone-hears by a-listen-takes-the-session-from-another-transport
+WSS12: everyone-hears by a-listen-attaches
 """
 
 

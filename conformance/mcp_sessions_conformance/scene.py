@@ -157,6 +157,8 @@ class Scene:
         if step.get("failed", False):
             failed: Json = {"$any": [{"error": {}}, {"result": {"isError": True}}]}
             self.matches(what, failed, message)
+        elif "outcome" in step:
+            self.matches(what, step["outcome"], message)
         elif "error" in step:
             if "error" not in message:
                 raise Failure(f"{what}: a result came, expected an error: {message!r:.300}")
@@ -180,6 +182,5 @@ class Scene:
         _, sent = self.named[name]
         answer = peer.response_to(sent)
         if answer is None or peer.arrivals.index(answer) > peer.arrivals.index(arrival):
-            raise Failure(
-                f"{arrival.message.get('method')} came before the answer to {sent.method}"
-            )
+            what = arrival.message.get("method", "the answer")
+            raise Failure(f"{what} came before the answer to {sent.method}")

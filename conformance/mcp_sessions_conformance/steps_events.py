@@ -1,5 +1,6 @@
 """Steps about events: asking for them, and what comes."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from mcp_sessions_conformance.matching import MISSING, mismatch
@@ -13,6 +14,9 @@ from mcp_sessions_conformance.values import Json
 
 SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+SETTLED = 1.0
+"""Seconds in which nothing more came."""
+
 FREE = ("notifications/message", "notifications/progress")
 """Log messages and reports of progress, outside of any session."""
 
@@ -33,7 +37,11 @@ async def collect(scene: Scene, step: Json) -> None:
         there = [arrival.message for arrival in _events(scene, peer, session)]
         return f"{fewest} events (there are {len(there)}: {there!r:.600})"
 
-    found = await peer.until(enough, seen)
+    if step.get("prefix", False):
+        found = await _settled(peer, lambda: _events(scene, peer, session), len(shapes))
+        shapes = shapes[: len(found)]
+    else:
+        found = await peer.until(enough, seen)
     if step.get("exactly", True):
         await peer.fence()
         found = _events(scene, peer, session)
@@ -45,6 +53,11 @@ async def collect(scene: Scene, step: Json) -> None:
         arrival.used = True
         if "after_answer" in step:
             scene.is_after(peer, step["after_answer"], arrival)
+        if "before_answer" in step:
+            _check_before(scene, peer, step["before_answer"], arrival)
+    if step.get("only_last_has_id", False):
+        if [arrival.sse_id is not None for arrival in found] != [False] * (len(found) - 1) + [True]:
+            raise Failure("another message than the last has an SSE id, or the last has none")
     if step.get("increasing", session is not None):
         ids = [message["params"].get("sessionEventId", MISSING) for message in messages]
         for earlier, later in zip(ids, ids[1:], strict=False):
@@ -61,6 +74,12 @@ async def silence(scene: Scene, step: Json) -> None:
     peer = scene.peer(step)
     session = scene.fill(step["session"]) if "session" in step else None
     await peer.fence()
+    if "message" in step:
+        shape = scene.fill(step["message"])
+        for arrival in peer.arrivals:
+            if not arrival.used and mismatch(shape, arrival.message) is None:
+                raise Failure(f"it should not come: {arrival.message!r:.600}")
+        return
     there = [arrival.message for arrival in _events(scene, peer, session)]
     if session is None:
         there += [a.message for a in peer.arrivals if _is_question(a)]
@@ -99,6 +118,30 @@ def _events(scene: Scene, peer: Peer, session: str | None) -> list[Arrival]:
         and arrival.message.get("method") != ACKNOWLEDGED
         and (not _is_free(arrival) if session is None else arrival.event_of == session)
     ]
+
+
+async def _settled(peer: Peer, look: Callable[[], list[Arrival]], most: int) -> list[Arrival]:
+    """What there is once no more comes."""
+    found = look()
+    while len(found) < most:
+        before = len(found)
+        try:
+            found = await peer.until(
+                lambda before=before: look() if len(look()) > before else None,
+                lambda: "more",
+                within=SETTLED,
+            )
+        except Failure:
+            if peer.problems:
+                raise
+            break
+    return found
+
+
+def _check_before(scene: Scene, peer: Peer, name: str, arrival: Arrival) -> None:
+    answer = peer.response_to(scene.named[name][1])
+    if answer is not None and peer.arrivals.index(answer) < peer.arrivals.index(arrival):
+        raise Failure(f"{arrival.message.get('method')} came after the answer")
 
 
 def _is_free(arrival: Arrival) -> bool:

@@ -55,6 +55,13 @@ async def stall(scene: Scene, step: Json) -> None:
     peer.takes.clear()
 
 
+async def take(scene: Scene, step: Json) -> None:
+    """See the schema."""
+    peer = scene.peer(step)
+    scene.transcript.note(peer.name, "--", "the client takes again")
+    peer.takes.set()
+
+
 async def ended(scene: Scene, step: Json) -> None:
     """See the schema."""
     peer = scene.peer(step)
@@ -76,10 +83,13 @@ async def _connect(scene: Scene, peer: WebSocketPeer, step: Json) -> bool:
         offered.append(bearer_subprotocol(scene.fill(step["bearer_subprotocol"])))
         if not step.get("authorization", False):
             peer.token = None
+    elif not step.get("authorization", True):
+        peer.token = None
     status = await peer.connect(
         subprotocols=offered,
         headers=scene.fill(step.get("headers", {})),
         compression=step.get("compression", False),
+        host=step.get("host"),
     )
     scene.matches("the status of the upgrade", step.get("status", 101), status)
     if "accepted" in step:

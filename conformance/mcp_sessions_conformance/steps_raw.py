@@ -21,9 +21,11 @@ async def stream(scene: Scene, step: Json) -> None:
     sent = await peer.open_stream(scene.fill(step["after"]) if "after" in step else None)
     scene.matches("the status of GET", step.get("status", 200), sent.status)
     if step.get("primed", False):
-        before = len(peer.arrivals)
-        await peer.until(lambda: peer.last_sse_id, lambda: "an event with an id and without data")
-        if len(peer.arrivals) > before:
+        await peer.until(
+            lambda: sent if sent.is_primed is not None else None,
+            lambda: "an event with an id and without data",
+        )
+        if not sent.is_primed:
             raise Failure("a message came before the priming event")
     if "name" in step:
         scene.named[step["name"]] = (peer, sent)

@@ -6,6 +6,8 @@ from mcp_sessions_conformance.matching import mismatch
 from mcp_sessions_conformance.peer import (
     Arrival,
     Failure,
+    Peer,
+    Sent,
 )
 from mcp_sessions_conformance.scene import Scene
 from mcp_sessions_conformance.values import Json
@@ -32,6 +34,11 @@ async def expect(scene: Scene, step: Json) -> None:
     if "answer" in step:
         peer, sent = scene.named[step["answer"]]
         await scene.answered(peer, sent, step)
+        arrival = peer.response_to(sent)
+        if "after_answer" in step and arrival is not None:
+            scene.is_after(peer, step["after_answer"], arrival)
+        if step.get("resumable", False):
+            _check_resumable(peer, sent)
         return
     peer = scene.peer(step)
     if "request" in step:
@@ -60,6 +67,15 @@ async def expect(scene: Scene, step: Json) -> None:
             raise Failure("what came has no SSE id")
         scene.names[step["capture_sse"]] = found.sse_id
     scene.capture(step, found.message)
+
+
+def _check_resumable(peer: Peer, sent: Sent) -> None:
+    if not sent.headers.get("content-type", "").startswith("text/event-stream"):
+        return
+    if any(a.stream == sent.stream and a.sse_id is None for a in peer.arrivals):
+        raise Failure(f"a message on the response to {sent.method} has no SSE id")
+    if not sent.is_primed:
+        raise Failure(f"the response to {sent.method} does not begin with a priming event")
 
 
 async def reply(scene: Scene, step: Json) -> None:

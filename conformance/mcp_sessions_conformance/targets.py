@@ -107,6 +107,12 @@ class UrlWay:
         return self.target.transport
 
     @property
+    def is_loopback(self) -> bool:
+        """Whether the server is on this machine, and knows it."""
+        host = urlsplit(self.target.text).hostname
+        return host in ("localhost", "::1") or str(host).startswith("127.")
+
+    @property
     def name(self) -> str:
         """For the report."""
         return f"{self.transport}/{self.era}"
@@ -188,6 +194,7 @@ class PipeWay:
     pipe: Pipe
     era: Era
     transport: Transport = "stdio"
+    is_loopback: bool = False
 
     @property
     def target(self) -> Target:

@@ -5,6 +5,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import (
@@ -49,22 +50,28 @@ class WebSocketPeer(Peer):
         subprotocols: Sequence[str] = ("mcp",),
         headers: Mapping[str, str] | None = None,
         compression: bool = False,
+        host: str | None = None,
     ) -> int:
         """Open it; the HTTP status: 101, or the one with which it was refused.
 
         Args:
             subprotocols: What is offered.
             compression: Offer it.
+            host: What the header ``Host`` says; None: where it is.
 
         Raises:
             Failure: The server is not there, or it is no WebSocket server.
         """
         given = dict(headers or {})
+        parts = urlsplit(self.url)
+        port = parts.port or (443 if parts.scheme == "wss" else 80)
+        # The library asks the URL for Host, and these for the way.
+        place: dict[str, Any] = {} if host is None else {"host": parts.hostname, "port": port}
         if self.token is not None:
             given.setdefault("Authorization", f"Bearer {self.token}")
         try:
             socket = await connect(
-                self.url,
+                self.url if host is None else parts._replace(netloc=host).geturl(),
                 subprotocols=[Subprotocol(name) for name in subprotocols] or None,
                 additional_headers=given,
                 compression="deflate" if compression else None,
@@ -73,6 +80,7 @@ class WebSocketPeer(Peer):
                 ping_interval=None,
                 max_size=MAX_FRAME,
                 proxy=None,
+                **place,
             )
         except InvalidStatus as refused:
             self.over(f"refused with HTTP {refused.response.status_code}")

@@ -13,6 +13,7 @@ from mcp_sessions_conformance.faults import (
     codes,
     events,
     hearing,
+    narrow,
     requests,
     sessions,
     state,
@@ -20,7 +21,7 @@ from mcp_sessions_conformance.faults import (
 
 FAULTS: Mapping[str, Fault] = {
     fault.name: fault
-    for file in (sessions, events, state, requests, bindings, codes, hearing, calling)
+    for file in (sessions, events, state, requests, bindings, codes, hearing, calling, narrow)
     for fault in file.FAULTS
 }
 """By name."""

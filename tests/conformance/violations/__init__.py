@@ -5,7 +5,8 @@
     {"name": "ses8", "clause": "SES8", "says": "any principal may use a session",
      "edits": [{"file": "registry.ts", "old": "…", "new": "…"}],   # of examples/typescript/server
      "caughtBy": "a-foreign-session-is-not-found",                 # null: by no vector yet
-     "environment": {…}, "way": "stdio", "remark": "…"}            # where there is need
+     "environment": {…}, "way": "stdio", "remark": "…",            # where there is need
+     "cannotShow": "…"}                                            # why no client can see it
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Violation:
     environment: dict[str, str] = field(default_factory=dict[str, str])
     way: str | None = None
     remark: str = ""
+    cannot_show: str = ""
+    """Why no client can see it in a run; empty: it can."""
 
     def edited(self) -> dict[str, str]:
         """The text of each file that it changes.
@@ -57,9 +60,22 @@ class Violation:
         return texts
 
 
+LIST = Path(__file__).parent / "violations.json"
+
+
+def rewrite(found: dict[str, str | None]) -> None:
+    """Write down what caught each of these; null: nothing."""
+    entries = json.loads(LIST.read_text("utf-8"))
+    for entry in entries:
+        if entry["name"] in found:
+            entry["caughtBy"] = found[entry["name"]]
+    lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
+    LIST.write_text(f"[\n{lines}\n]\n", "utf-8")
+
+
 def load() -> list[Violation]:
     """All of them."""
-    entries = json.loads((Path(__file__).parent / "violations.json").read_text("utf-8"))
+    entries = json.loads(LIST.read_text("utf-8"))
     return [
         Violation(
             entry["name"],
@@ -70,6 +86,7 @@ def load() -> list[Violation]:
             entry.get("environment", {}),
             entry.get("way"),
             entry.get("remark", ""),
+            entry.get("cannotShow", ""),
         )
         for entry in entries
     ]

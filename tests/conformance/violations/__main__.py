@@ -1,16 +1,17 @@
 """Plays the vectors against the example server with one violation at a time.
 
-    python -m tests.conformance.violations [--jobs N] [NAME | CLAUSE]...
+    python -m tests.conformance.violations [--jobs N] [--only VECTOR]... [NAME | CLAUSE]...
 
-Each takes a run of all vectors, some ten seconds of a core; without names that is an hour. Prints
+Each takes a run of the vectors until one fails, and some ten seconds of a core if none does. Prints
 which vector caught each, and ends with status 1 if one was missed that ``violations.json``
-says is caught.
+says is caught. ``--why`` plays all and says what each found; ``--write`` writes it there.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -18,9 +19,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from mcp_sessions_conformance import entry
-from tests.conformance.violations import PROJECT, SOURCES, Violation, load
+from mcp_sessions_conformance.loader import load_vectors
+from tests.conformance.violations import PROJECT, SOURCES, Violation, load, rewrite
 from tests.interop.environments import node_project
 
 TOKENS = {
@@ -28,35 +31,58 @@ TOKENS = {
     "weak": {"subject": "a", "scopes": ["read"]},
     "beta": {"subject": "b"},
 }
-WAIT = 8.0
+WAIT = 4.0
 """Seconds that an answer may take."""
 
 
-def built(violation: Violation, node: str, home: Path) -> Path:
-    """The server with that violation, transpiled beside the modules it needs."""
-    target = home / violation.name
+TRANSPILE = """
+const [, compiler, ...paths] = process.argv;
+const ts = require(compiler), fs = require("fs");
+const compilerOptions = { target: "ES2022", module: "ESNext" };
+for (const path of paths) {
+  const { outputText } = ts.transpileModule(fs.readFileSync(path, "utf8"), { compilerOptions });
+  fs.writeFileSync(path.replace(/ts$/, "js"), outputText);
+}
+"""
+
+
+def transpile(node: str, paths: list[Path]) -> None:
+    """Beside each file of TypeScript its JavaScript. What a violation breaks may have no good
+    types any more: they are not looked at.
+    """
+    compiler = PROJECT / "node_modules" / "typescript"
+    command = [node, "-e", TRANSPILE, "--", str(compiler), *map(str, paths)]
+    subprocess.run(command, check=True, timeout=120)
+
+
+def base(node: str, home: Path) -> Path:
+    """The good server, transpiled beside the modules that it needs."""
+    target = home / "base"
     shutil.copytree(SOURCES, target / "server")
-    for name, text in violation.edited().items():
-        (target / "server" / name).write_text(text, "utf-8")
-    for name in ("package.json", "tsconfig.json"):
-        shutil.copy(PROJECT / name, target)
+    shutil.copy(PROJECT / "package.json", target)
     (target / "node_modules").symlink_to(PROJECT / "node_modules")
-    # What it breaks may be no good TypeScript any more; it is built all the same.
-    compiler = PROJECT / "node_modules" / "typescript" / "bin" / "tsc"
-    subprocess.run(
-        [node, compiler, "--noEmitOnError", "false"],
-        cwd=target,
-        stdout=subprocess.DEVNULL,
-        timeout=120,
-    )
-    return target / "build" / "server" / "main.js"
+    transpile(node, sorted((target / "server").glob("*.ts")))
+    return target
 
 
-async def failed_with(violation: Violation, node: str, home: Path) -> list[str]:
-    """The vectors that fail."""
+def built(violation: Violation, node: str, home: Path) -> Path:
+    """The server with that violation."""
+    target = home / violation.name
+    shutil.copytree(home / "base", target, symlinks=True)
+    texts = violation.edited()
+    for name, text in texts.items():
+        (target / "server" / name).write_text(text, "utf-8")
+    transpile(node, [target / "server" / name for name in texts])
+    return target / "server" / "main.js"
+
+
+async def failed_with(
+    violation: Violation, node: str, home: Path, asked: argparse.Namespace
+) -> dict[str, str]:
+    """The vectors that fail, and why: the first of them, or all."""
     program = await asyncio.to_thread(built, violation, node, home)
     if violation.way == "stdio":
-        return failures(await entry.test_server([f"stdio:{node} {program} --stdio"], wait=WAIT))
+        return await tested([f"stdio:{node} {program} --stdio"], asked, {})
     server = await asyncio.create_subprocess_exec(
         node,
         str(program),
@@ -69,41 +95,70 @@ async def failed_with(violation: Violation, node: str, home: Path) -> list[str]:
         assert server.stdout is not None
         url = (await asyncio.wait_for(server.stdout.readline(), 20)).decode().strip()
         ways = [url, url.replace("http", "ws", 1)]
-        tested = await entry.test_server(
-            ways, token="alpha", other_token="beta", weak_token="weak", wait=WAIT
-        )
-        return failures(tested)
+        tokens = {"token": "alpha", "other_token": "beta", "weak_token": "weak"}
+        return await tested(ways, asked, tokens)
     finally:
         if server.returncode is None:
             server.kill()
         await server.wait()
 
 
-def failures(tested: entry.Tested) -> list[str]:
-    """The ids of the vectors that failed, in order."""
-    failed = [o["vector"] for o in tested.document["outcomes"] if o["verdict"] == "failure"]
-    return list(dict.fromkeys(failed))
+async def tested(
+    ways: list[str], asked: argparse.Namespace, tokens: dict[str, Any]
+) -> dict[str, str]:
+    """Plays the vectors there, unless asked until the first one fails."""
+    found: list[entry.Tested] = []
+    severe = {vector.id for vector in load_vectors() if vector.severity == "failure"}
+
+    def progress(_way: str, _number: int, _of: int, wrong: str) -> None:
+        if wrong.partition(":")[0] in severe and not asked.why:
+            run.cancel()
+
+    run = asyncio.ensure_future(
+        entry.test_server(
+            ways, only=asked.only, wait=WAIT, progress=progress, keep=found.append, **tokens
+        )
+    )
+    with contextlib.suppress(asyncio.CancelledError):
+        await run
+    return failures(found[0])
 
 
-async def play(violations: list[Violation], jobs: int) -> list[Violation]:
+def failures(tested: entry.Tested) -> dict[str, str]:
+    """The ids of the vectors that failed, in order, with the first reason."""
+    found: dict[str, str] = {}
+    for outcome in tested.document["outcomes"]:
+        if outcome["verdict"] == "failure":
+            found.setdefault(outcome["vector"], f"{outcome['way']}: {outcome['found']}")
+    return found
+
+
+async def play(violations: list[Violation], asked: argparse.Namespace) -> list[Violation]:
     """Play each; those that are missed though one vector is said to catch them."""
     node = node_project(PROJECT)
-    room = asyncio.Semaphore(jobs)
+    room = asyncio.Semaphore(asked.jobs)
     missed: list[Violation] = []
-    caught = 0
+    found: dict[str, str | None] = {}
 
     async def one(violation: Violation, home: Path) -> None:
-        nonlocal caught
         async with room:
-            by = await failed_with(violation, node, home)
-        caught += bool(by)
+            by = await failed_with(violation, node, home, asked)
+        found[violation.name] = next(iter(by), None)
         if not by and violation.caught_by is not None:
             missed.append(violation)
-        print(f"{violation.name:<8} {', '.join(by[:4]) or 'MISSED'}", flush=True)
+        print(f"{violation.name:<8} {', '.join(list(by)[:4]) or 'MISSED'}", flush=True)
+        if asked.why:
+            for vector, sentence in by.items():
+                print(f"    {vector}: {sentence[:300]}", flush=True)
 
     with tempfile.TemporaryDirectory() as home:
+        base(node, Path(home))
         await asyncio.gather(*(one(violation, Path(home)) for violation in violations))
-    print(f"{caught} of {len(violations)} are caught")
+    if asked.write:
+        rewrite(found)
+    caught = sum(by is not None for by in found.values())
+    hidden = sum(found[v.name] is None and bool(v.cannot_show) for v in violations)
+    print(f"{caught} of {len(found) - hidden} that can show are caught, {hidden} cannot")
     return missed
 
 
@@ -111,6 +166,9 @@ def main() -> None:
     """Play those that are named, or all."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", action="append", default=[], help="a vector or clause to play")
+    parser.add_argument("--why", action="store_true", help="say what each vector found")
+    parser.add_argument("--write", action="store_true", help="write what caught each")
     parser.add_argument("names", nargs="*")
     asked = parser.parse_args()
     chosen = [
@@ -118,7 +176,7 @@ def main() -> None:
         for each in load()
         if not asked.names or each.name in asked.names or each.clause in asked.names
     ]
-    missed = asyncio.run(play(chosen, asked.jobs))
+    missed = asyncio.run(play(chosen, asked))
     sys.exit(1 if missed else 0)
 
 

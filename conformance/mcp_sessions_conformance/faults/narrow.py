@@ -1,0 +1,134 @@
+"""Faults that show in one place only: one kind of message, one moment, one header."""
+
+from typing import Any
+
+from mcp_sessions_conformance.fault import Case, Fault, Http, Late
+from mcp_sessions_conformance.faults.common import (
+    START,
+    UPDATED,
+    code_of,
+    in_results,
+    is_event,
+    meta_of,
+    params_of,
+    refuse,
+    tool,
+)
+from mcp_sessions_conformance.values import KEY, SESSION, Json
+
+Rewritten = list[Json | Late] | None
+
+
+def _answers_the_ended_late(case: Case) -> Rewritten:
+    is_ended = tool(case.asked) == "hold" and code_of(case.message) == -32043
+    return [Late(case.message)] if is_ended else None
+
+
+def _numbered(result: Json, case: Case) -> None:
+    result["sessionEventId"] = 0
+
+
+def _deaf_beside_a_session(case: Case) -> Rewritten:
+    is_plain = case.message.get("method") == UPDATED and not is_event(case.message)
+    return [] if is_plain and case.talk.sessions else None
+
+
+def _subscribes_the_connection(case: Case) -> Rewritten:
+    if case.message.get("method") != "resources/subscribe" or SESSION in meta_of(case.message):
+        return None
+    case.message["params"].setdefault("_meta", {})[SESSION] = None
+    return [case.message]
+
+
+def _skips_one_of_many(case: Case) -> Rewritten:
+    said = str(params_of(case.message).get("data"))
+    return [] if is_event(case.message) and said.startswith("n3.") else None
+
+
+def _events_come_late(case: Case) -> Rewritten:
+    return [Late(case.message)] if is_event(case.message) else None
+
+
+def _ids_have_no_type(case: Case) -> Rewritten:
+    """A number and its digits are one id."""
+    if "method" not in case.message or "id" not in case.message:
+        return None
+    request_id = case.message["id"]
+    known = case.memory.setdefault(("ids", case.talk.name), dict[str, Any]())
+    first = known.setdefault(str(request_id), request_id)
+    if type(first) is type(request_id):
+        return None
+    data = {"reason": "duplicate_id"}
+    case.answers.append(refuse(case.message, -32600, "Invalid request", data))
+    return []
+
+
+def _cancels_by_id_beside_a_key(case: Case) -> Rewritten:
+    if case.message.get("method") != "notifications/cancelled" or KEY not in meta_of(case.message):
+        return None
+    del case.message["params"]["_meta"]
+    return [case.message]
+
+
+def _no_plain_messages(case: Case) -> Rewritten:
+    """What waited while a stream was away is lost."""
+    is_plain = case.message.get("method") == UPDATED and not is_event(case.message)
+    return [] if is_plain and case.memory.get("cut") else None
+
+
+def _wants_a_version(http: Http) -> None:
+    if http.verb == "POST" and "mcp-protocol-version" not in http.asked:
+        http.answer = 400, {"error": "no version"}
+
+
+def _initialize_ends(http: Http) -> None:
+    """A connection is over as soon as another one was made on it."""
+    own = http.asked.get("mcp-session-id")
+    if http.headers.get("mcp-session-id", own) != own:
+        http.memory.setdefault("over", set()).add(own)
+
+
+def _is_over(http: Http) -> None:
+    if http.asked.get("mcp-session-id") in http.memory.get("over", ()):
+        http.answer = 404, {"error": "unknown connection"}
+
+
+def _no_host(http: Http) -> None:
+    http.asked.pop("host", None)
+
+
+FAULTS = (
+    Fault(
+        "answers-the-ended-late",
+        "answers the end of a session before what ran in it",
+        to_client=_answers_the_ended_late,
+    ),
+    Fault("ids-are-numbers", "numbers its events", to_client=in_results([START], _numbered)),
+    Fault(
+        "deaf-beside-a-session",
+        "tells a connection with a session nothing else",
+        to_client=_deaf_beside_a_session,
+    ),
+    Fault(
+        "subscribes-the-connection",
+        "subscribes the connection by rule 2",
+        to_server=_subscribes_the_connection,
+    ),
+    Fault("skips-holes", "leaves an event out and goes on", to_client=_skips_one_of_many),
+    Fault("events-come-late", "sends events after the answer", to_client=_events_come_late),
+    Fault("ids-have-no-type", "takes 1 and its digit for one id", to_server=_ids_have_no_type),
+    Fault(
+        "cancels-by-id-beside-a-key",
+        "looks at the id where a key is given",
+        to_server=_cancels_by_id_beside_a_key,
+    ),
+    Fault("wants-a-version", "refuses requests without a version", http=_wants_a_version),
+    Fault(
+        "initialize-ends-the-connection",
+        "ends a connection on which another one is made",
+        http=_is_over,
+        status=_initialize_ends,
+    ),
+    Fault("no-plain-messages", "keeps nothing for a client", to_client=_no_plain_messages),
+    Fault("no-host-check", "does not look at Host", http=_no_host),
+)
