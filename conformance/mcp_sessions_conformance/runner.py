@@ -244,9 +244,9 @@ async def _features(way: RunningWay, limits: Limits) -> frozenset[str] | None:
     await _within(ONE_VECTOR, player.play(), "to ask for its features")
     await _within(LEAVING, player.leave(), "to leave the server")
     found: Any = player.scene.names.get("features")
-    if not isinstance(found, list):
-        return None
-    return frozenset(each for each in cast("list[Any]", found) if isinstance(each, str))
+    listed = cast("list[Any]", found) if isinstance(found, list) else []
+    # What is no list of names says nothing, and is no way to be asked for less.
+    return frozenset(listed) if listed and all(isinstance(f, str) for f in listed) else None
 
 
 def why_not(
@@ -332,7 +332,7 @@ async def _play_at(
         outcome = await play_one(vector, place.here, place.other, limits)
         done.outcomes.append(outcome)
         in_vain = in_vain + 1 if outcome.in_vain else 0
-        if in_vain == limits.give_up:
+        if limits.give_up and in_vain == limits.give_up:
             silent[place.name] = f"the server said nothing in time in {in_vain} vectors in a row"
         if progress is not None:
             passed = outcome.verdict == "passed"

@@ -52,6 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         print(entry.listing())
         return 0
     out = Path(options.json) if options.json else None
+    is_new = out is not None and not out.exists()
     if out is not None:
         # A run takes a minute: that its outcome would be lost is found before it.
         _write(out, "", mode="a")
@@ -98,6 +99,8 @@ def main(arguments: Sequence[str]) -> int:
             )
         status = 0 if tested.is_conformant else NOT_CONFORMANT
     except entry.BadInput as error:
+        if out is not None and is_new:
+            out.unlink()
         raise ConfigurationError(str(error)) from error
     except KeyboardInterrupt:
         print("mcp-sessions conformance: interrupted, nothing is proved", file=sys.stderr)
@@ -105,10 +108,17 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
         for outcome in kept:
-            print(outcome.text)
+            # First what is kept: whoever reads the other may have left.
             if out is not None:
                 _write(out, json.dumps(outcome.document, indent=1) + "\n")
+            _show(outcome.text)
     return status
+
+
+def _show(text: str) -> None:
+    """Print; what the terminal cannot show is escaped: a server's words may be in it."""
+    encoding = sys.stdout.encoding
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _write(out: Path, text: str, mode: Literal["a", "w"] = "w") -> None:

@@ -2,6 +2,8 @@
 
 import builtins
 import json
+import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -89,6 +91,46 @@ def test_a_run_that_is_broken_off_writes_what_it_has(
     document = json.loads(out.read_text())
     assert document["complete"] is False and document["conformant"] is False
     assert document["outcomes"]
+
+
+def test_the_outcome_is_written_though_nobody_reads_the_report(tmp_path: Path) -> None:
+    """As in ``mcp-sessions conformance … --json out.json | head -1``."""
+    out = tmp_path / "out.json"
+    command = [sys.executable, "-m", "mcp_sessions.cli", "conformance", "--json", str(out)]
+    command += ["stdio:/no/such/program", "--only", "start-answers-with-an-id"]
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        subprocess.run(command, stdout=write, stderr=subprocess.DEVNULL, timeout=30)
+    finally:
+        os.close(write)
+    assert json.loads(out.read_text())["counts"]["failed"] == 2
+
+
+def test_a_report_is_printed_where_only_ascii_is(tmp_path: Path) -> None:
+    """What a server sent may be in it."""
+    program = "import os\nfor _ in open(0): os.write(1, b'\\xc3\\xbcn\\n')"
+    command = [sys.executable, "-m", "mcp_sessions.cli", "conformance", "--timeout", "1"]
+    command += [f"stdio:{shlex.join([sys.executable, '-c', program])}"]
+    command += ["--only", "start-answers-with-an-id", "--era", "handshake"]
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert b"NOT conformant" in done.stdout and b"\\xfcn" in done.stdout
+
+
+def test_wrong_arguments_leave_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty one looked like an outcome; one that was there stays as it was."""
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    old.write_text("{}")
+    for out in (new, old):
+        assert main(["conformance", "http://h/mcp", "--only", "nothing", "--json", str(out)]) == 2
+    assert not new.exists() and old.read_text() == "{}"
 
 
 def test_nothing_played_is_not_conformant(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,14 @@ def _without_a_word(result: Json, case: Case) -> None:
     del _settings(result)["features"]
 
 
+def _garbled(result: Json, case: Case) -> None:
+    _settings(result)["features"] = ["start", 5, {}]
+
+
+def _none(result: Json, case: Case) -> None:
+    _settings(result)["features"] = []
+
+
 async def played(change: Edit, server_url: str, vectors: list[Vector]) -> Run:
     """What comes of a server that advertises something else, over HTTP in both eras."""
     fault = Fault(
@@ -74,6 +82,13 @@ async def test_a_server_without_session_start_is_asked_for_what_it_has(
         "settings-are-advertised-in-initialize",
         "settings-are-advertised-in-discover",
     }
+
+
+@pytest.mark.parametrize("change", [_garbled, _none])
+async def test_what_is_no_list_of_features_leaves_nothing_out(
+    change: Edit, server_url: str, vectors: list[Vector]
+) -> None:
+    assert left_out(await played(change, server_url, vectors)) == {}
 
 
 async def test_who_says_nothing_of_features_is_asked_for_everything(

@@ -300,11 +300,20 @@ async def test_a_server_that_answers_now_and_then_is_played_to_the_end(
         return Outcome(vector, "", "failure", "it hung", 1e6, in_vain=played % 3 != 0)
 
     monkeypatch.setattr(runner, "play_one", every_third_is_answered)
-    limits = Limits(give_up=3)
+    limits = Limits(wait=0.2, give_up=3)
     async with tcp(hangs_up) as port:
         done = await run([parse_target(f"http://127.0.0.1:{port}/mcp")], vectors, limits=limits)
     assert played == len(done.outcomes) > 200
     assert done.not_played == []
+
+
+async def test_with_a_bound_of_0_everything_is_played(vectors: list[Vector]) -> None:
+    """Once, nothing was played after the first vector in which the server said something."""
+    limits = Limits(wait=0.2, quiet=0.02, give_up=0)
+    async with tcp(hangs_up) as port:
+        target = parse_target(f"http://127.0.0.1:{port}/mcp")
+        done = await run([target], vectors[:20], limits=limits)
+    assert len(done.outcomes) > 20 and done.not_played == []
 
 
 def websocket_head(key: bytes) -> bytes:
