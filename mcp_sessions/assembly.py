@@ -35,8 +35,8 @@ from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.requests.handle import SessionHandles
-from mcp_sessions.server.requests.outcomes import Outcomes
 from mcp_sessions.server.requests.runner import RequestRunner
+from mcp_sessions.server.requests.running import Outcomes
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream, primes_streams
 from mcp_sessions.stores.contract import SessionStore
@@ -147,7 +147,7 @@ def assemble(
     publisher = Publisher(store, connections, attachments, policy, clock, bus, questions)
     broadcaster = ChangeBroadcaster(store, connections, attachments, publisher, policy, clock, bus)
     outcomes = Outcomes(store, policy, clock, owed, sealed.stamp)
-    runner = RequestRunner(outcomes, questions, policy, clock, process=bus.process)
+    runner = RequestRunner(outcomes, questions, policy, process=bus.process)
     lifecycle = Lifecycle(store, connections, attachments, runner, sealed, bus, owed, policy, clock)
     transport_sessions = TransportSessions(
         store, connections, attachments, clock, bus, held=runner.held, listed=upstream.listed

@@ -34,7 +34,7 @@ def sizes(w: World) -> dict[str, int]:
         "running": len(host._running),
         "by session": len(host._by_session),
         "by key": len(host._by_key),
-        "unheard": len(host._detached),
+        "unheard": len(host._unheard),
         "asked": len(questions._open),
         "tokens": len(sealed._tokens),
     }

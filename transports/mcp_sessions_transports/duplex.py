@@ -40,7 +40,7 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
 from mcp_sessions.server.connection import DEFAULT_VERSION, ClientConnection, Inbound
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
-from mcp_sessions.server.requests.runner import STORE_AWAY
+from mcp_sessions.server.requests.running import STORE_AWAY
 from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stores.records import Peer

@@ -197,12 +197,12 @@ class ClusterHandlers:
         connection = self._connections.local(message.connection_id)
         running = self._runner.by_connection(connection).get(message.id) if connection else None
         if running is not None:
-            await self._runner.abort(running, _CANCELLED)
+            await running.abort(_CANCELLED)
 
     async def _cancel_keyed(self, message: CancelKeyed) -> None:
         running = self._runner.by_key(message.session_id, message.key)
         if running is not None:
-            await self._runner.abort(running, _CANCELLED)
+            await running.abort(_CANCELLED)
 
     async def _push(self, sender: str, message: PushQuestion) -> None:
         session_id = message.session_id

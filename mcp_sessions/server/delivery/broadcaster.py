@@ -89,7 +89,7 @@ class ChangeBroadcaster:
         """A resource or a list of the server changed: tell everyone who is entitled.
 
         Returns at once. Who called
-        :func:`~mcp_sessions.server.delivery.waiting_changes.enter_request` or
+        :data:`~mcp_sessions.server.delivery.waiting_changes.ANNOUNCED` or
         :func:`~mcp_sessions.server.delivery.waiting_changes.noting` before can wait until every
         session has its event, or the store failed.
         """

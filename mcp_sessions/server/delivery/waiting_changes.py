@@ -51,20 +51,17 @@ Outcome = StoreUnavailable | None
 """Of a change: why it is not stored for everyone yet; None: it is."""
 
 
+@dataclass(slots=True, eq=False)
 class Announced:
     """What one request announced, itself or by what it started."""
 
-    __slots__ = ("_is_open", "_outer", "_waiting")
+    outer: Announced | None = None
+    """Waits for the same, too."""
 
-    def __init__(self, outer: Announced | None = None) -> None:
-        """Take what it is a part of.
+    waiting: tuple[int, asyncio.Future[Outcome]] | None = None
+    """The last of it that is not known to be stored, with its place among all."""
 
-        Args:
-            outer: Waits for the same, too.
-        """
-        self._outer = outer
-        self._waiting: tuple[int, asyncio.Future[Outcome]] | None = None
-        self._is_open = True
+    is_open: bool = True
 
     def add(self, number: int, told: asyncio.Future[Outcome]) -> None:
         """A change was announced, or is told together with one that was.
@@ -72,45 +69,39 @@ class Announced:
         Args:
             number: Its place among all. They are told in order: the last one is waited for.
         """
-        if self._is_open and (self._waiting is None or self._waiting[0] < number):
-            self._waiting = number, told
-        if self._outer is not None:
-            self._outer.add(number, told)
+        if self.is_open and (self.waiting is None or self.waiting[0] < number):
+            self.waiting = number, told
+        if self.outer is not None:
+            self.outer.add(number, told)
 
     async def settled(self) -> Outcome:
         """Wait until all that was announced so far is stored, or the store failed. What a
         task that outlives the request announces later is waited for by nobody.
         """
-        waiting, self._waiting, self._is_open = self._waiting, None, False
+        waiting, self.waiting, self.is_open = self.waiting, None, False
         if waiting is None:
             return None
         return await asyncio.shield(waiting[1])
 
 
-_ANNOUNCED: ContextVar[Announced | None] = ContextVar("mcp_sessions_announced", default=None)
-
-
-def enter_request() -> Announced:
-    """What this task announces from now on, and what it starts."""
-    announced = Announced()
-    _ANNOUNCED.set(announced)
-    return announced
+ANNOUNCED: ContextVar[Announced | None] = ContextVar("mcp_sessions_announced", default=None)
+"""What a task, and what it starts, announces from now on; set by who waits for it."""
 
 
 @contextmanager
 def noting() -> Generator[Announced]:
     """What is announced inside, whoever else notes it."""
-    announced = Announced(_ANNOUNCED.get())
-    token = _ANNOUNCED.set(announced)
+    announced = Announced(ANNOUNCED.get())
+    token = ANNOUNCED.set(announced)
     try:
         yield announced
     finally:
-        _ANNOUNCED.reset(token)
+        ANNOUNCED.reset(token)
 
 
 def note(number: int, told: asyncio.Future[Outcome]) -> None:
     """A change is announced here; see :meth:`Announced.add`."""
-    announced = _ANNOUNCED.get()
+    announced = ANNOUNCED.get()
     if announced is not None:
         announced.add(number, told)
 

@@ -386,7 +386,7 @@ class Router:
                 # Over HTTP the request may have come to any replica.
                 await self._bus.tell(CancelRequest(connection_id=connection.id, id=request_id))
         if running is not None:
-            await self._runner.abort(running, error_body(REQUEST_CANCELLED, "Request cancelled"))
+            await running.abort(error_body(REQUEST_CANCELLED, "Request cancelled"))
 
     async def _cancel_elsewhere(
         self, session_id: SessionId, key: RequestKey, inbound: Inbound

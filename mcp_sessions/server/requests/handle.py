@@ -376,7 +376,8 @@ class SessionHandles:
             raise SessionNotFound(session_id)
 
 
-_CURRENT: ContextVar[SessionHandle | None] = ContextVar("mcp_sessions_current", default=None)
+CURRENT: ContextVar[SessionHandle | None] = ContextVar("mcp_sessions_current", default=None)
+"""Of a task and of what it starts: set by who runs a request."""
 
 
 class _Required:
@@ -400,14 +401,9 @@ def current_session(*, default: object = _Required) -> object:
     Raises:
         SessionRequired: There is none, and no default was given.
     """
-    handle = _CURRENT.get()
+    handle = CURRENT.get()
     if handle is not None:
         return handle
     if default is _Required:
         raise SessionRequired
     return default
-
-
-def enter_session(handle: SessionHandle | None) -> None:
-    """Make ``handle`` the current session of this task and of what it starts."""
-    _CURRENT.set(handle)

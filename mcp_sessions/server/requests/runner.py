@@ -8,31 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from mcp_sessions.background import watched
 from mcp_sessions.core.load import Load
-from mcp_sessions.core.messages import RequestId, error_body, wire_error, without_session
+from mcp_sessions.core.messages import RequestId, error_body, wire_error
+from mcp_sessions.core.unheard import Unheard
 from mcp_sessions.errors import (
-    INTERNAL_ERROR,
     OutcomeUnknown,
     SessionNotFound,
-    SessionsError,
-    StoreUnavailable,
 )
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.questions import PendingQuestions
-from mcp_sessions.server.delivery.waiting_changes import enter_request
-from mcp_sessions.server.requests.detached import DetachedRequests
-from mcp_sessions.server.requests.handle import SessionHandle, enter_session
-from mcp_sessions.server.requests.outcomes import Outcome, Outcomes
-from mcp_sessions.server.requests.running import RunningRequest, Waiter
+from mcp_sessions.server.requests.handle import SessionHandle
+from mcp_sessions.server.requests.running import Outcomes, RunningRequest, Waiter
 from mcp_sessions.server.requests.runs import Runs
-from mcp_sessions.server.upstream.port import Outbound, UpstreamError, UpstreamPeer
+from mcp_sessions.server.upstream.port import Outbound, UpstreamPeer
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
@@ -40,9 +34,6 @@ logger = logging.getLogger(__name__)
 REQUEST_CANCELLED = -32800
 """The SDK's answer to a cancelled request on the handshake era's HTTP wire, which ends a
 response stream with a response only."""
-
-STORE_AWAY = "the session store is away: ask again later"
-"""The text of an answer where a store that is away has no status of its own (HTP5)."""
 
 
 class RequestRunner:
@@ -53,7 +44,6 @@ class RequestRunner:
         outcomes: Outcomes,
         questions: PendingQuestions,
         policy: SessionPolicy,
-        clock: Callable[[], float],
         *,
         process: str,
     ) -> None:
@@ -67,13 +57,16 @@ class RequestRunner:
 
         self._outcomes = outcomes
         self._questions = questions
-        self._clock = clock
-        self._slow_timeout = policy.slow_timeout
         self._running: dict[RunningRequest, None] = {}
         self._by_session: dict[SessionId, dict[RunningRequest, None]] = {}
         self._by_key: dict[tuple[SessionId, RequestKey], RunningRequest] = {}
         self._by_connection: dict[ClientConnection, dict[RequestId, RunningRequest]] = {}
-        self._detached = DetachedRequests(policy, self._give_up)
+        self._detached_timeout = policy.detached_timeout
+        self._unheard = Unheard[RunningRequest](
+            most=policy.max_detached_requests,
+            most_of_one=policy.max_detached_requests_per_session,
+        )
+        self._timers: dict[RunningRequest, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         # Kept: asking for the running loop costs a system call per question.
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -116,9 +109,9 @@ class RequestRunner:
             waiter,
             record,
             standalone=standalone,
+            at_work=self,
+            outcomes=self._outcomes,
             questions=self._questions,
-            spawn=self.spawn,
-            started_at=self._clock(),
             key=key,
             handle=handle,
             is_notification=is_notification,
@@ -158,11 +151,7 @@ class RequestRunner:
         self._listen(running, waiter)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        task = _started(self._run(running, peer, close_peer), self._loop)
-        running.begin(task)
-        watched("a request", task)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._watch("a request", running.start(peer, self._loop, close_peer=close_peer))
         if not waiter.inbound.channel.is_open:
             # It closed while the request was let in, when nobody listened for that yet.
             self._closed(running, waiter)
@@ -175,16 +164,8 @@ class RequestRunner:
             self._by_connection.setdefault(connection, {})[waiter.request.id] = running
         self.load.add(waiter.load)
         self._listen(running, waiter)
-        self._detached.remove(running)
+        self._heard(running)
         await running.join(waiter)
-
-    async def abort(self, running: RunningRequest, error: dict[str, Any]) -> None:
-        """Answer with ``error`` now and cancel the handler, however long that takes it."""
-        if running.done:
-            return
-        await self._finish(running, Outcome(None, error))
-        if running.task is not None:
-            running.task.cancel()
 
     async def abort_session(self, session_id: SessionId) -> None:
         """A session is over: its requests and its questions to the client fail."""
@@ -198,14 +179,14 @@ class RequestRunner:
             # A request of a protocol-mode session outlives the transport session that
             # carried it, as it outlives any connection.
             if running.session_id is None or running.session_id == session_id:
-                await self.abort(running, error)
+                await running.abort(error)
 
     def _closed(self, running: RunningRequest, waiter: Waiter) -> None:
         if not waiter.inbound.cancels or running.key is not None:
-            self._detached.add(running)
+            self._unheard_by(running)
         elif not running.done:
             # The modern era over HTTP: closing the response stream cancels the request.
-            self.spawn(self.abort(running, error_body(REQUEST_CANCELLED, "Request cancelled")))
+            self.spawn(running.abort(error_body(REQUEST_CANCELLED, "Request cancelled")))
 
     async def quiet(self, connection: ClientConnection, timeout: float) -> None:
         """Wait until nothing is at work that a connection asked for, ``timeout`` seconds at
@@ -228,7 +209,7 @@ class RequestRunner:
                 break
         left = list(self._running)
         for running in left:
-            await self.abort(running, wire_error(OutcomeUnknown()))
+            await running.abort(wire_error(OutcomeUnknown()))
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -238,94 +219,45 @@ class RequestRunner:
     def _listen(self, running: RunningRequest, waiter: Waiter) -> None:
         channel = waiter.inbound.channel
         channel.on_closed = lambda: self._closed(running, waiter)
-        channel.on_reopened = lambda: self._detached.remove(running)
+        channel.on_reopened = lambda: self._heard(running)
+
+    def _unheard_by(self, running: RunningRequest) -> None:
+        """A waiter of a request is gone; if it was the last, its time begins."""
+        if running.done or running.is_heard or running in self._unheard:
+            return
+        principal = running.waiters[0].inbound.principal
+        given_up = self._unheard.add(running, principal, next(iter(running.sessions), None))
+        loop = asyncio.get_running_loop()
+        self._timers[running] = loop.call_later(self._detached_timeout, self._give_up, running)
+        if given_up is not None:
+            self._heard(given_up)
+            self._give_up(given_up)
+
+    def _heard(self, running: RunningRequest) -> None:
+        """Somebody listens for a request again, or it is over."""
+        self._unheard.remove(running)
+        timer = self._timers.pop(running, None)
+        if timer is not None:
+            timer.cancel()
 
     def _give_up(self, running: RunningRequest) -> None:
         logger.warning("%s ran on unheard for too long; it is cancelled", running.request.method)
-        self.spawn(self.abort(running, wire_error(OutcomeUnknown())))
+        self.spawn(running.abort(wire_error(OutcomeUnknown())))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something for a request beside what else is done; a drain waits for it."""
-        task = asyncio.create_task(work)
-        watched("what is done beside a request", task)
+        return self._watch("what is done beside a request", asyncio.create_task(work))
+
+    def _watch(self, what: str, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        watched(what, task)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _run(self, running: RunningRequest, peer: UpstreamPeer, close_peer: bool) -> None:
-        enter_session(running.handle)
-        announced = enter_request()
-        request = running.request
-        result: dict[str, Any] | None = None
-        error: dict[str, Any] | None = None
-        is_away = False
-        try:
-            # A handler is not told the credential by which its client names the session.
-            seen = without_session(request.params)
-            result = await peer.request(running, request.method, seen)
-        except UpstreamError as failed:
-            error = failed.error
-        except StoreUnavailable as failed:
-            # What the layer serves itself. A key is used up; else it may be asked again.
-            logger.error("%s may not be stored: %s", request.method, failed)
-            is_away = running.key is None
-            error = (
-                error_body(INTERNAL_ERROR, STORE_AWAY) if is_away else wire_error(OutcomeUnknown())
-            )
-        except Exception:
-            # The boundary to the wrapped server: whatever comes out of it, its client is
-            # answered.
-            logger.exception("%s failed inside the wrapped server", request.method)
-            error = error_body(INTERNAL_ERROR, "Internal error")
-        except asyncio.CancelledError:
-            if running.done:
-                # Answered and cancelled by ``abort``: this is the end of it.
-                return
-            await self._finish(running, Outcome(None, wire_error(OutcomeUnknown())))
-            raise
-        finally:
-            if close_peer:
-                await peer.close()
-        if result is not None:
-            try:
-                await running.store_state()
-            except StoreUnavailable as failed:
-                # Its handler is done, and whether its state is stored nobody knows (KEY11).
-                logger.error("session.state may not be stored: %s", failed)
-                result, error = None, wire_error(OutcomeUnknown())
-            except (SessionsError, TypeError) as failed:
-                logger.error("session.state could not be stored: %s", failed)
-                result, error = None, error_body(INTERNAL_ERROR, "Internal error")
-        await announced.settled()
-        await self._finish(running, Outcome(result, error, is_away))
-
-    async def _finish(self, running: RunningRequest, outcome: Outcome) -> None:
-        if running.done:
-            return
-        running.end()
-        self._forget(running)
-        running.fail_open_questions(INTERNAL_ERROR, "the request that asked is over")
-        try:
-            await self._outcomes.keep(running, outcome)
-        except StoreUnavailable as failed:
-            # The handler ran: whoever still listens gets the answer.
-            logger.warning("the end of %s moved no deadline: %s", running.request.method, failed)
-        finally:
-            # Until here the same request, sent again, could join: the store did not know better.
-            self._forget_waiters(running)
-        await running.settled(self._slow_timeout)
-        for waiter in running.waiters:
-            message, code = self._outcomes.answer(running, waiter, outcome)
-            try:
-                await waiter.inbound.channel.answer(message, code=code, is_away=outcome.is_away)
-            except StoreUnavailable as failed:
-                # It was told; what the store keeps of its stream is looked after there. The
-                # other senders are owed the answer all the same (KEY5).
-                logger.error("a response stream was not put away: %s", failed)
-
-    def _forget(self, running: RunningRequest) -> None:
+    def handled(self, running: RunningRequest) -> None:
+        """See :class:`AtWork`."""
         self._running.pop(running, None)
-        self._detached.remove(running)
+        self._heard(running)
         for session_id in running.sessions:
             at_work = self._by_session.get(session_id)
             if at_work is not None:
@@ -333,7 +265,8 @@ class RequestRunner:
                 if not at_work:
                     del self._by_session[session_id]
 
-    def _forget_waiters(self, running: RunningRequest) -> None:
+    def kept(self, running: RunningRequest) -> None:
+        """See :class:`AtWork`."""
         if running.session_id is not None and running.key is not None:
             self._by_key.pop((running.session_id, running.key), None)
         for waiter in running.waiters:
@@ -346,15 +279,4 @@ class RequestRunner:
 
     def log_state(self) -> dict[str, int]:
         """How much is at work, for logs and tests."""
-        return {"running": len(self._running), "unheard": len(self._detached)}
-
-
-def _started(
-    work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop
-) -> asyncio.Task[None]:
-    """A task for ``work``. Where Python can, its first step is done at once: a handler that
-    waits for nothing then costs no turn of the event loop.
-    """
-    if sys.version_info >= (3, 12):
-        return asyncio.Task(work, loop=loop, eager_start=True)
-    return loop.create_task(work)
+        return {"running": len(self._running), "unheard": len(self._unheard)}

@@ -1,26 +1,56 @@
-"""One request at work, as its handler sees it."""
+"""One request at work: as its handler sees it, how it runs, and what each of its waiters is
+answered when it ended.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
-from mcp_sessions.core.messages import Request, RequestId, progress_token
-from mcp_sessions.ids import RequestKey, SessionId
+from mcp_sessions.core.messages import (
+    Request,
+    RequestId,
+    error_body,
+    error_outcome,
+    progress_token,
+    result_outcome,
+    wire_error,
+    without_session,
+)
+from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionsError, StoreUnavailable
+from mcp_sessions.ids import RequestKey
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import ClientConnection, Inbound
+from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.questions import (
     PendingQuestion,
     PendingQuestions,
     check_may_ask,
     may_ask,
 )
-from mcp_sessions.server.requests.handle import SessionHandle
-from mcp_sessions.server.upstream.port import OnProgress, Outbound
+from mcp_sessions.server.delivery.waiting_changes import ANNOUNCED, Announced
+from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
+from mcp_sessions.server.upstream.port import OnProgress, Outbound, UpstreamError, UpstreamPeer
+from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
 
-Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+logger = logging.getLogger(__name__)
+
+STORE_AWAY = "the session store is away: ask again later"
+"""The text of an answer where a store that is away has no status of its own (HTP5)."""
+
+_MOST_OWED = 16_777_216
+"""Bytes of outcomes that wait for a store that is away; of what ends then only the end is kept."""
+
+_NOT_JSON = (TypeError, ValueError, RecursionError)
+"""What JSON writers raise for a value that they cannot write."""
+
+Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
 
 
 @dataclass(slots=True)
@@ -36,6 +66,22 @@ class Waiter:
     """Whose; see :func:`~mcp_sessions.core.load.load_of`."""
 
 
+class AtWork(Protocol):
+    """Who knows which requests run, and is told how far one is."""
+
+    def handled(self, running: RunningRequest) -> None:
+        """Its handler is done, and nobody has to listen any more."""
+        ...
+
+    def kept(self, running: RunningRequest) -> None:
+        """What became of it is in the store: no other sending joins it."""
+        ...
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something for a request beside what else is done."""
+        ...
+
+
 class RunningRequest:
     """One request at work: the :class:`~mcp_sessions.server.upstream.port.Call` its handler has."""
 
@@ -45,9 +91,9 @@ class RunningRequest:
         record: SessionRecord | None,
         *,
         standalone: Callable[[], Outbound],
+        at_work: AtWork,
+        outcomes: Outcomes,
         questions: PendingQuestions,
-        spawn: Spawn,
-        started_at: float,
         key: RequestKey | None = None,
         handle: SessionHandle | None = None,
         is_notification: bool = False,
@@ -56,47 +102,144 @@ class RunningRequest:
 
         Args:
             standalone: Makes the way to its client that is left when it was answered.
+            at_work: Knows that it runs.
+            outcomes: Keeps what became of it.
             questions: Those of this process to its clients.
-            spawn: Does something beside its handler.
-            started_at: Seconds on the session clock.
         """
         self.request = waiter.request
         self.request_id: RequestId | None = None if is_notification else waiter.request.id
         self.record = record
         self.handle = handle
         self.key = key
+        self.session_id = record.session_id if record is not None else None
+        """The protocol-mode session it belongs to."""
+
+        connection = waiter.inbound.connection
+        in_transport = connection.transport_session if connection is not None else None
+        self.sessions = [each for each in (self.session_id, in_transport) if each is not None]
+        """The sessions, of either mode, that must not expire while it runs."""
+
         self.waiters = [waiter]
         self.done = False
-        self.started_at = started_at
+        self.started_at = outcomes.clock()
         self.task: asyncio.Task[None] | None = None
         self.context: Any = waiter.inbound.context
         self._standalone = standalone
         self._questions = questions
-        self._spawn = spawn
+        self._at_work = at_work
+        self._outcomes = outcomes
         self._asked: list[PendingQuestion] = []
         self._withdrawals: set[asyncio.Task[None]] = set()
 
-    def begin(self, task: asyncio.Task[None]) -> None:
-        """Its handler runs in a task of its own."""
-        self.task = task
+    # --- from its start to its answer --------------------------------------------------------
+
+    def start(
+        self, peer: UpstreamPeer, loop: asyncio.AbstractEventLoop, *, close_peer: bool
+    ) -> asyncio.Task[None]:
+        """Handle it in a task of its own, and answer its waiters.
+
+        Args:
+            peer: Its client, as the wrapped server sees it.
+            loop: The one that runs.
+            close_peer: The peer was made for this request alone.
+        """
+        work = self._run(peer, close_peer)
+        # Where Python can, the first step is done at once: a handler that waits for nothing
+        # then costs no turn of the event loop.
+        if sys.version_info >= (3, 12):
+            self.task = asyncio.Task(work, loop=loop, eager_start=True)
+        else:
+            self.task = loop.create_task(work)
+        return self.task
 
     def end(self) -> None:
         """It is answered from now on, and does not use its own way back any more."""
         self.done = True
 
-    @property
-    def session_id(self) -> SessionId | None:
-        """The protocol-mode session it belongs to."""
-        return self.record.session_id if self.record is not None else None
+    async def abort(self, error: dict[str, Any]) -> None:
+        """Answer with ``error`` now and cancel the handler, however long that takes it."""
+        if self.done:
+            return
+        await self._finish(Outcome(None, error))
+        if self.task is not None:
+            self.task.cancel()
 
-    @property
-    def sessions(self) -> list[SessionId]:
-        """The sessions, of either mode, that must not expire while it runs."""
-        connection = self.waiters[0].inbound.connection
-        sessions = [self.session_id] if self.session_id is not None else []
-        if connection is not None and connection.transport_session is not None:
-            sessions.append(connection.transport_session)
-        return sessions
+    async def _run(self, peer: UpstreamPeer, close_peer: bool) -> None:
+        CURRENT.set(self.handle)
+        announced = Announced()
+        ANNOUNCED.set(announced)
+        request = self.request
+        result: dict[str, Any] | None = None
+        error: dict[str, Any] | None = None
+        is_away = False
+        try:
+            # A handler is not told the credential by which its client names the session.
+            seen = without_session(request.params)
+            result = await peer.request(self, request.method, seen)
+        except UpstreamError as failed:
+            error = failed.error
+        except StoreUnavailable as failed:
+            # What the layer serves itself. A key is used up; else it may be asked again.
+            logger.error("%s may not be stored: %s", request.method, failed)
+            is_away = self.key is None
+            error = (
+                error_body(INTERNAL_ERROR, STORE_AWAY) if is_away else wire_error(OutcomeUnknown())
+            )
+        except Exception:
+            # The boundary to the wrapped server: whatever comes out of it, its client is
+            # answered.
+            logger.exception("%s failed inside the wrapped server", request.method)
+            error = error_body(INTERNAL_ERROR, "Internal error")
+        except asyncio.CancelledError:
+            if self.done:
+                # Answered and cancelled by ``abort``: this is the end of it.
+                return
+            await self._finish(Outcome(None, wire_error(OutcomeUnknown())))
+            raise
+        finally:
+            if close_peer:
+                await peer.close()
+        if result is not None and self.handle is not None:
+            try:
+                stored = await self.handle.store_state()
+                if self.record is not None:
+                    self.record = stored or self.record
+            except StoreUnavailable as failed:
+                # Its handler is done, and whether its state is stored nobody knows (KEY11).
+                logger.error("session.state may not be stored: %s", failed)
+                result, error = None, wire_error(OutcomeUnknown())
+            except (SessionsError, TypeError) as failed:
+                logger.error("session.state could not be stored: %s", failed)
+                result, error = None, error_body(INTERNAL_ERROR, "Internal error")
+        if announced.waiting is not None:
+            await announced.settled()
+        await self._finish(Outcome(result, error, is_away))
+
+    async def _finish(self, outcome: Outcome) -> None:
+        if self.done:
+            return
+        self.end()
+        self._at_work.handled(self)
+        self._fail_open_questions(INTERNAL_ERROR, "the request that asked is over")
+        try:
+            await self._outcomes.keep(self, outcome)
+        except StoreUnavailable as failed:
+            # The handler ran: whoever still listens gets the answer.
+            logger.warning("the end of %s moved no deadline: %s", self.request.method, failed)
+        finally:
+            # Until here the same request, sent again, could join: the store did not know better.
+            self._at_work.kept(self)
+        await self._settled()
+        for waiter in self.waiters:
+            message, code = self._outcomes.answer(self, waiter, outcome)
+            try:
+                await waiter.inbound.channel.answer(message, code=code, is_away=outcome.is_away)
+            except StoreUnavailable as failed:
+                # It was told; what the store keeps of its stream is looked after there. The
+                # other senders are owed the answer all the same (KEY5).
+                logger.error("a response stream was not put away: %s", failed)
+
+    # --- what its handler has ------------------------------------------------------------------
 
     @property
     def transport(self) -> str:
@@ -190,15 +333,7 @@ class RunningRequest:
             if not question.future.done() and may_ask(waiter.inbound.asked, question.method):
                 await self._emit(question.message, question.log_key)
 
-    async def store_state(self) -> None:
-        """Apply what the handler changed of the session's state; see
-        :meth:`SessionHandle.store_state`.
-        """
-        stored = await self.handle.store_state() if self.handle is not None else None
-        if self.record is not None:
-            self.record = stored or self.record
-
-    def fail_open_questions(self, code: int, message: str) -> None:
+    def _fail_open_questions(self, code: int, message: str) -> None:
         """Nobody waits for what the handler asked any more, and its client is told so."""
         for question in self._asked:
             withdrawal = None if question.future.done() else question.withdraw(message)
@@ -206,17 +341,105 @@ class RunningRequest:
             if withdrawal is not None:
                 self._withdraw(withdrawal, question.log_key)
 
-    async def settled(self, timeout: float) -> None:
-        """Wait until what was withdrawn is on its way, ``timeout`` seconds at the most: nothing
-        follows the answer.
-        """
+    async def _settled(self) -> None:
+        """Wait until what was withdrawn is on its way, not for ever: nothing follows the answer."""
         if self._withdrawals:
-            await asyncio.wait(self._withdrawals, timeout=timeout)
+            await asyncio.wait(self._withdrawals, timeout=self._outcomes.slow_timeout)
 
     def _withdraw(self, message: bytes, log_key: str) -> None:
-        task = self._spawn(self._emit(message, log_key))
+        task = self._at_work.spawn(self._emit(message, log_key))
         self._withdrawals.add(task)
         task.add_done_callback(self._withdrawals.discard)
 
     async def _emit(self, message: bytes, log_key: str) -> None:
         await self.waiters[-1].inbound.channel.emit(message, log_key)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A result or, if that is None, an error."""
+
+    result: dict[str, Any] | None
+    error: dict[str, Any] | None
+    is_away: bool = False
+    """The error is that the store is away, and nothing ran."""
+
+
+class Outcomes:
+    """Keeps them, and writes them."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        policy: SessionPolicy,
+        clock: Callable[[], float],
+        owed: Owed,
+        stamp: Stamp,
+    ) -> None:
+        """Those of one server.
+
+        Args:
+            stamp: Adds the session's ``_meta`` to a result.
+        """
+        self._store = store
+        self.clock = clock
+        """Seconds since 1970."""
+
+        self.slow_timeout = policy.slow_timeout
+        """Seconds for which one client is waited for."""
+
+        self._owed = owed
+        self._stamp = stamp
+        self._rarely = policy.idle_timeout / 100
+
+    async def keep(self, running: RunningRequest, outcome: Outcome) -> None:
+        """Store what becomes of the request's key, and move its sessions' deadlines.
+
+        Raises:
+            StoreUnavailable: No deadline was moved; the key's outcome is owed to the store.
+        """
+        now = self.clock()
+        session_id = running.session_id
+        if session_id is not None and running.key is not None:
+            kept = self._encoded(running, outcome)
+            size = len(kept) if kept is not None else 0
+            if size and self._owed.size + size > _MOST_OWED:
+                kept, size = None, 0
+            finish = partial(self._store.finish_request, session_id, running.key, kept, now=now)
+            await self._owed.settle({("finish", session_id, running.key): finish}, size=size)
+        # Idle time counts from the end of the last request (SES14). Admission moved
+        # the deadline already; a store is written again only if that was a while ago.
+        if now - running.started_at > self._rarely:
+            await self._store.touch(running.sessions, now=now)
+
+    def _encoded(self, running: RunningRequest, outcome: Outcome) -> bytes | None:
+        try:
+            if outcome.result is not None:
+                return result_outcome(outcome.result)
+            return error_outcome(outcome.error or {})
+        except _NOT_JSON:
+            logger.exception("the outcome of %s cannot be kept", running.request.method)
+            return None
+
+    def answer(
+        self, running: RunningRequest, waiter: Waiter, outcome: Outcome
+    ) -> tuple[bytes, int | None]:
+        """The answer for one waiter, and its error's code."""
+        inbound, request_id, record = waiter.inbound, waiter.request.id, running.record
+        result, error = outcome.result, outcome.error or {}
+        if result is not None:
+            try:
+                if waiter.named and record is not None:
+                    result = self._stamp(result, record)
+                if waiter is not running.waiters[0]:
+                    result = inbound.of_its_era(result)
+                return inbound.result(request_id, result), None
+            except (SessionsError, *_NOT_JSON):
+                logger.exception("the result of %s cannot be sent", running.request.method)
+                error = error_body(INTERNAL_ERROR, "Internal error")
+        try:
+            return inbound.error(request_id, error), error.get("code")
+        except _NOT_JSON:
+            logger.exception("the error of %s cannot be sent", running.request.method)
+            internal = error_body(INTERNAL_ERROR, "Internal error")
+            return inbound.error(request_id, internal), INTERNAL_ERROR
