@@ -42,11 +42,17 @@ class RequestChannel(Protocol):
         """
         ...
 
-    on_closed: Callable[[], None] | None
-    """Called when the channel closes before it was answered."""
+    def watch(
+        self, on_closed: Callable[[], None] = ..., on_reopened: Callable[[], None] = ...
+    ) -> None:
+        """Tell these, and nobody else any more.
 
-    on_reopened: Callable[[], None] | None
-    """Called when a client came back for a closed channel that was not answered yet."""
+        Args:
+            on_closed: Called when the channel closes before it was answered.
+            on_reopened: Called when a client came back for a closed channel that was not
+                answered yet.
+        """
+        ...
 
     close_stream: Callable[[], Awaitable[None]] | None
     """Closes the response stream so that the client comes back with ``Last-Event-ID``;
@@ -77,6 +83,23 @@ class RequestChannel(Protocol):
     def after_answer(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when the answer was handed to the network, or never can be."""
         ...
+
+
+def _nobody() -> None:
+    """Nobody is told."""
+
+
+class WatchedChannel:
+    """What every :class:`RequestChannel` has: who is told that it closed, or opened again."""
+
+    _on_closed: Callable[[], None] = staticmethod(_nobody)
+    _on_reopened: Callable[[], None] = staticmethod(_nobody)
+
+    def watch(
+        self, on_closed: Callable[[], None] = _nobody, on_reopened: Callable[[], None] = _nobody
+    ) -> None:
+        """See :class:`RequestChannel`."""
+        self._on_closed, self._on_reopened = on_closed, on_reopened
 
 
 class Transport(Protocol):

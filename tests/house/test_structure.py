@@ -16,19 +16,7 @@ from tests.house.source import PACKAGES, ROOT, Module, modules
 KNOWN_CIRCLES: set[tuple[str, str]] = set()
 """Imports (importer, imported) that close a circle and are still to be taken out."""
 
-KNOWN_ASSIGNED = {
-    "by_peer",
-    "is_over",
-    "largest",
-    "modern",
-    "never_began",
-    "on_closed",
-    "on_reopened",
-    "refill",
-    "resumes_stream",
-    "route",
-    "session_header",
-}
+KNOWN_ASSIGNED: set[str] = set()
 """Attributes that are assigned from outside, and still to be replaced by an argument of their
 object's constructor, or by a method of its own.
 """

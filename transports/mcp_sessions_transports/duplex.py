@@ -202,8 +202,9 @@ class DuplexConnection:
         peer = Peer(route.protocol_version, capabilities, modern=True)
         if self.client.peer.initialize_params is None:
             self.client.identify(peer)
-        inbound = self._inbound(channel, peer)
-        inbound.modern, inbound.route = True, route
+        inbound = Inbound(
+            self.client.principal, peer, self.client, channel, modern=True, route=route
+        )
         if self.transport.listens.has(request.id):
             refused = InvalidRequest(
                 InvalidReason.DUPLICATE_ID, "a request with this id is still open"
@@ -233,8 +234,8 @@ class DuplexConnection:
 
     # --- what goes out ---------------------------------------------------------------------
 
-    def _inbound(self, channel: DuplexChannel, peer: Peer | None = None) -> Inbound:
-        return Inbound(self.client.principal, peer or self.client.peer, self.client, channel)
+    def _inbound(self, channel: DuplexChannel) -> Inbound:
+        return Inbound(self.client.principal, self.client.peer, self.client, channel)
 
     def _refuse(self, request_id: RequestId | None, error: dict[str, Any]) -> None:
         self.transport.outbox.push(error_message(request_id, error))

@@ -15,16 +15,16 @@ from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import Notification, RequestId, encode, error_body, wire_error
 from mcp_sessions.errors import SessionNotFound
 from mcp_sessions.ids import Position, SessionId
-from mcp_sessions.server.connection import ReadEvents
+from mcp_sessions.server.connection import ReadEvents, WatchedChannel
 from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.server.requests.runner import REQUEST_CANCELLED
 from mcp_sessions.stores.records import Attached, SessionRecord
 from mcp_sessions_transports.log_feed import LogFeed
-from mcp_sessions_transports.outbox import Outbox
+from mcp_sessions_transports.outbox import Outbox, Refill
 from mcp_sessions_transports.served import Served
 
 
-class DuplexChannel:
+class DuplexChannel(WatchedChannel):
     """A :class:`~mcp_sessions.server.connection.RequestChannel` on a shared connection."""
 
     close_stream: Callable[[], Awaitable[None]] | None = None
@@ -37,8 +37,6 @@ class DuplexChannel:
         """
         self._transport = transport
         self.lasts = lasts
-        self.on_closed: Callable[[], None] | None = None
-        self.on_reopened: Callable[[], None] | None = None
         self._callbacks: list[Callable[[], None]] | None = None
 
     @property
@@ -70,8 +68,7 @@ class DuplexChannel:
         """The connection is gone before the answer."""
         for callback in self._callbacks or ():
             callback()
-        if self.on_closed is not None:
-            self.on_closed()
+        self._on_closed()
 
 
 class _Lane:
@@ -80,7 +77,6 @@ class _Lane:
     def __init__(self, transport: DuplexTransport) -> None:
         self._transport = transport
         self.closed = False
-        self.refill: Callable[[], Awaitable[bool]] | None = None
 
     @property
     def full(self) -> bool:
@@ -92,6 +88,10 @@ class _Lane:
 
     def wake(self) -> None:
         self._transport.outbox.wake()
+
+    def feed_by(self, refill: Refill) -> None:
+        # The transport asks the feeds of all its sessions.
+        pass
 
     def finish(self) -> None:
         self.closed = True
@@ -177,7 +177,7 @@ class DuplexTransport:
             slow_timeout=policy.slow_timeout,
             most=policy.send_buffer + policy.max_unread_bytes,
         )
-        self.outbox.refill = self._refill
+        self.outbox.feed_by(self._refill)
         self.listens = DuplexListens(self.outbox, served.listening)
         self.is_draining = False
         """Closed by this side, in order."""
@@ -304,6 +304,6 @@ class DuplexTransport:
     async def _refill(self) -> bool:
         more = False
         for feed in list(self._lanes.values()):
-            if feed.stream.refill is not None and await feed.stream.refill():
+            if await feed.refill():
                 more = True
         return more

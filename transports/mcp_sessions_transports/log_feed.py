@@ -8,13 +8,17 @@ from typing import Generic, Protocol, TypeVar
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import Position, SessionEventId, SessionId, parse_position
+from mcp_sessions_transports.outbox import Refill
 
 
 class Lane(Protocol):
     """Where a feed's events go."""
 
     closed: bool
-    refill: Callable[[], Awaitable[bool]] | None
+
+    def feed_by(self, refill: Refill) -> None:
+        """Call ``refill`` when all that was pushed is sent."""
+        ...
 
     @property
     def full(self) -> bool:
@@ -26,7 +30,7 @@ class Lane(Protocol):
         ...
 
     def wake(self) -> None:
-        """There is more: ask ``refill``."""
+        """There is more: ask who feeds it."""
         ...
 
     def finish(self) -> None:
@@ -85,7 +89,7 @@ class LogFeed(Generic[LaneT]):
         self._number = position.number if position is not None else -1
         self._log_epoch = position.log_epoch if position is not None else ""
         self._final: SessionEventId | None = None
-        stream.refill = self._refill
+        stream.feed_by(self.refill)
 
     def offer(self, event: LoggedEvent, *, final: bool = False) -> None:
         """An event was appended to the log.
@@ -152,9 +156,10 @@ class LogFeed(Generic[LaneT]):
         takes nothing is seen by its full buffer.
         """
         if self._behind and not (self.stream.full or self.stream.closed):
-            await self._refill()
+            await self.refill()
 
-    async def _refill(self) -> bool:
+    async def refill(self) -> bool:
+        """Push what follows in the log; False: nothing for now."""
         if not self._behind or self._reading:
             # Whoever reads just now wakes the stream.
             return False

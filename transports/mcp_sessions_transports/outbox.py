@@ -28,6 +28,8 @@ _AT_ONCE = 262_144
 """Bytes that are handed to the network in one step, or one chunk if that is larger."""
 
 Write = Callable[[list[bytes]], Awaitable[None]]
+Refill = Callable[[], Awaitable[bool]]
+"""Pushes more; False: there is no more for now."""
 
 
 class Outbox:
@@ -59,8 +61,11 @@ class Outbox:
         self.was_slow = False
         """It was cut because its peer took nothing."""
 
-        self.refill: Callable[[], Awaitable[bool]] | None = None
-        """Pushes more when the buffer is empty; False: there is no more for now."""
+        self._refill: Refill | None = None
+
+    def feed_by(self, refill: Refill) -> None:
+        """Call ``refill`` when the buffer is empty."""
+        self._refill = refill
 
     @property
     def full(self) -> bool:
@@ -97,7 +102,7 @@ class Outbox:
             self._made_room()
 
     def wake(self) -> None:
-        """There is more: ask ``refill``."""
+        """There is more: ask who feeds it."""
         self._wake.set()
 
     def hold(self) -> Callable[[], None]:
@@ -190,7 +195,7 @@ class Outbox:
                     self._size -= sum(map(len, chunks))
                     self._made_room()
                     continue
-                if self.refill is not None and await self.refill():
+                if self._refill is not None and await self._refill():
                     continue
                 if self._finished and not self._buffer:
                     return

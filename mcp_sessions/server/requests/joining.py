@@ -26,7 +26,7 @@ from mcp_sessions.server.cluster.messages import (
     RunEmitted,
     RunOver,
 )
-from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.connection import Inbound, WatchedChannel
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import Waiter
 from mcp_sessions.stores.records import Admitted, Peer
@@ -44,7 +44,7 @@ Answer = Callable[[Waiter, Admitted], Awaitable[None]]
 BeginAnew = Callable[[Waiter, SessionId, str], Awaitable[None]]
 
 
-class RemoteChannel:
+class RemoteChannel(WatchedChannel):
     """A :class:`~mcp_sessions.server.connection.RequestChannel` to a client of another
     process.
     """
@@ -54,8 +54,6 @@ class RemoteChannel:
     def __init__(self, bus: ClusterBus, process: str, join: str) -> None:
         self.process = process
         self.is_open = True
-        self.on_closed: Callable[[], None] | None = None
-        self.on_reopened: Callable[[], None] | None = None
         self._bus = bus
         self._join = join
 
@@ -81,9 +79,8 @@ class RemoteChannel:
         if self.is_open == is_open:
             return
         self.is_open = is_open
-        changed = self.on_reopened if is_open else self.on_closed
-        if changed is not None:
-            changed()
+        changed = self._on_reopened if is_open else self._on_closed
+        changed()
 
 
 class _Join:
@@ -111,6 +108,17 @@ class _Join:
 
         self.never_began = False
         """The runner recorded the key, began nothing under it, and never will."""
+
+    def looked(self, *, is_alive: bool) -> None:
+        """Whether its runner lives, as the store says."""
+        self.is_over = not is_alive
+        if self.is_over:
+            self.news.set()
+
+    def over(self, *, never_began: bool) -> None:
+        """Its runner says that it has no more to say."""
+        self.is_over, self.never_began = True, never_began
+        self.news.set()
 
 
 class Joining:
@@ -205,8 +213,10 @@ class Joining:
         if here is not None:
             self.by_request[here] = join
         channel = inbound.channel
-        channel.on_closed = lambda: self._tell_heard(join, name, is_open=False)
-        channel.on_reopened = lambda: self._tell_heard(join, name, is_open=True)
+        channel.watch(
+            lambda: self._tell_heard(join, name, is_open=False),
+            lambda: self._tell_heard(join, name, is_open=True),
+        )
         try:
             await self._ask_to_join(join, name)
             while not await self._went_on(join, name):
@@ -215,17 +225,16 @@ class Joining:
             del self._joins[name]
             if here is not None and self.by_request.get(here) is join:
                 del self.by_request[here]
-            channel.on_closed = channel.on_reopened = None
+            channel.watch()
 
     async def _ask_to_join(self, join: _Join, name: str) -> None:
         try:
-            join.is_over = not await self._bus.is_alive(join.runner)
+            is_alive = await self._bus.is_alive(join.runner)
         except StoreUnavailable:
             # Asked again when the store is back.
             return
-        if join.is_over:
-            join.news.set()
-        else:
+        join.looked(is_alive=is_alive)
+        if is_alive:
             await self._bus.tell(_asking(join, name), to=join.runner)
 
     async def _went_on(self, join: _Join, name: str) -> bool:
@@ -286,9 +295,7 @@ class Joining:
         """A request that waits here does not run any more, or never did."""
         join = self._joins.get(message.join)
         if join is not None and sender == join.runner:
-            join.is_over = True
-            join.never_began = message.never_began
-            join.news.set()
+            join.over(never_began=message.never_began)
 
     # --- where it runs -----------------------------------------------------------------------
 

@@ -218,8 +218,7 @@ class RequestRunner:
 
     def _listen(self, running: RunningRequest, waiter: Waiter) -> None:
         channel = waiter.inbound.channel
-        channel.on_closed = lambda: self._closed(running, waiter)
-        channel.on_reopened = lambda: self._heard(running)
+        channel.watch(lambda: self._closed(running, waiter), lambda: self._heard(running))
 
     def _unheard_by(self, running: RunningRequest) -> None:
         """A waiter of a request is gone; if it was the last, its time begins."""

@@ -17,6 +17,7 @@ from mcp_sessions.core.messages import RequestId, plain_draft
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.connection import WatchedChannel
 from mcp_sessions.server.delivery.streams import StreamLog, Streams
 from mcp_sessions_transports.credentials import Watch
 from mcp_sessions_transports.http.io import send_json
@@ -111,7 +112,7 @@ class ResponseStreams:
             remote.stream.finish()
 
 
-class PostChannel:
+class PostChannel(WatchedChannel):
     """A :class:`~mcp_sessions.server.connection.RequestChannel` over one POST."""
 
     def __init__(
@@ -139,8 +140,6 @@ class PostChannel:
         """The processes that serve its stream from the store."""
 
         self._is_read = True
-        self.on_closed: Callable[[], None] | None = None
-        self.on_reopened: Callable[[], None] | None = None
         self.close_stream: Callable[[], Awaitable[None]] | None = None
         # A response whose id is longer is sent without ids: no event is larger than what it says
         # by much, and a client that was cut asks again (SEC8).
@@ -271,8 +270,7 @@ class PostChannel:
             except BaseException:
                 # Nobody will ever read it: what is at work for it is unheard from now on.
                 self._is_read = False
-                if self.on_closed is not None:
-                    self.on_closed()
+                self._on_closed()
                 raise
             if self._is_away:
                 self._is_read = False
@@ -314,8 +312,7 @@ class PostChannel:
         if self._primes:
             stream.push(priming_event(self._sse_id(position)))
         self._is_read = True
-        if self.on_reopened is not None:
-            self.on_reopened()
+        self._on_reopened()
         await self._serve(stream, streams.session_id, receive, send)
 
     def read_elsewhere(self, process: str) -> None:
@@ -325,16 +322,14 @@ class PostChannel:
             self._stream.cut()
         if self._streams is not None and self._log is not None:
             self._streams.reopened(self._log.name)
-        if self.on_reopened is not None:
-            self.on_reopened()
+        self._on_reopened()
 
     async def left_elsewhere(self, process: str) -> None:
         """The other process serves it no more."""
         self.readers.discard(process)
         if self.is_open:
             return
-        if self.on_closed is not None:
-            self.on_closed()
+        self._on_closed()
         await self._retire()
 
     async def _serve(
@@ -350,8 +345,7 @@ class PostChannel:
             if self._stream is stream:
                 self._is_read = False
                 if not self.is_open:
-                    if self.on_closed is not None:
-                        self.on_closed()
+                    self._on_closed()
                     await self._retire()
 
     async def _commit(self) -> None:

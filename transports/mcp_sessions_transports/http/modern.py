@@ -26,7 +26,7 @@ from mcp_sessions.errors import InvalidParams, WireError
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
 from mcp_sessions.server.connection import ClientConnection, Inbound
-from mcp_sessions.server.upstream.modern_rules import ModernRules, Refused
+from mcp_sessions.server.upstream.modern_rules import ModernRules, Refused, Route
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stores.records import Peer
 from mcp_sessions_transports.credentials import Watch
@@ -89,7 +89,7 @@ class ModernHttp:
         if isinstance(checked, Refused):
             await _send_refused(send, checked)
         elif isinstance(checked, Notification):
-            inbound = self._inbound(principal, Peer("", None, modern=True), http_request)
+            inbound = self._inbound(principal, Peer("", None, modern=True), http_request, headers)
             await self._served.router.cancel_keyed(checked, inbound)
             await send_empty(send, 202)
         else:
@@ -100,11 +100,7 @@ class ModernHttp:
             peer = Peer(
                 route.protocol_version, {"capabilities": route.client_capabilities}, modern=True
             )
-            inbound = self._inbound(principal, peer, http_request)
-            inbound.route = route
-            inbound.resumes_stream = b"last-event-id" in headers
-            header = headers.get(b"mcp-session-id")
-            inbound.session_header = header.decode("latin-1") if header is not None else None
+            inbound = self._inbound(principal, peer, http_request, headers, route)
             await self._serve(request, inbound, receive, send)
 
     async def _serve(
@@ -175,10 +171,18 @@ class ModernHttp:
             raise
         return connection, stream
 
-    def _inbound(self, principal: Principal, peer: Peer, http_request: HttpRequest) -> Inbound:
+    def _inbound(
+        self,
+        principal: Principal,
+        peer: Peer,
+        http_request: HttpRequest,
+        headers: Headers,
+        route: Route | None = None,
+    ) -> Inbound:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         channel = ModernChannel(self._served.policy, self._loop, self._rules.status_of)
+        header = headers.get(b"mcp-session-id")
         return Inbound(
             principal,
             peer,
@@ -186,8 +190,11 @@ class ModernHttp:
             channel,
             context=http_request,
             has_stream=False,
+            resumes_stream=b"last-event-id" in headers,
+            session_header=header.decode("latin-1") if header is not None else None,
             modern=True,
             cancels=True,
+            route=route,
             encode=self._rules.dumps,
         )
 

@@ -13,6 +13,7 @@ from starlette.types import Receive, Send
 
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.connection import WatchedChannel
 from mcp_sessions_transports.credentials import Watch
 from mcp_sessions_transports.http.io import send_json
 from mcp_sessions_transports.http.sse import KEEP_ALIVE, SseStream
@@ -36,7 +37,7 @@ def modern_event(payload: bytes) -> bytes:
     return b"event: message\r\ndata: " + payload + b"\r\n\r\n"
 
 
-class ModernChannel:
+class ModernChannel(WatchedChannel):
     """A :class:`~mcp_sessions.server.connection.RequestChannel` over one modern POST."""
 
     def __init__(
@@ -51,8 +52,6 @@ class ModernChannel:
             status_of: The HTTP status of an answer with that error code.
         """
         self.is_open = True
-        self.on_closed: Callable[[], None] | None = None
-        self.on_reopened: Callable[[], None] | None = None
         self.close_stream: Callable[[], Awaitable[None]] | None = None
         self._policy = policy
         self._loop = loop
@@ -160,8 +159,7 @@ class ModernChannel:
         if self._stream is not None:
             self._stream.cut()
         self.is_open = False
-        if self.on_closed is not None:
-            self.on_closed()
+        self._on_closed()
 
 
 async def _gone(receive: Receive) -> None:

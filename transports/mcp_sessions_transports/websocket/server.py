@@ -128,17 +128,14 @@ class WebSocketBinding:
                 closing.because(CloseCode.TRY_AGAIN_LATER, "too slow")
             elif connection.transport.is_draining:
                 closing.because(CloseCode.SERVICE_RESTART, "the server is shutting down")
-                if not closing.by_peer:
-                    # Before the store is told: what the client asks meanwhile nobody reads.
-                    await _close(send, closing)
-                    closing.by_peer = True
+                # Before the store is told: what the client asks meanwhile nobody reads.
+                await closing.say(send)
             await connection.gone()
             reader.cancel()
             writer.cancel()
             cut.cancel()
             results = await asyncio.gather(reader, writer, cut, return_exceptions=True)
-            if not closing.by_peer:
-                await _close(send, closing)
+            await closing.say(send)
             logger.info("websocket %s closed", digest(connection.client.id))
         for result in results:
             if isinstance(result, Exception) and not isinstance(result, OSError):
@@ -159,7 +156,7 @@ class WebSocketBinding:
                 # Cut already, perhaps with its credential: nothing more is served.
                 return
             if message["type"] == "websocket.disconnect":
-                closing.by_peer = True
+                closing.said()
                 if message.get("code") == CloseCode.TOO_BIG:
                     logger.warning(
                         "a client closed its WebSocket, since a message was too large for it: "
@@ -180,7 +177,7 @@ class WebSocketBinding:
     async def _write(self, connection: DuplexConnection, send: Send, closing: Closing) -> None:
         async def write(chunks: list[bytes]) -> None:
             for chunk in chunks:
-                closing.largest = max(closing.largest, len(chunk))
+                closing.sent(len(chunk))
                 await send({"type": "websocket.send", "text": chunk.decode()})
 
         await connection.transport.outbox.empty_into(write, idle=None, interval=0)
@@ -190,24 +187,36 @@ class Closing:
     """Why a connection is being closed: the first reason counts."""
 
     def __init__(self) -> None:
-        self.code = CloseCode.NORMAL
-        self.reason = ""
-        self.by_peer = False
         self.largest = 0
         """Bytes of the largest message that was sent."""
 
+        self._code = CloseCode.NORMAL
+        self._reason = ""
+        self._is_said = False
+
     def because(self, code: CloseCode, reason: str) -> None:
         """Give the reason, if there is none yet."""
-        if self.code is CloseCode.NORMAL:
-            self.code, self.reason = code, reason
+        if self._code is CloseCode.NORMAL:
+            self._code, self._reason = code, reason
 
+    def sent(self, size: int) -> None:
+        """A message of so many bytes is being sent."""
+        self.largest = max(self.largest, size)
 
-async def _close(send: Send, closing: Closing) -> None:
-    message = {"type": "websocket.close", "code": int(closing.code), "reason": closing.reason}
-    # A peer that is gone already cannot be told why.
-    with contextlib.suppress(OSError, RuntimeError, TimeoutError):
-        async with asyncio.timeout(1):
-            await send(message)
+    def said(self) -> None:
+        """One of both sides said that it closes: it is not said again."""
+        self._is_said = True
+
+    async def say(self, send: Send) -> None:
+        """Close, and say why, unless that was said."""
+        if self._is_said:
+            return
+        message = {"type": "websocket.close", "code": int(self._code), "reason": self._reason}
+        # A peer that is gone already cannot be told why.
+        with contextlib.suppress(OSError, RuntimeError, TimeoutError):
+            async with asyncio.timeout(1):
+                await send(message)
+        self.said()
 
 
 def _text(status: int, text: str) -> Denied:
