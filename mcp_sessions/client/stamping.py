@@ -15,6 +15,7 @@ from mcp_sessions.client.dialer import Json
 from mcp_sessions.core.messages import (
     EXTENSION,
     INSTANCE_META,
+    PROTOCOL_VERSION_META,
     REQUEST_KEY_META,
     SESSION_META,
     RequestId,
@@ -23,7 +24,6 @@ from mcp_sessions.core.messages import (
 from mcp_sessions.core.messages import without_session as without_session_members
 from mcp_sessions.core.resume import SessionView, is_sendable
 
-PROTOCOL_VERSION_META = "io.modelcontextprotocol/protocolVersion"
 CLIENT_CAPABILITIES_META = "io.modelcontextprotocol/clientCapabilities"
 SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
 _ENVELOPE = (

@@ -23,6 +23,9 @@ from mcp_sessions.ids import RequestKey, SessionId, parse_session_id
 SESSION_META = "io.modelcontextprotocol/session"
 """``_meta`` key of documents 004: ``{"sessionId": …, "state": …, "expiresAt": …}``."""
 
+PROTOCOL_VERSION_META = "io.modelcontextprotocol/protocolVersion"
+"""Of the modern era's envelope: every request carries it."""
+
 REQUEST_KEY_META = "io.github.mcp-sessions/requestKey"
 """``_meta`` key of a request that must survive its connection."""
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from mcp_sessions.core.log import Draft, LoggedEvent
@@ -114,6 +116,16 @@ class SessionRecord:
 
     state_version: int = 0
     """Grows with every change of ``state``."""
+
+    @property
+    def expires_text(self) -> str:
+        """``expiresAt``: ISO 8601, UTC, in whole seconds, never later than the truth."""
+        return _whole_second(int(self.expires_at))
+
+
+@lru_cache(maxsize=1_024)
+def _whole_second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 
 from tests.house.source import ROOT
+from tests.support.duplex import DECLARED, WITHIN, duplex_world
+from tests.support.raw import at_most, uris
+from tests.support.replicas import cluster
 from tests.support.world import STORES, world
 
 PAGE = ROOT / "docs/how-it-works.md"
@@ -86,8 +89,42 @@ async def tools_call(measured: Measured) -> None:
             assert await client.text("echo", text="warm") == "warm"
 
 
+async def update(measured: Measured) -> None:
+    """Of a resource that a session subscribed to, whose GET stream another replica has open."""
+    async with cluster(2) as c:
+        client = await c[0].connected()
+        await client.start()
+        await client.result("resources/subscribe", {"uri": "a:1"})
+        stream = await c.at(1, client).get().started()
+        await c[0].layer.notify_resource_updated("a:1")
+        assert uris(await at_most(WITHIN, stream.has(1))) == ["a:1"]
+        with measured():
+            await c[0].layer.notify_resource_updated("a:1")
+            assert uris(await at_most(WITHIN, stream.has(2))) == ["a:1", "a:1"]
+
+
+async def takeover(measured: Measured) -> None:
+    """Of a session with an event since, whose old connection has its GET stream open."""
+    async with duplex_world() as w:
+        http = await w.inner.connected(capabilities=DECLARED)
+        stream = await http.get().started()
+        started = await http.start()
+        await http.result("resources/subscribe", {"uri": "a:1"})
+        await w.layer.notify_resource_updated("a:1")
+        await at_most(WITHIN, stream.has(1))
+        socket = await w.connected("websocket", capabilities=DECLARED)
+        await socket.start()
+        with measured():
+            await socket.resume(started["sessionId"], started["sessionEventId"])
+            assert uris(await socket.has_events(1)) == ["a:1"]
+            *_, told = await at_most(WITHIN, stream.has(2))
+        assert told["params"]["reason"] == "taken_over"
+
+
 WALKS: dict[str, Walk] = {
     "A `tools/call` over HTTP": tools_call,
+    "An update on one replica to a GET stream on another": update,
+    "A WebSocket `session/resume` that takes over from HTTP": takeover,
 }
 """Its heading on the page → does it, and measures the part that the page is about."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import (
+    PROTOCOL_VERSION_META,
     Answer,
     Malformed,
     Notification,
@@ -22,6 +23,7 @@ from mcp_sessions.core.messages import (
     error_body,
     error_message,
     id_of,
+    meta_of,
     named_session,
     parse,
     wire_error,
@@ -147,7 +149,7 @@ class DuplexConnection:
             await self._notified(message, channel, size)
         elif message.method == "initialize" and not self.client.peer.modern:
             await self._initialize(message, channel)
-        elif self._rules.is_modern(message.params) or self._lacks_envelope(message):
+        elif _has_envelope(message) or self._lacks_envelope(message):
             await self._modern(message, channel)
         else:
             await router.request(message, self._inbound(channel))
@@ -239,6 +241,10 @@ class DuplexConnection:
 
     def _refuse(self, request_id: RequestId | None, error: dict[str, Any]) -> None:
         self.transport.outbox.push(error_message(request_id, error))
+
+
+def _has_envelope(request: Request) -> bool:
+    return PROTOCOL_VERSION_META in (meta_of(request.params) or ())
 
 
 def _names_session(request: Request) -> bool:

@@ -10,8 +10,6 @@ import hmac
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any, cast
 
 from mcp_sessions.core.messages import SESSION_META, meta_of
@@ -113,7 +111,7 @@ class SealedState:
         """A session as ``sessions/create`` describes it (CRE1): strings only."""
         return {
             "sessionId": record.session_id,
-            "expiresAt": timestamp(record.expires_at),
+            "expiresAt": record.expires_text,
             "state": self._token(record),
         }
 
@@ -137,13 +135,3 @@ class SealedState:
             version=version,
             expires_at=record.ends_at,
         )
-
-
-def timestamp(seconds: float) -> str:
-    """``expiresAt``: ISO 8601, UTC, in whole seconds, never later than the truth."""
-    return _whole_second(int(seconds))
-
-
-@lru_cache(maxsize=1_024)
-def _whole_second(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -34,7 +34,7 @@ from mcp_sessions.ids import SessionEventId, SessionId, digest, parse_position
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
-from mcp_sessions.server.dispatch.sealed_state import SealedState, timestamp
+from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stores.contract import SessionStore
@@ -91,7 +91,7 @@ class SessionMethods:
         return {
             "sessionId": session_id,
             "sessionEventId": await self._begin(record, inbound),
-            "expiresAt": timestamp(record.expires_at),
+            "expiresAt": record.expires_text,
         }
 
     async def _create(self, params: dict[str, Any] | None, inbound: Inbound) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class SessionMethods:
             "catchup": refusal is None,
             "sessionEventId": attached.head,
             "replayed": len(attached.replay) if refusal is None else 0,
-            "expiresAt": timestamp(record.expires_at),
+            "expiresAt": record.expires_text,
         }
         if refusal is not None:
             result["reason"] = refusal.value

@@ -43,13 +43,9 @@ class ModernRules(Protocol):
         """What a body is, or the answer to one that is refused."""
         ...
 
-    def is_modern(self, params: Any) -> bool:
-        """Whether a request without HTTP headers carries the modern era's envelope."""
-        ...
-
     def route(self, method: str, params: Any) -> Route | tuple[int, str, Any]:
-        """What the envelope of such a request says, or the error it is answered with (code,
-        message, data).
+        """What the envelope of a request without HTTP headers says, or the error it is
+        answered with (code, message, data).
         """
         ...
 

@@ -23,7 +23,6 @@ from mcp.shared.inbound import (
 )
 from mcp_types import (
     HEADER_MISMATCH,
-    PROTOCOL_VERSION_META_KEY,
     JSONRPCNotification,
     JSONRPCRequest,
 )
@@ -115,11 +114,6 @@ class SdkModernRules:
             # The boundary to the server's code. The SDK asks again, logs it, and goes on.
             return False
         return True
-
-    def is_modern(self, params: Any) -> bool:
-        """See :class:`ModernRules`."""
-        meta = cast("dict[str, Any]", params).get("_meta") if isinstance(params, dict) else None
-        return isinstance(meta, dict) and PROTOCOL_VERSION_META_KEY in meta
 
     def route(self, method: str, params: Any) -> InboundModernRoute | tuple[int, str, Any]:
         """See :class:`ModernRules`."""
