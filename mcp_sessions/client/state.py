@@ -126,19 +126,19 @@ class Runtime:
         await self.sleep(max(at_least, self.backoff.failed(self.draw())))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ClientState:
     """One client's; see the module."""
 
-    def __init__(self, runtime: Runtime, addresses: Addresses) -> None:
-        self.addresses = addresses
-        self.phase = Phase.FRESH
-        self.link: Link | None = None
-        """The one that requests go out on."""
+    _runtime: Runtime
+    addresses: Addresses
+    phase: Phase = Phase.FRESH
+    link: Link | None = None
+    """The one that requests go out on."""
 
-        self._runtime = runtime
-        self._before_move = Phase.FRESH
-        self._trouble_since: float | None = None
-        """When the first failure after the last progress was."""
+    _before_move: Phase = Phase.FRESH
+    _trouble_since: float | None = None
+    """When the first failure after the last progress was."""
 
     def may(self, change: Change) -> bool:
         """Whether ``change`` can happen now."""

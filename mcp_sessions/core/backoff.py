@@ -11,26 +11,21 @@ Rules that must hold, and that ``tests/core/test_backoff.py`` owns:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class Backoff:
-    """The attempts since the last progress, and the delay before the next one.
+    """The attempts since the last progress, and the delay before the next one."""
 
-    Args:
-        base: Seconds that the first delay has at the most.
-        cap: Seconds that any delay has at the most.
-    """
+    base: float
+    """Seconds that the first delay has at the most."""
 
-    __slots__ = ("_base", "_cap", "_failures")
+    cap: float
+    """Seconds that any delay has at the most."""
 
-    def __init__(self, *, base: float, cap: float) -> None:
-        self._base = base
-        self._cap = cap
-        self._failures = 0
-
-    @property
-    def failures(self) -> int:
-        """Attempts that failed since the last progress."""
-        return self._failures
+    failures: int = 0
+    """Attempts that failed since the last progress."""
 
     def failed(self, random: float) -> float:
         """Count a failed attempt.
@@ -42,13 +37,13 @@ class Backoff:
             Seconds to wait before the next attempt.
         """
         # The exponent is bounded as well: a client may be offline for weeks.
-        bound = min(self._cap, self._base * 2.0 ** min(self._failures, 62))
-        self._failures += 1
+        bound = min(self.cap, self.base * 2.0 ** min(self.failures, 62))
+        self.failures += 1
         return bound * random
 
     def progressed(self) -> None:
         """An answer or an event came: the next failure is a first one again."""
-        self._failures = 0
+        self.failures = 0
 
 
 def spread(seconds: float, random: float) -> float:

@@ -14,7 +14,7 @@ Rules that must hold, and that the tests in ``tests/core/test_log.py`` own:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
@@ -94,39 +94,26 @@ class LoggedEvent(NamedTuple):
         return Position(LogEpoch(self.event_id.partition("-")[0]), self.number)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class EventLog:
     """The events of one session or stream, oldest first."""
 
-    __slots__ = (
-        "_by_key",
-        "_bytes",
-        "_events",
-        "_evicted",
-        "_floor",
-        "_head",
-        "_oldest",
-        "_window",
-        "log_epoch",
+    log_epoch: LogEpoch
+    _window: Window
+    _events: dict[int, LoggedEvent] = field(default_factory=dict[int, LoggedEvent])
+    _by_key: dict[tuple[SessionId | None, str], int] = field(
+        default_factory=dict[tuple[SessionId | None, str], int]
     )
+    size: int = 0
+    """Encoded bytes kept."""
 
-    def __init__(self, log_epoch: LogEpoch, window: Window) -> None:
-        self.log_epoch = log_epoch
-        self._window = window
-        self._events: dict[int, LoggedEvent] = {}
-        self._by_key: dict[tuple[SessionId | None, str], int] = {}
-        self._bytes = 0
-        self._head = 0
-        self._floor = 0
-        self._evicted = 0
-        self._oldest = 1
+    _head: int = 0
+    _floor: int = 0
+    _evicted: int = 0
+    _oldest: int = 1
 
     def __len__(self) -> int:
         return len(self._events)
-
-    @property
-    def size(self) -> int:
-        """Encoded bytes kept."""
-        return self._bytes
 
     @property
     def head(self) -> Position:
@@ -158,10 +145,10 @@ class EventLog:
         if key is not None:
             replaced = self._by_key.get(key)
             if replaced is not None:
-                self._bytes -= len(self._events.pop(replaced).payload)
+                self.size -= len(self._events.pop(replaced).payload)
             self._by_key[key] = number
         self._events[number] = event
-        self._bytes += len(payload)
+        self.size += len(payload)
         self._head = number
         self._evict(now)
         return event
@@ -257,7 +244,7 @@ class EventLog:
                 number += 1
             if horizon is None or events[number].at >= horizon:
                 if (most is None or count <= most) and (
-                    window.max_bytes is None or self._bytes <= window.max_bytes or count == 1
+                    window.max_bytes is None or self.size <= window.max_bytes or count == 1
                 ):
                     break
                 self._evicted = number
@@ -268,7 +255,7 @@ class EventLog:
 
     def _forget(self, number: int) -> None:
         event = self._events.pop(number)
-        self._bytes -= len(event.payload)
+        self.size -= len(event.payload)
         if event.key is not None and self._by_key.get(event.key) == number:
             del self._by_key[event.key]
 

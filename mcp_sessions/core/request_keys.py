@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -164,32 +164,29 @@ def is_forgotten(finished_at: float, *, now: float, lifetime: float) -> bool:
     return finished_at < now - lifetime
 
 
+@dataclass(slots=True, eq=False, kw_only=True, repr=False)
 class RequestKeys:
     """The keyed requests of one session."""
 
-    __slots__ = (
-        "_answered", "_answers", "_bytes", "_finished", "_known", "_lifetime", "_max_bytes",
-    )  # fmt: skip
+    max_bytes: int
+    lifetime: float
+    """Seconds for which a key is known after its request finished."""
 
-    def __init__(self, *, max_bytes: int, lifetime: float) -> None:
-        self._known: dict[RequestKey, KeyedRequest] = {}
-        # In the order in which they finished, which is the order in which they are forgotten,
-        # and before that their answers. Each step looks at the oldest only: a session at its
-        # bound is as quick as one below it.
-        self._finished: deque[RequestKey] = deque()
-        self._answered: deque[RequestKey] = deque()
-        self._bytes = 0
-        self._answers = 0
-        self._max_bytes = max_bytes
-        self._lifetime = lifetime
+    size: int = 0
+    """Bytes accounted for."""
+
+    _answers: int = 0
+    """Of these, the bytes of kept answers."""
+
+    _known: dict[RequestKey, KeyedRequest] = field(default_factory=dict[RequestKey, KeyedRequest])
+    # In the order in which they finished, which is the order in which they are forgotten,
+    # and before that their answers. Each step looks at the oldest only: a session at its
+    # bound is as quick as one below it.
+    _finished: deque[RequestKey] = field(default_factory=deque[RequestKey])
+    _answered: deque[RequestKey] = field(default_factory=deque[RequestKey])
 
     def __len__(self) -> int:
         return len(self._known)
-
-    @property
-    def size(self) -> int:
-        """Bytes accounted for."""
-        return self._bytes
 
     def get(self, key: RequestKey) -> KeyedRequest | None:
         """What is known of ``key``."""
@@ -227,7 +224,7 @@ class RequestKeys:
         if not self._make_room(cost):
             return Begun.FULL, None
         entry = self._known[key] = KeyedRequest(digest, runner, now, scopes=scopes, run=run)
-        self._bytes += cost
+        self.size += cost
         return Begun.FIRST, entry
 
     def finish(self, key: RequestKey, outcome: bytes | None, *, now: float) -> bool:
@@ -246,16 +243,16 @@ class RequestKeys:
             return False
         entry.state, entry.outcome = KeyState.ANSWERED, outcome
         self._answered.append(key)
-        self._bytes += len(outcome)
+        self.size += len(outcome)
         self._answers += len(outcome)
         return True
 
     def _make_room(self, wanted: int) -> bool:
-        if not has_room(wanted, size=self._bytes, answers=self._answers, max_bytes=self._max_bytes):
+        if not has_room(wanted, size=self.size, answers=self._answers, max_bytes=self.max_bytes):
             return False
-        while self._bytes + wanted > self._max_bytes:
+        while self.size + wanted > self.max_bytes:
             entry = self._known[self._answered.popleft()]
-            self._bytes -= len(entry.outcome)
+            self.size -= len(entry.outcome)
             self._answers -= len(entry.outcome)
             entry.state, entry.outcome = KeyState.DROPPED, b""
         return True
@@ -263,12 +260,12 @@ class RequestKeys:
     def _expire(self, now: float) -> None:
         # A running request is known until it ends, however long that takes.
         while self._finished and is_forgotten(
-            self._known[self._finished[0]].at, now=now, lifetime=self._lifetime
+            self._known[self._finished[0]].at, now=now, lifetime=self.lifetime
         ):
             key = self._finished.popleft()
             oldest = self._known.pop(key)
             if oldest.state is KeyState.ANSWERED:
                 # The oldest that finished is the oldest that is answered.
                 self._answered.popleft()
-            self._bytes -= key_cost(key) + len(oldest.outcome)
+            self.size -= key_cost(key) + len(oldest.outcome)
             self._answers -= len(oldest.outcome)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeGuard, cast
 
@@ -192,6 +192,7 @@ say whose attempt it was."""
 _ATTEMPTS_KEPT = 16
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Attempts:
     """This client's requests that take its session, of which some were given up.
 
@@ -201,11 +202,8 @@ class Attempts:
         instance: How this client calls itself (TKO12): no other one does.
     """
 
-    __slots__ = ("_given_up", "instance")
-
-    def __init__(self, instance: str) -> None:
-        self.instance = instance
-        self._given_up: list[float] = []
+    instance: str
+    _given_up: list[float] = field(default_factory=list[float])
 
     def gave_up(self, *, now: float) -> None:
         """An attempt has no answer, and nobody knows whether it will be served."""
@@ -229,20 +227,15 @@ class Attempts:
         return True
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Lives:
     """How often a session may be started over: once per session that was of use."""
 
-    __slots__ = ("_generation", "_last", "_may")
+    generation: int = 0
+    """Counts the sessions; a loss that names an older one was dealt with already."""
 
-    def __init__(self) -> None:
-        self._generation = 0
-        self._may = True
-        self._last = 0.0
-
-    @property
-    def generation(self) -> int:
-        """Counts the sessions; a loss that names an older one was dealt with already."""
-        return self._generation
+    _may: bool = True
+    _last: float = 0.0
 
     def used(self) -> None:
         """The session answered: should it be lost, there may be another."""
@@ -259,7 +252,7 @@ class Lives:
             return False
         self._may = False
         self._last = now
-        self._generation += 1
+        self.generation += 1
         return True
 
 

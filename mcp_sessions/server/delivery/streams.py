@@ -5,6 +5,7 @@ which its client may come back for, whichever process serves it then.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.errors import Refusal
@@ -13,22 +14,14 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Appended
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class StreamLog:
     """One stream of one session. Every method may raise ``StoreUnavailable``."""
 
-    __slots__ = ("_clock", "_store", "name", "session_id")
-
-    def __init__(
-        self,
-        store: SessionStore,
-        clock: Callable[[], float],
-        session_id: SessionId,
-        name: StreamName,
-    ) -> None:
-        self.session_id = session_id
-        self.name = name
-        self._store = store
-        self._clock = clock
+    _store: SessionStore
+    _clock: Callable[[], float]
+    session_id: SessionId
+    name: StreamName
 
     async def open(self) -> Position | None:
         """Make it if it is new; its head. None if the session is not there."""

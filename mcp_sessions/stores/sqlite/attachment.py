@@ -22,7 +22,7 @@ from mcp_sessions.ids import (
 from mcp_sessions.stores.records import Attached, Relayed, SessionRecord, attachment_of
 from mcp_sessions.stores.sqlite import logs, sessions
 from mcp_sessions.stores.sqlite.served_file import ServedFile, is_small
-from mcp_sessions.stores.sqlite.transaction import Transaction, text_of
+from mcp_sessions.stores.sqlite.transaction import Transaction, assigned, text_of
 
 
 class Attachments(ServedFile):
@@ -63,12 +63,12 @@ class Attachments(ServedFile):
                 " WHERE sid = ?",
                 (fencing_epoch, hearing, attached.waits_from, session.sid),
             )
-
-            def apply(record: SessionRecord) -> None:
-                record.fencing_epoch, record.waits_from = fencing_epoch, attached.waits_from
-                record.attachment = attachment_of(hearing, fencing_epoch)
-
-            tx.changes.append((session_id, apply))
+            became = assigned(
+                fencing_epoch=fencing_epoch,
+                waits_from=attached.waits_from,
+                attachment=attachment_of(hearing, fencing_epoch),
+            )
+            tx.changes.append((session_id, became))
             counts = tx.recall(session_id)
             if counts is not None:
                 counts.fencing_epoch = fencing_epoch
@@ -87,9 +87,6 @@ class Attachments(ServedFile):
 
     async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
 
-        def apply(record: SessionRecord) -> None:
-            record.attachment = None
-
         def work(tx: Transaction) -> bool:
             session = sessions.brief(tx, session_id)
             if session is None or not attachment.detaches(
@@ -99,7 +96,7 @@ class Attachments(ServedFile):
             ):
                 return False
             tx.execute("UPDATE sessions SET connection_id = NULL WHERE sid = ?", (session.sid,))
-            tx.changes.append((session_id, apply))
+            tx.changes.append((session_id, assigned(attachment=None)))
             return True
 
         return await self._writer.call(work, short=True)

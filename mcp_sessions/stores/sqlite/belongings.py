@@ -13,7 +13,7 @@ from mcp_sessions.stores.records import CurrentSession, Data, SessionRecord
 from mcp_sessions.stores.sqlite import sessions
 from mcp_sessions.stores.sqlite.keys import keys_of
 from mcp_sessions.stores.sqlite.served_file import ServedFile, is_small
-from mcp_sessions.stores.sqlite.transaction import Transaction, text_bytes
+from mcp_sessions.stores.sqlite.transaction import Transaction, assigned, text_bytes
 
 
 class Belongings(ServedFile):
@@ -21,26 +21,20 @@ class Belongings(ServedFile):
 
     async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
         values = (current.session_id, current.fencing_epoch) if current else (None, None)
-
-        def apply(record: SessionRecord) -> None:
-            record.current = current
-
-        await self._set(session_id, "current_id = ?, current_epoch = ?", values, apply)
+        columns = "current_id = ?, current_epoch = ?"
+        await self._set(session_id, columns, values, assigned(current=current))
 
     async def mark_stream_opened(self, session_id: SessionId) -> bool:
         known = self._cache.known(session_id)
         if known is not None and known.stream_opened:
             return False
 
-        def apply(record: SessionRecord) -> None:
-            record.stream_opened = True
-
         def work(tx: Transaction) -> bool:
             cursor = tx.execute(
                 "UPDATE sessions SET stream_opened = 1 WHERE session_id = ? AND NOT stream_opened",
                 (session_id,),
             )
-            tx.changes.append((session_id, apply))
+            tx.changes.append((session_id, assigned(stream_opened=True)))
             return bool(cursor.rowcount)
 
         return await self._writer.call(work, short=True)
@@ -90,9 +84,6 @@ class Belongings(ServedFile):
         self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]
     ) -> bool:
 
-        def apply(record: SessionRecord) -> None:
-            record.subscriptions, record.lists = uris, lists
-
         def work(tx: Transaction) -> bool:
             session = sessions.brief(tx, session_id)
             if session is None:
@@ -102,17 +93,14 @@ class Belongings(ServedFile):
             tx.execute(
                 "UPDATE sessions SET lists = ? WHERE sid = ?", (encode(sorted(lists)), session.sid)
             )
-            tx.changes.append((session_id, apply))
+            tx.changes.append((session_id, assigned(subscriptions=uris, lists=lists)))
             return True
 
         return await self._writer.call(work)
 
     async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
-
-        def apply(record: SessionRecord) -> None:
-            record.waits_from = event_id
-
-        await self._set(session_id, "waits_from = ?", (event_id,), apply)
+        became = assigned(waits_from=event_id)
+        await self._set(session_id, "waits_from = ?", (event_id,), became)
 
     async def change_state(
         self,
@@ -148,13 +136,9 @@ class Belongings(ServedFile):
             found = sessions.record_of(tx, session_id)
             if found is None:
                 raise AssertionError("it was there, in this transaction")
-            record, state, version = found[1], newest, found[1].state_version
-
-            def apply(kept: SessionRecord) -> None:
-                kept.state, kept.state_version = state, version
-
-            tx.changes.append((session_id, apply))
-            return record
+            version = found[1].state_version
+            tx.changes.append((session_id, assigned(state=newest, state_version=version)))
+            return found[1]
 
         return await self._writer.call(work)
 

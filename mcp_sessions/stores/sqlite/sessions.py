@@ -21,7 +21,7 @@ from mcp_sessions.ids import (
     StreamName,
 )
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.principal import Principal
 from mcp_sessions.stores.limits import check_sessions, check_sizes
 from mcp_sessions.stores.records import (
     Attachment,
@@ -31,7 +31,7 @@ from mcp_sessions.stores.records import (
     attachment_of,
 )
 from mcp_sessions.stores.sqlite import logs
-from mcp_sessions.stores.sqlite.transaction import Transaction, text_bytes, text_of
+from mcp_sessions.stores.sqlite.transaction import Transaction, assigned, text_bytes, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ _COLUMNS = (
     " ends_at, fencing_epoch, connection_id, current_id, current_epoch, stream_opened, lists,"
     " waits_from, state_version, peer, state"
 )
+_NAMES = _COLUMNS.split(", ")
 
 
 @dataclass(slots=True)
@@ -222,7 +223,7 @@ def expire(
         if not is_over(now=now, expires_at=expires_at, ends_at=ends_at, held=session_id in held):
             later = idle_deadline(now=now, idle_timeout=idle_timeout, ends_at=ends_at)
             move_deadlines(tx, {session_id: later})
-            tx.changes.append((session_id, lambda record, to=later: _move(record, to)))
+            tx.changes.append((session_id, assigned(expires_at=later)))
             continue
         try:
             found = record_of(tx, session_id)
@@ -236,54 +237,12 @@ def expire(
     return expired
 
 
-def evict(
-    tx: Transaction,
-    *,
-    now: float,
-    unused_for: float,
-    held: Collection[SessionId],
-    deadlines: Mapping[SessionId, float],
-    idle_timeout: float,
-    limit: int,
-    opened: bool,
-) -> list[SessionRecord]:
-    """See :meth:`SessionStore.evict` (SES20).
-
-    Args:
-        deadlines: Those that were moved, but not yet in the file.
-    """
-    move_deadlines(tx, deadlines)
-    rows = tx.execute(
-        "SELECT session_id FROM sessions AS s"
-        " WHERE expires_at <= ? AND mode = ? AND owner = ? AND expires_at < ends_at"
-        " AND current_id IS NULL AND (? OR NOT stream_opened)"
-        " AND NOT EXISTS (SELECT 1 FROM subscriptions WHERE sid = s.sid)"
-        " AND NOT EXISTS (SELECT 1 FROM carried WHERE sid = s.sid)"
-        " ORDER BY expires_at - created_at > ?, expires_at LIMIT ?",
-        (
-            now - unused_for + idle_timeout,
-            Mode.TRANSPORT.value,
-            owner_bytes(ANONYMOUS),
-            opened,
-            idle_timeout + unused_for,
-            limit + len(held),
-        ),
-    ).fetchall()
-    going = [SessionId(session_id) for (session_id,) in rows if session_id not in held]
-    ended = [end(tx, session_id) for session_id in going[:limit]]
-    return [record for record in ended if record is not None]
-
-
 def move_deadlines(tx: Transaction, deadlines: Mapping[SessionId, float]) -> None:
     """Store the idle deadlines of these sessions, those that are there."""
     for session_id, deadline in deadlines.items():
         tx.execute(
             "UPDATE sessions SET expires_at = ? WHERE session_id = ?", (deadline, session_id)
         )
-
-
-def _move(record: SessionRecord, deadline: float) -> None:
-    record.expires_at = deadline
 
 
 def subscribe(tx: Transaction, sid: int, uri: str, policy: SessionPolicy) -> None:
@@ -335,49 +294,32 @@ def stored_attachment(connection_id: str | bytes | None, fencing_epoch: int) -> 
     return attachment_of(connection, FencingEpoch(fencing_epoch))
 
 
-def _record(tx: Transaction, row: Sequence[Any]) -> SessionRecord:
-    (
-        sid,
-        session_id,
-        mode,
-        owner,
-        scopes,
-        credential_expires_at,
-        created_at,
-        expires_at,
-        ends_at,
-        fencing_epoch,
-        connection_id,
-        current_id,
-        current_epoch,
-        stream_opened,
-        lists,
-        waits_from,
-        state_version,
-        peer,
-        state,
-    ) = row
-    carried = tx.execute("SELECT origin, fencing_epoch FROM carried WHERE sid = ?", (sid,))
-    client_id, issuer, subject = load_json(owner)
+def _record(tx: Transaction, values: Sequence[Any]) -> SessionRecord:
+    row = dict(zip(_NAMES, values, strict=True))
+    carried = tx.execute("SELECT origin, fencing_epoch FROM carried WHERE sid = ?", (row["sid"],))
+    client_id, issuer, subject = load_json(row["owner"])
+    scopes = frozenset(load_json(row["scopes"]))
+    peer, lists, waits_from = row["peer"], row["lists"], row["waits_from"]
     current = None
-    if current_id is not None:
-        current = CurrentSession(SessionId(text_of(current_id)), FencingEpoch(current_epoch))
+    if row["current_id"] is not None:
+        epoch = FencingEpoch(row["current_epoch"])
+        current = CurrentSession(SessionId(text_of(row["current_id"])), epoch)
     return SessionRecord(
-        SessionId(session_id),
-        Mode(mode),
-        Principal(client_id, issuer, subject, frozenset(load_json(scopes)), credential_expires_at),
-        created_at,
-        expires_at,
-        ends_at,
+        SessionId(row["session_id"]),
+        Mode(row["mode"]),
+        Principal(client_id, issuer, subject, scopes, row["credential_expires_at"]),
+        row["created_at"],
+        row["expires_at"],
+        row["ends_at"],
         peer=Peer(*load_json(peer)) if peer is not None else None,
-        fencing_epoch=FencingEpoch(fencing_epoch),
-        attachment=stored_attachment(connection_id, fencing_epoch),
+        fencing_epoch=FencingEpoch(row["fencing_epoch"]),
+        attachment=stored_attachment(row["connection_id"], row["fencing_epoch"]),
         current=current,
-        stream_opened=bool(stream_opened),
+        stream_opened=bool(row["stream_opened"]),
         carried={SessionId(text_of(origin)): FencingEpoch(epoch) for origin, epoch in carried},
-        subscriptions=frozenset(_subscriptions(tx, sid)),
+        subscriptions=frozenset(_subscriptions(tx, row["sid"])),
         lists=frozenset(load_json(lists)) if lists is not None else None,
         waits_from=SessionEventId(text_of(waits_from)) if waits_from is not None else None,
-        state=load_json(state),
-        state_version=state_version,
+        state=load_json(row["state"]),
+        state_version=row["state_version"],
     )

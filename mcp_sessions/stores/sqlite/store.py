@@ -52,7 +52,7 @@ from mcp_sessions.core.admission import Admission, admission, is_displaced
 from mcp_sessions.core.lifetime import end_of_life
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch, SessionId
-from mcp_sessions.principal import Principal
+from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_session_id
 from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.limits import check_peer
@@ -194,18 +194,31 @@ class SQLiteStore(Events, Attachments, Belongings):
     ) -> Sequence[SessionRecord]:
         idle = self._policy.idle_timeout
         moved = self._cache.moved(written_by=now - unused_for + idle)
-        gone = await self._writer.call(
-            lambda tx: sessions.evict(
-                tx,
-                now=now,
-                unused_for=unused_for,
-                held=frozenset(held),
-                deadlines=moved,
-                idle_timeout=idle,
-                limit=limit,
-                opened=opened,
-            )
-        )
+        spared = frozenset(held)
+
+        def work(tx: Transaction) -> list[SessionRecord]:
+            sessions.move_deadlines(tx, moved)
+            rows = tx.execute(
+                "SELECT session_id FROM sessions AS s"
+                " WHERE expires_at <= ? AND mode = ? AND owner = ? AND expires_at < ends_at"
+                " AND current_id IS NULL AND (? OR NOT stream_opened)"
+                " AND NOT EXISTS (SELECT 1 FROM subscriptions WHERE sid = s.sid)"
+                " AND NOT EXISTS (SELECT 1 FROM carried WHERE sid = s.sid)"
+                " ORDER BY expires_at - created_at > ?, expires_at LIMIT ?",
+                (
+                    now - unused_for + idle,
+                    Mode.TRANSPORT.value,
+                    sessions.owner_bytes(ANONYMOUS),
+                    opened,
+                    idle + unused_for,
+                    limit + len(spared),
+                ),
+            ).fetchall()
+            going = [SessionId(session_id) for (session_id,) in rows if session_id not in spared]
+            ended = [sessions.end(tx, session_id) for session_id in going[:limit]]
+            return [record for record in ended if record is not None]
+
+        gone = await self._writer.call(work)
         self._cache.were_written(moved)
         return gone
 

@@ -14,6 +14,17 @@ Change = SessionRecord | Callable[[SessionRecord], None] | None
 """What became of a session: how it is now (it was read, or made), what to do to a record
 that is as it was before, or None: it is over."""
 
+
+def assigned(**fields: Any) -> Callable[[SessionRecord], None]:
+    """What gives these fields of a record other values."""
+
+    def apply(record: SessionRecord) -> None:
+        for name, value in fields.items():
+            setattr(record, name, value)
+
+    return apply
+
+
 Changes = Sequence[tuple[SessionId, Change]]
 """In the order in which they happened."""
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, cast
 
 import anyio
@@ -255,14 +256,12 @@ class SdkUpstream:
         return ServerRunner(server, connection, self._lifespan_state)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SdkPeer:
     """One client as the SDK's kernel sees it."""
 
-    __slots__ = ("_modern", "_runner")
-
-    def __init__(self, runner: ServerRunner[Any], *, modern: bool = False) -> None:
-        self._runner = runner
-        self._modern = modern
+    _runner: ServerRunner[Any]
+    modern: bool = False
 
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None
@@ -277,7 +276,7 @@ class SdkPeer:
             return to_jsonable_python(result, by_alias=True, exclude_none=True, inf_nan_mode="null")
         except Exception as failed:
             # The boundary to handler code: whatever it raises is an answer on the wire.
-            raise UpstreamError(_error_of(failed, modern=self._modern)) from failed
+            raise UpstreamError(_error_of(failed, modern=self.modern)) from failed
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
         """See :class:`UpstreamPeer`."""
@@ -305,14 +304,12 @@ def _error_of(failed: Exception, *, modern: bool) -> dict[str, Any]:
     return error.model_dump(by_alias=True, mode="json", exclude_none=True)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _CallContext:
     """The SDK's ``DispatchContext`` over a :class:`Call`."""
 
-    __slots__ = ("_call", "_cancel_requested")
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._cancel_requested: anyio.Event | None = None
+    _call: Call
+    _cancel_requested: anyio.Event | None = None
 
     @property
     def transport(self) -> TransportContext:
@@ -365,13 +362,11 @@ class _CallContext:
         await self._call.progress(progress, total, message)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _SdkOutbound:
     """The SDK's ``Outbound`` over ours: a connection's standalone channel."""
 
-    __slots__ = ("_outbound",)
-
-    def __init__(self, outbound: Outbound) -> None:
-        self._outbound = outbound
+    _outbound: Outbound
 
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
