@@ -117,6 +117,11 @@ class SessionRecord:
     state_version: int = 0
     """Grows with every change of ``state``."""
 
+    def become(self, **fields: Any) -> None:
+        """Take other values of these fields."""
+        for name, value in fields.items():
+            setattr(self, name, value)
+
     @property
     def expires_text(self) -> str:
         """``expiresAt``: ISO 8601, UTC, in whole seconds, never later than the truth."""

@@ -37,6 +37,7 @@ FOREIGN = {
     "holder.session_manager": "the SDK's application of a server, which is served by the layer",
     "route.methods": "the SDK's route",
     "route.app": "a Starlette route, into whose application the middleware goes",
+    "setattr(self)": "a session's record, which takes other values of its own fields",
     "setattr(inner.state)": "the state of Starlette's application, copied",
 }
 """Targets that belong to other libraries, which offer no other way → what they are."""

@@ -17,12 +17,7 @@ that is as it was before, or None: it is over."""
 
 def assigned(**fields: Any) -> Callable[[SessionRecord], None]:
     """What gives these fields of a record other values."""
-
-    def apply(record: SessionRecord) -> None:
-        for name, value in fields.items():
-            setattr(record, name, value)
-
-    return apply
+    return lambda record: record.become(**fields)
 
 
 Changes = Sequence[tuple[SessionId, Change]]
