@@ -37,6 +37,7 @@ class ConnectionRegistry:
         self._clock = clock
         self._bus = bus
         self._connections: dict[ConnectionId, ClientConnection] = {}
+        self._in_use_at: dict[ConnectionId, float] = {}
         self._sessionless: dict[str, dict[ClientConnection, None]] = {}
         self._sessionless_of: dict[ClientConnection, dict[str, None]] = {}
         self._used_on: dict[SessionId, dict[ClientConnection, None]] = {}
@@ -44,6 +45,16 @@ class ConnectionRegistry:
     def add(self, connection: ClientConnection) -> None:
         """A connection is there."""
         self._connections[connection.id] = connection
+        self.in_use(connection)
+
+    def in_use(self, connection: ClientConnection) -> None:
+        """Something is done on a connection now, unless it was let go meanwhile."""
+        if connection.id in self._connections:
+            self._in_use_at[connection.id] = self._clock()
+
+    def in_use_at(self, connection: ClientConnection) -> float:
+        """When :meth:`in_use` was called last; seconds since 1970. 0: it was let go."""
+        return self._in_use_at.get(connection.id, 0)
 
     def local(self, connection_id: ConnectionId) -> ClientConnection | None:
         """A connection of this process."""
@@ -69,7 +80,7 @@ class ConnectionRegistry:
         """The connection of a transport-mode session in this process, made if it is new here."""
         known = self.local(ConnectionId(record.session_id))
         if isinstance(known, StoredConnection):
-            known.used()
+            self.in_use(known)
             return known
         connection = self.new_connection(record, record.peer or Peer(DEFAULT_VERSION))
         self.add(connection)
@@ -95,7 +106,7 @@ class ConnectionRegistry:
         stays.
         """
         if self._connections.get(connection.id) is connection:
-            del self._connections[connection.id]
+            del self._connections[connection.id], self._in_use_at[connection.id]
         for uri in list(self._sessionless_of.get(connection, ())):
             self.subscribe_sessionless(connection, uri, on=False)
         upstream_peers = dict(connection.upstream_peers)

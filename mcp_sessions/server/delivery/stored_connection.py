@@ -141,7 +141,6 @@ class StoredConnection(ClientConnection):
         "_stream",
         "over",
         "session_id",
-        "used_at",
     )
 
     def __init__(
@@ -173,17 +172,11 @@ class StoredConnection(ClientConnection):
         self._sent: str | None = None
         self._opened_elsewhere = False
         self._owes_first = False
-        self.used_at = clock()
-        """When it was named last; seconds since 1970."""
 
     @property
     def is_streaming(self) -> bool:
         """See :class:`ClientConnection`."""
         return self._stream is not None
-
-    def used(self) -> None:
-        """A request named it."""
-        self.used_at = self._clock()
 
     async def current(self) -> CurrentSession | None:
         """See :class:`ClientConnection`."""
@@ -378,7 +371,6 @@ class StoredConnection(ClientConnection):
             yield
         finally:
             stream.cut()
-            self.used()
             if self._stream is stream:
                 self._stream = None
                 if not is_served:

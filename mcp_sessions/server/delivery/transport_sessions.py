@@ -158,7 +158,6 @@ class TransportSessions:
         Raises:
             SessionNotFound: It is over.
         """
-        connection.used()
         first = await connection.is_first(record.stream_opened)
         head = await self._store.open_stream(record.session_id, GET_STREAM)
         if head is None:

@@ -57,8 +57,9 @@ class ClusterStreams:
                 continue
             channels = http_transport(connection).responses.channels
             if connection.is_streaming:
+                self._connections.in_use(connection)
                 await self._sessions.catch_up(connection)
-            elif connection.used_at < unused and not (
+            elif self._connections.in_use_at(connection) < unused and not (
                 channels or self._runner.by_connection(connection)
             ):
                 await self._connections.let_go(connection)
