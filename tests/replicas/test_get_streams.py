@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.raw import (
     EXTENSION,
+    Sent,
     at_most,
     call_params,
     event_ids,
@@ -97,6 +98,37 @@ async def test_a_stream_that_is_reopened_elsewhere_goes_on(seed: int) -> None:
         await cycles(30)
 
         assert heard + numbers(stream.messages) == [*range(60)]
+
+
+async def test_events_and_questions_come_again_in_the_order_in_which_they_came() -> None:
+    """HTL4, "once and in order": a question is in the log of the connection, an event in that of
+    its session, and three replicas stored them.
+    """
+    async with cluster(3) as c:
+        client = await c[0].connected(capabilities={"elicitation": {}})
+        session = (await client.start())["sessionId"]
+        stream = await client.get().started()
+        start = stream.events[0].id
+        publishers = [
+            each.layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
+            for each in (c[0], c[1], c[2])
+        ]
+        asked: list[Sent] = []
+        for number in range(3):
+            await publishers[number].publish(session, "notifications/x", {"n": number})
+            await at_most(SOON, stream.has(2 * number + 1))
+            asked.append(c.at(2 - number, client).call("ask_standalone", question="?"))
+            await at_most(SOON, stream.has(2 * number + 2))
+        stream.leave()
+        await stream.done()
+
+        again = c.at(1, client).get(start)
+        await at_most(SOON, again.has(6))
+        await cycles(30)
+        assert again.messages == stream.messages
+        for question in again.messages[1::2]:
+            await client.respond(question, {"action": "accept", "content": {"answer": "1"}})
+        assert [text_of(await each.result()) for each in asked] == ["accept: 1"] * 3
 
 
 @pytest.mark.in_process
