@@ -151,3 +151,13 @@ def test_a_file_that_the_page_does_not_list_is_seen() -> None:
     assert listed(page, "Two") == []
     with pytest.raises(AssertionError, match="no section"):
         listed(page, "Three")
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/how-it-works.md"])
+def test_a_file_that_a_page_names_by_its_path_is_there(page: str) -> None:
+    named = re.findall(
+        r"`((?:mcp_sessions|transports|tests)/[\w/.]+\.py)`", (ROOT / page).read_text()
+    )
+
+    assert len(named) > 10
+    assert [path for path in named if not (ROOT / path).is_file()] == []
