@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mcp_sessions.client.policy import ReconnectPolicy
     from mcp_sessions.client.sdk import ResumableTransport, is_outcome_unknown
     from mcp_sessions.client_transport import resumable
+    from mcp_sessions.conversations import Conversations
     from mcp_sessions.errors import (
         ConfigurationError,
         DataConflict,
@@ -54,6 +55,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ConfigurationError",
+    "Conversations",
     "DataConflict",
     "FileJar",
     "KnownSession",
@@ -82,6 +84,7 @@ __all__ = [
 # The same list as under TYPE_CHECKING, for run time; tests/house compares all three.
 _DEFINED_IN = {
     "ConfigurationError": "mcp_sessions.errors",
+    "Conversations": "mcp_sessions.conversations",
     "DataConflict": "mcp_sessions.errors",
     "FileJar": "mcp_sessions.client.jar",
     "KnownSession": "mcp_sessions.client.outcome",

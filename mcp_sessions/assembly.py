@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.draining import Draining
 from mcp_sessions.endpoint import Endpoint
+from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.health import Health
 from mcp_sessions.lifetime import Lifetime
 from mcp_sessions.policy import SessionPolicy
@@ -28,6 +30,7 @@ from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.dispatch.admin import Sessions
 from mcp_sessions.server.dispatch.association import Associations
 from mcp_sessions.server.dispatch.capabilities import advertise
+from mcp_sessions.server.dispatch.conversations import BoundSessions
 from mcp_sessions.server.dispatch.idempotency import Idempotency
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.listening import Listening
@@ -112,11 +115,13 @@ def assemble(
     policy: SessionPolicy,
     security: SessionSecurity | None,
     clock: Callable[[], float],
+    conversations: Conversations | None = None,
 ) -> Assembly:
     """Make what serves ``server``; see :class:`~mcp_sessions.layer.SessionLayer`.
 
     Raises:
-        ConfigurationError: The server cannot be wrapped, or the URL names no store.
+        ConfigurationError: The server cannot be wrapped, the URL names no store, or conversations
+            would not be found again.
     """
     upstream = SdkUpstream(server, adds_subscriptions=store is not None)
     security = (security or SessionSecurity.default()).bound_to(upstream.name)
@@ -124,6 +129,8 @@ def assemble(
         store = Stateless(security)
     elif isinstance(store, str):
         store = open_store(store)
+    if conversations is not None:
+        _check_conversations(store, security)
     bus = _bus(store)
     add_capabilities = partial(advertise, policy=policy, remembers=store.remembers)
 
@@ -155,7 +162,10 @@ def assemble(
     peers = UpstreamPeers(
         upstream, store, connections, publisher, runner, questions, policy, add_capabilities
     )
-    associations = Associations(store, connections, attachments, runner, sealed, clock)
+    bound = None
+    if conversations is not None:
+        bound = BoundSessions(conversations, store, lifecycle, security, clock, runner.held)
+    associations = Associations(store, connections, attachments, runner, sealed, clock, bound)
     idempotency = Idempotency(runner, associations, sealed, bus)
     methods = SessionMethods(store, attachments, runner, lifecycle, sealed, clock)
     router = Router(
@@ -231,6 +241,16 @@ def assemble(
         lifetime=lifetime,
         health=Health(store, clock, availability),
     )
+
+
+def _check_conversations(store: SessionStore, security: SessionSecurity) -> None:
+    if not store.remembers:
+        raise ConfigurationError("conversations need a store; this layer has none")
+    if security.is_ephemeral and (store.survives_process or store.exchange is not None):
+        raise ConfigurationError(
+            "the sessions of conversations outlive this process, but the keys by which they are "
+            "found do not: set MCP_SESSIONS_KEYS"
+        )
 
 
 def _bus(store: SessionStore) -> ClusterBus:

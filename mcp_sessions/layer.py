@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from mcp_sessions.access_log import AccessLog
 from mcp_sessions.assembly import MAX_BODY, assemble
+from mcp_sessions.conversations import Conversations
 from mcp_sessions.endpoint import Endpoint
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
@@ -58,6 +59,7 @@ class SessionLayer:
         store: SessionStore | str | None = "memory://",
         policy: SessionPolicy | None = None,
         security: SessionSecurity | None = None,
+        conversations: Conversations | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Wrap a server.
@@ -69,10 +71,12 @@ class SessionLayer:
             policy: Every limit; the defaults if None.
             security: The keys that seal ``state``. None: those of ``MCP_SESSIONS_KEYS`` if
                 it is set, else keys that end with this process.
+            conversations: Sessions for hosts that start none. None: such requests have none.
             clock: Seconds since 1970.
 
         Raises:
-            ConfigurationError: The server cannot be wrapped, or the URL names no store.
+            ConfigurationError: The server cannot be wrapped, or the URL names no store; or there
+                are ``conversations``, and no store, or one that outlives keys of this process.
         """
         self._assembly = assemble(
             server,
@@ -80,6 +84,7 @@ class SessionLayer:
             policy=policy if policy is not None else SessionPolicy(),
             security=security,
             clock=clock,
+            conversations=conversations,
         )
         self.policy = self._assembly.policy
         self.security = self._assembly.security

@@ -59,6 +59,7 @@ class Purpose(Enum):
 
     STATE = "state"
     SESSION_ID = "session id"
+    BOUND = "bound"
 
 
 Binding = tuple[str | None, ...]
@@ -95,6 +96,26 @@ def bound(*parts: str | None) -> bytes:
     inverse; JSON's escapes have none, they spell two lone surrogates like the pair.
     """
     return b"".join([b"-" if part is None else _with_length(_utf8(part)) for part in parts])
+
+
+class Names:
+    """HMAC-SHA256: what is named under a secret. See :class:`Codec` for the ring of keys."""
+
+    def __init__(self, keys: Sequence[str], purpose: Purpose) -> None:
+        self._ring = [
+            hmac.new(_derive(key, f"name {purpose.value}"), digestmod=hashlib.sha256)
+            for key in keys
+        ]
+
+    def of(self, *parts: str | None) -> list[str]:
+        """43 characters of base64url by each key, newest first: always the same for these parts."""
+        named = bound(*parts)
+        names: list[str] = []
+        for key in self._ring:
+            mac = key.copy()
+            mac.update(named)
+            names.append(_encode(mac.digest()))
+        return names
 
 
 class SealedTokens:

@@ -135,7 +135,7 @@ class SessionSecurity:
             ConfigurationError: There is no key, one is too short, or there twice; or
                 ``max_token`` is below 256.
         """
-        from mcp_sessions.sealing import Purpose, SealedTokens, SignedTokens
+        from mcp_sessions.sealing import Names, Purpose, SealedTokens, SignedTokens
 
         _check_keys(keys)
         if max_token < _LEAST_MAX_TOKEN:
@@ -149,6 +149,7 @@ class SessionSecurity:
             "signing" if sign_only else "sealing"
         )
         # The keys themselves are not kept, only what is derived from them.
+        self._names = Names(keys, Purpose.BOUND)
         self._states: Codec
         self._session_ids: Codec
         if sign_only:
@@ -317,6 +318,15 @@ class SessionSecurity:
             logger.info("session id %s refused: %s", digest(session_id), refused.cause)
             return None
         return claims["created_at"], claims["expires_at"]
+
+    def bound_ids(self, source: str, name: str, *, principal: Principal) -> list[SessionId]:
+        """The ids of the session that a principal calls by a name, by each key of the ring, newest
+        first. Without the keys nobody can tell them, nor what they were made of.
+
+        Args:
+            source: What kind of name it is. The same text of two kinds names two sessions.
+        """
+        return [SessionId(each) for each in self._names.of(source, name, *self._binding(principal))]
 
     def _binding(self, principal: Principal, session_id: str | None = None) -> Binding:
         """Whom and what a token is good for. Scopes are not the principal's identity."""

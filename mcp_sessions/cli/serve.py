@@ -20,6 +20,7 @@ from mcp_sessions import __version__
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.serve_options import DEFAULT_PORT, DEFAULT_STORE, parsed, wants_json
 from mcp_sessions.cli.targets import load_target
+from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
 
@@ -186,6 +187,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         "--store": options.store,
         "--idle-timeout": options.idle_timeout,
         "--max-events": options.max_events,
+        "--conversations": options.conversations or None,
     }
     store = open_store(options.store or DEFAULT_STORE)
 
@@ -204,9 +206,11 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         return loaded, f"{type(loaded.store).__name__}, as set in the SessionLayer"
     limits = {"idle_timeout": options.idle_timeout, "max_events": options.max_events}
     policy = SessionPolicy(**{name: value for name, value in limits.items() if value is not None})
-    return SessionLayer(loaded, store=store, policy=policy), redacted(
-        options.store or DEFAULT_STORE
-    )
+    conversations = None
+    if options.conversations:
+        conversations = Conversations(per_principal=options.per_principal)
+    layer = SessionLayer(loaded, store=store, policy=policy, conversations=conversations)
+    return layer, redacted(options.store or DEFAULT_STORE)
 
 
 # These import when called, after the target's code ran: it brings the SDK along, and

@@ -45,6 +45,8 @@ def _check(options: argparse.Namespace) -> None:
             f"--allowed-origin on --host {options.host} also needs --allowed-host NAME: "
             "what checks the one header checks the other"
         )
+    if options.per_principal and not options.conversations:
+        raise ConfigurationError("--per-principal goes with --conversations")
     if options.stdio and options.workers is not None:
         raise ConfigurationError("--workers: standard input and output belong to one process")
     if options.stdio and options.port is None:
@@ -137,6 +139,16 @@ def _parser() -> argparse.ArgumentParser:
         "--store",
         metavar="URL",
         help=f"where sessions are kept, such as sqlite:///notes.db; default: {DEFAULT_STORE}",
+    )
+    parser.add_argument(
+        "--conversations",
+        action="store_true",
+        help="hosts that start no session have one for each of their conversations",
+    )
+    parser.add_argument(
+        "--per-principal",
+        action="store_true",
+        help="with --conversations: who is authenticated and names none has one for everything",
     )
     parser.add_argument(
         "--idle-timeout",

@@ -183,6 +183,7 @@ class ClientConnection:
         "kind",
         "peer",
         "principal",
+        "scope",
         "transport",
         "transport_session",
         "upstream_peers",
@@ -196,12 +197,15 @@ class ClientConnection:
         peer: Peer,
         transport: Transport,
         transport_session: SessionId | None = None,
+        scope: Mapping[str, Any] | None = None,
     ) -> None:
         """A connection of ``kind`` ``http``, ``listen``, ``websocket`` or ``stdio``.
 
         Args:
             transport_session: Over HTTP: its transport-mode session.
+            scope: Of a WebSocket: the ASGI scope of its handshake.
         """
+        self.scope = scope
         self.id = connection_id
         self.kind = kind
         self.principal = principal
@@ -400,6 +404,21 @@ class Inbound:
     def asked(self) -> Peer | None:
         """Who can be asked something on this message's way back; None: nobody."""
         return self.peer if self.connection is not None or self.is_answerable else None
+
+    @property
+    def scope(self) -> Mapping[str, Any] | None:
+        """The ASGI scope of the HTTP request, or WebSocket, that it came by; None: a pipe."""
+        if self.context is not None:
+            return self.context.scope
+        return self.connection.scope if self.connection is not None else None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What that was sent with, by names in lower case. Of one that is there twice the first
+        counts.
+        """
+        fields: list[tuple[bytes, bytes]] = list(self.scope["headers"]) if self.scope else []
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(fields)}
 
     async def current(self) -> CurrentSession | None:
         """The connection's current session (ASC2)."""

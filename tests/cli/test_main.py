@@ -64,6 +64,10 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "timeout is zero": (["serve", "a:b", "--idle-timeout", "0"], "seconds above 0, not '0'"),
     "timeout is infinite": (["serve", "a:b", "--idle-timeout", "inf"], "seconds above 0"),
     "timeout is no number": (["serve", "a:b", "--idle-timeout", "1h"], "seconds above 0"),
+    "one for everything, of none": (
+        ["serve", "a:b", "--per-principal"],
+        "--per-principal goes with --conversations",
+    ),
     "no events": (["serve", "a:b", "--max-events", "0"], "above 0, not '0'"),
     "half an event": (["serve", "a:b", "--max-events", "1.5"], "above 0, not '1.5'"),
     "relative path": (["serve", "a:b", "--path", "mcp"], "must be a path that begins with '/'"),

@@ -128,13 +128,13 @@ def test_a_wrong_target_is_refused(capsys: pytest.CaptureFixture[str], here: Pat
 
 
 def test_a_layer_has_its_own_store_and_limits(capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = ("--store", "memory://", "--idle-timeout", "60", "--max-events", "5")
+    wrong = ("--store", "memory://", "--idle-timeout", "60", "--max-events", "5", "--conversations")
 
     line = refusal(capsys, "layer_app.py:layer", *wrong)
 
     assert line.endswith(
         "layer_app.py:layer is a SessionLayer and has its own store and policy: "
-        "set them there, not with --store --idle-timeout --max-events\n"
+        "set them there, not with --store --idle-timeout --max-events --conversations\n"
     )
 
 

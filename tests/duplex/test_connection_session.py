@@ -1,12 +1,13 @@
-"""A pipe, or a WebSocket, whose client started no session."""
+"""Pipes and WebSockets whose clients start no session."""
 
 from typing import cast
 
 import pytest
 
-from mcp_sessions import current_session
+from mcp_sessions import Conversations, current_session
 from mcp_sessions.stores.contract import SessionStore
 from tests.support.duplex import duplex_world
+from tests.support.modern import ModernClient, envelope
 from tests.support.raw import Json
 from tests.support.replicas import Backplane
 from tests.support.world import Ctx
@@ -40,3 +41,39 @@ async def test_a_pipe_and_a_websocket_remember_as_long_as_they_are_there(kind: s
         ]
         backplane.is_away = False
         assert await w.layer.sessions.list() == []
+
+
+async def test_a_conversation_is_the_same_on_every_transport() -> None:
+    """A pipe's and a WebSocket's messages say it in ``_meta``; a WebSocket's handshake in a header,
+    and then for all of them.
+    """
+    async with duplex_world(conversations=Conversations()) as w:
+        w.inner.box.tools["count"] = count
+        pipe, socket = await w.connected("stdio"), await w.connected()
+        other = await w.connected(headers={"agent-session-id": "one"})
+        lone = ModernClient(w.inner.carrier)
+        meta = {"agent-session-id": "one"}
+
+        said = [
+            await pipe.text("count", meta=meta),
+            await socket.text("count", meta=meta),
+            await other.text("count"),
+            await lone.text("count", meta=meta),
+            await other.text("count", meta={"threadId": "two"}),
+            await pipe.text("count"),
+        ]
+        one, first = "conversation", "1 1"
+        assert said == [
+            *(f"{one} {n} {n}" for n in (1, 2, 3, 4)),
+            f"{one} {first}",
+            f"connection {first}",
+        ]
+
+
+async def test_a_modern_client_on_a_pipe_or_a_websocket_has_its_conversations() -> None:
+    async with duplex_world(conversations=Conversations()) as w:
+        w.inner.box.tools["count"] = count
+        meta = envelope({"openai/session": "one"})
+        opened = [await w.pipe(modern=True), await w.websocket(modern=True)]
+        said = [await peer.text("count", meta=meta) for peer in (*opened, *opened)]
+        assert said == [f"conversation {n} {n}" for n in (1, 2, 3, 4)]

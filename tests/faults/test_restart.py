@@ -28,9 +28,10 @@ from mcp_sessions.client.sdk import is_outcome_unknown
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.security import mint_key
 from tests.support import apps
+from tests.support.modern import ModernClient
 from tests.support.process_peer import ProcessPeer
 from tests.support.proxy import Side, TcpProxy
-from tests.support.raw import at_most, in_session, uris
+from tests.support.raw import RawClient, SocketCarrier, at_most, in_session, uris
 from tests.support.resuming import MODES, QUICK, Heard, text_of
 
 pytestmark = [
@@ -73,10 +74,10 @@ class Served:
         serve = [sys.executable, "-m", "mcp_sessions.cli", "serve", app, "--store", self.store]
         return [*serve, *arguments]
 
-    async def start(self) -> None:
+    async def start(self, *options: str) -> None:
         """Start it and wait until it serves."""
         process = self._process = await asyncio.create_subprocess_exec(
-            *self.command("--port", str(self.port)),
+            *self.command("--port", str(self.port), *options),
             stdin=DEVNULL,
             stdout=DEVNULL,
             stderr=PIPE,
@@ -395,3 +396,25 @@ async def test_a_second_server_on_the_file_is_refused(tmp_path: Path) -> None:
         assert waits.endswith(f"{in_use}waiting for up to 3 s")
         assert refused == f"mcp-sessions serve: {in_use}one process serves from a file at a time"
         assert second.returncode == 2
+
+
+async def test_a_conversation_goes_on_after_a_kill(tmp_path: Path) -> None:
+    """Of a host that starts no session, whose every call comes on a connection of its own."""
+    served = Served(tmp_path)
+    meta = {"openai/session": "one"}
+    try:
+        with anyio.fail_after(WITHIN):
+            said: list[str] = []
+            for word in ("a", "b"):
+                await served.start("--conversations")
+                carrier = SocketCarrier("127.0.0.1", served.port)
+                client = ModernClient(carrier)
+                said.append(await client.text("remember", {"word": word}, meta=meta))
+                handshake = RawClient(carrier)
+                await handshake.initialize()
+                said.append(await handshake.text("remember", word=word, meta=meta))
+                await carrier.aclose()
+                await served.kill()
+            assert said == ["a", "a a", "a a b", "a a b b"]
+    finally:
+        await served.kill()

@@ -23,7 +23,13 @@ from mcp.server import Server
 from mcp.server.context import ServerRequestContext
 from mcp.server.session import ServerSession
 
-from mcp_sessions import SessionLayer, SessionPolicy, current_session
+from mcp_sessions import (
+    Conversations,
+    SessionLayer,
+    SessionPolicy,
+    SessionSecurity,
+    current_session,
+)
 from mcp_sessions.stores.contract import SessionStore
 from tests.stores.every_store import STORES
 from tests.support.raw import AsgiCarrier, Json, RawClient, in_process
@@ -269,6 +275,8 @@ async def world(
     box: Toolbox | None = None,
     server: object = None,
     clock: Clock | None = None,
+    security: SessionSecurity | None = None,
+    conversations: Conversations | None = None,
     **limits: Any,
 ) -> AsyncGenerator[World]:
     """A wrapped server, running.
@@ -287,6 +295,8 @@ async def world(
         server if server is not None else box.server,
         store=store,
         policy=SessionPolicy(**limits),
+        security=security,
+        conversations=conversations,
         clock=clock,
     )
     app = layer.asgi_app()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from mcp_sessions.core.listening import LISTEN
@@ -56,16 +57,24 @@ logger = logging.getLogger(__name__)
 class DuplexConnection:
     """One such connection, and what its client says on it."""
 
-    def __init__(self, kind: str, principal: Principal, served: Served, rules: ModernRules) -> None:
+    def __init__(
+        self,
+        kind: str,
+        principal: Principal,
+        served: Served,
+        rules: ModernRules,
+        scope: Mapping[str, Any] | None = None,
+    ) -> None:
         """A client is there.
 
         Args:
             kind: ``websocket`` or ``stdio``.
+            scope: Of a WebSocket: the ASGI scope of its handshake.
         """
         self.transport = DuplexTransport(served)
         connection_id = mint_connection_id(kind, served.bus.process)
         self.client = ClientConnection(
-            connection_id, kind, principal, Peer(DEFAULT_VERSION), self.transport
+            connection_id, kind, principal, Peer(DEFAULT_VERSION), self.transport, scope=scope
         )
         self._served = served
         self._rules = rules

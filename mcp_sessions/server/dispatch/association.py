@@ -4,6 +4,9 @@
 2. It says nothing of it, and came on a handshake-era connection that has a current session:
    that one.
 3. Else none.
+
+A request that belongs to none may be of a conversation that its host names: that has a session,
+which its handlers see and its client does not.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
+from mcp_sessions.server.dispatch.conversations import BoundSessions
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.contract import SessionStore
@@ -44,6 +48,9 @@ class Association:
 
     key: RequestKey | None = None
 
+    bound: SessionRecord | None = None
+    """By rule 3: that of its conversation."""
+
     declined: bool = False
     """Its sender says that it belongs to none, not to its connection's either."""
 
@@ -58,6 +65,7 @@ class Associations:
     _runner: RequestRunner
     _sealed: SealedState
     _clock: Callable[[], float]
+    _conversations: BoundSessions | None
     _gated_methods: set[str] = field(default_factory=set[str])
     _gated_tools: set[str] = field(default_factory=set[str])
 
@@ -75,13 +83,13 @@ class Associations:
         keyed: bool = True,
         instead_of: str = "",
     ) -> Association:
-        """Rules 1 to 3; by rule 3 only what is not gated.
+        """Rules 1 to 3; by rule 3 only what is not gated, or is of a conversation.
 
         Args:
             params: The message's.
             inbound: Where it came from.
             request: Record its key, if it has one; None: a notification, which has none.
-            keyed: False: a key is ignored.
+            keyed: False: a request key is ignored, and a conversation's as well.
             instead_of: See :class:`~mcp_sessions.stores.records.KeyUse`.
 
         Raises:
@@ -107,14 +115,14 @@ class Associations:
         if connection is not None and not inbound.modern:
             current = await inbound.current()
         if current is None or connection is None:
-            return self._outside(request, named)
+            return await self._outside(request, inbound, named, keyed)
         if named is NotNamed.NULL:
             if not await self._is_alive(current, inbound):
                 await inbound.set_current(None)
-            return self._outside(request, named)
+            return await self._outside(request, inbound, named, keyed)
         exempt = request is None or request.method == "ping"
         if exempt and not await self._is_alive(current, inbound):
-            return self._outside(request, named)
+            return await self._outside(request, inbound, named, keyed)
         admitted = await self.admit(
             current.session_id,
             inbound,
@@ -127,14 +135,21 @@ class Associations:
             raise SessionDetached
         return Association(admitted, False, key)
 
-    def _outside(self, request: Request | None, named: NotNamed) -> Association:
+    async def _outside(
+        self, request: Request | None, inbound: Inbound, named: NotNamed, keyed: bool
+    ) -> Association:
+        declined = named is NotNamed.NULL
+        if self._conversations is not None and request is not None and keyed and not declined:
+            bound = await self._conversations.of(request, inbound)
+            if bound is not None:
+                return Association(None, bound=bound)
         is_gated = request is not None and (
             request.method in self._gated_methods
             or (request.method == "tools/call" and _tool(request) in self._gated_tools)
         )
         if is_gated:
             raise SessionRequiredByServer
-        return Association(None, declined=named is NotNamed.NULL)
+        return Association(None, declined=declined)
 
     async def admit(
         self,

@@ -74,8 +74,17 @@ class Lifecycle:
         self.interval = max(0.05, min(5.0, policy.idle_timeout / 3))
         """Seconds between two rounds."""
 
-    async def create(self, mode: Mode, principal: Principal, peer: Peer | None) -> SessionRecord:
+    async def create(
+        self,
+        mode: Mode,
+        principal: Principal,
+        peer: Peer | None,
+        session_id: SessionId | None = None,
+    ) -> SessionRecord:
         """A new session.
+
+        Args:
+            session_id: See :meth:`SessionStore.create`.
 
         Raises:
             LimitReached: Too many are open, even after those were ended that can be (SES20); or
@@ -83,14 +92,15 @@ class Lifecycle:
         """
         if mode is Mode.PROTOCOL and peer is not None:
             peer = replace(peer, initialize_params=outlined(peer.initialize_params))
+        create = partial(self._store.create, mode, principal, peer=peer, session_id=session_id)
         try:
-            record = await self._store.create(mode, principal, peer=peer, now=self._clock())
+            record = await create(now=self._clock())
         except LimitReached as reached:
             if reached.limit == "max_client_bytes":
                 raise
             # Where it is one principal's own limit, others' sessions are not in the way.
             await self._make_room(reached.limit == "max_sessions" or principal == ANONYMOUS)
-            record = await self._store.create(mode, principal, peer=peer, now=self._clock())
+            record = await create(now=self._clock())
         metrics.session_made(mode.value)
         return record
 

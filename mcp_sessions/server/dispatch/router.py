@@ -320,6 +320,8 @@ class Router:
         handle = None
         if record is not None:
             handle = self._handles.of(record)
+        elif association.bound is not None:
+            handle = self._handles.of_conversation(association.bound, inbound)
         elif not association.declined:
             handle = await self._handles.of_connection(inbound)
         self._runner.start(
@@ -329,6 +331,7 @@ class Router:
             record=record,
             key=key,
             handle=handle,
+            bound=association.bound.session_id if association.bound is not None else None,
             close_peer=inbound.connection is None or inbound.modern,
             run=admitted.run if admitted is not None and key is not None else None,
         )

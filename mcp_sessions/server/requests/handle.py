@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
+import logging
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager
@@ -25,11 +26,13 @@ from mcp_sessions.stores.limits import check_state, text_size
 from mcp_sessions.stores.memory.store import MemoryStore
 from mcp_sessions.stores.records import Mode, SessionRecord
 
+logger = logging.getLogger(__name__)
+
 Default = TypeVar("Default")
 
 Notify = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
 Check = Callable[[SessionRecord, Mapping[str, Any]], None]
-Source = Literal["session", "connection"]
+Source = Literal["session", "conversation", "connection"]
 
 
 class SessionData:
@@ -163,8 +166,9 @@ class SessionHandle:
         """
         self.source: Source = source
         """How the request came to it. ``session``: its client started it, and named it or made it
-        the current one of its connection. ``connection``: none of that; it is what the server
-        keeps for the client's connection, and ends with it."""
+        the current one of its connection. ``conversation``: its host says which conversation it
+        is of (``SessionLayer(conversations=…)``). ``connection``: none of that; it is what the
+        server keeps for the client's connection, and ends with it."""
 
         self._check_state = check_state
         self._state: SessionState | None = None
@@ -276,8 +280,9 @@ class SessionHandle:
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Send the session's client a notification: a session event, replayed if missed. Where
-        the session is its connection's it goes there as the client's own SDK expects it: over
-        HTTP on the GET stream, for which it waits.
+        the session is none that the client started it goes to the request's connection as the
+        client's own SDK expects it: over HTTP on the GET stream, for which it waits. In the 2026
+        era there is no such way, and nothing is sent.
 
         Args:
             method: Its method, such as ``notifications/resources/updated``.
@@ -324,6 +329,15 @@ class SessionHandles:
         """A session that its client started, for the handler of one request."""
         notify = partial(self._publish, record.session_id)
         return self._handle(record, "session", self._store, notify, self._check_token)
+
+    def of_conversation(self, record: SessionRecord, inbound: Inbound) -> SessionHandle:
+        """That of a conversation, for the handler of one request. The client hears what its
+        connection hears.
+        """
+        notify: Notify = _not_told
+        if inbound.connection is not None and not inbound.modern:
+            notify = partial(self._publisher.send_sessionless, inbound.connection, wait=True)
+        return self._handle(record, "conversation", self._store, notify, self._check_size)
 
     async def of_connection(self, inbound: Inbound) -> SessionHandle | None:
         """The session that a handshake-era connection is to the handlers of its requests that
@@ -376,6 +390,10 @@ class SessionHandles:
             raise SessionNotFound(session_id)
 
 
+async def _not_told(method: str, params: Mapping[str, Any] | None) -> None:
+    logger.debug("dropped %s: no standalone channel", method)
+
+
 CURRENT: ContextVar[SessionHandle | None] = ContextVar("mcp_sessions_current", default=None)
 """Of a task and of what it starts: set by who runs a request."""
 
@@ -389,9 +407,9 @@ def current_session() -> SessionHandle: ...
 @overload
 def current_session(*, default: Default) -> SessionHandle | Default: ...
 def current_session(*, default: object = _Required) -> object:
-    """The session that the request being handled belongs to: the one that its client started; of
-    a client of the handshake era that started none, its connection's (:attr:`SessionHandle.source`
-    says which).
+    """The session that the request being handled belongs to: the one that its client started; else
+    its conversation's, where the layer binds those; else, in the handshake era, its connection's
+    (:attr:`SessionHandle.source` says which).
 
     Do not log its ``id``, nor ``ctx.session_id``: see :attr:`SessionHandle.id`.
 

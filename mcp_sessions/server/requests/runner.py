@@ -102,6 +102,7 @@ class RequestRunner:
         *,
         key: RequestKey | None = None,
         handle: SessionHandle | None = None,
+        bound: SessionId | None = None,
         is_notification: bool = False,
     ) -> RunningRequest:
         """A message as its handler sees it; see :class:`RunningRequest`."""
@@ -114,6 +115,7 @@ class RequestRunner:
             questions=self._questions,
             key=key,
             handle=handle,
+            bound=bound,
             is_notification=is_notification,
         )
 
@@ -126,6 +128,7 @@ class RequestRunner:
         record: SessionRecord | None,
         key: RequestKey | None,
         handle: SessionHandle | None,
+        bound: SessionId | None = None,
         close_peer: bool = False,
         run: str | None = None,
     ) -> RunningRequest:
@@ -138,7 +141,7 @@ class RequestRunner:
         """
         if run is not None:
             self.runs.settle(run)
-        running = self.call(waiter, record, standalone, key=key, handle=handle)
+        running = self.call(waiter, record, standalone, key=key, handle=handle, bound=bound)
         self._running[running] = None
         for session_id in running.sessions:
             self._by_session.setdefault(session_id, {})[running] = None
@@ -176,9 +179,7 @@ class RequestRunner:
         # again in another session.
         error = {**error, "data": {**error["data"], "started": True}}
         for running in list(self._by_session.get(session_id, ())):
-            # A request of a protocol-mode session outlives the transport session that
-            # carried it, as it outlives any connection.
-            if running.session_id is None or running.session_id == session_id:
+            if running.ends_with(session_id):
                 await running.abort(error)
 
     def _closed(self, running: RunningRequest, waiter: Waiter) -> None:

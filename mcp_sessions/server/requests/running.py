@@ -96,6 +96,7 @@ class RunningRequest:
         questions: PendingQuestions,
         key: RequestKey | None = None,
         handle: SessionHandle | None = None,
+        bound: SessionId | None = None,
         is_notification: bool = False,
     ) -> None:
         """A request, or a notification, that is handled from now on.
@@ -105,19 +106,22 @@ class RunningRequest:
             at_work: Knows that it runs.
             outcomes: Keeps what became of it.
             questions: Those of this process to its clients.
+            bound: The session of its conversation, of which its client knows nothing.
         """
         self.request = waiter.request
         self.request_id: RequestId | None = None if is_notification else waiter.request.id
         self.record = record
         self.handle = handle
+        self._bound = bound
         self.key = key
         self.session_id = record.session_id if record is not None else None
         """The protocol-mode session it belongs to."""
 
         connection = waiter.inbound.connection
         in_transport = connection.transport_session if connection is not None else None
-        self.sessions = [each for each in (self.session_id, in_transport) if each is not None]
-        """The sessions, of either mode, that must not expire while it runs."""
+        sessions = (self.session_id, in_transport, bound)
+        self.sessions = [each for each in sessions if each is not None]
+        """The sessions, of any mode, that must not expire while it runs."""
 
         self.waiters = [waiter]
         self.done = False
@@ -240,6 +244,14 @@ class RunningRequest:
                 logger.error("a response stream was not put away: %s", failed)
 
     # --- what its handler has ------------------------------------------------------------------
+
+    def ends_with(self, session_id: SessionId) -> bool:
+        """Whether its client loses it with one of :attr:`sessions`. Not with the transport session
+        that carried a request of a protocol-mode session, which outlives any connection; and with
+        its conversation's its handler loses what it keeps there, and no more.
+        """
+        is_of_transport = self.session_id is None and session_id != self._bound
+        return is_of_transport or session_id == self.session_id
 
     @property
     def transport(self) -> str:

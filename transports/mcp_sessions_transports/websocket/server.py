@@ -104,7 +104,7 @@ class WebSocketBinding:
             accept["subprotocol"] = SUBPROTOCOL
         await send(accept)
         served = self._served
-        connection = DuplexConnection("websocket", principal, served, self._rules)
+        connection = DuplexConnection("websocket", principal, served, self._rules, scope)
         served.connections.add(connection.client)
         logger.info("websocket %s opened", digest(connection.client.id))
         closing = Closing()

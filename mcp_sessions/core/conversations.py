@@ -1,0 +1,78 @@
+"""Which conversation a request is of, by what its host says beside it.
+
+A key is a name and no credential: it says which of its sender's conversations, never whose. Hosts
+say it in a member of ``_meta`` or in a header, each under a name of its own; what is said under two
+names is two keys, whatever the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+MAX_KEY = 512
+"""Characters."""
+
+
+class Rule(NamedTuple):
+    """Where a host says the key of its conversation."""
+
+    place: Literal["meta", "header"]
+    name: str
+    """The member, or the header in lower case."""
+
+
+class ConversationKey(NamedTuple):
+    """The key of a conversation, as its host says it."""
+
+    source: str
+    """The name that it was said under."""
+
+    text: str
+
+
+KNOWN_HOSTS: Sequence[Rule] = (
+    Rule("meta", "openai/session"),  # ChatGPT
+    Rule("meta", "vscode.conversationId"),  # VS Code
+    Rule("meta", "threadId"),  # Codex
+    Rule("meta", "sessionID"),  # OpenCode
+    Rule("meta", "agent-session-id"),  # goose, and who follows it
+    Rule("header", "agent-session-id"),
+    Rule("meta", "contextId"),  # agents over A2A
+    Rule("header", "x-librechat-conversation-id"),
+    Rule("header", "x-openhands-conversation-id"),
+    Rule("header", "x-databricks-conversation-id"),
+    Rule("header", "x-conversation-id"),
+)
+"""The first that is there counts."""
+
+
+def conversation_key(
+    rules: Sequence[Rule], meta: Mapping[str, Any], headers: Mapping[str, str]
+) -> ConversationKey | None:
+    """The key that a request was sent with; None: none.
+
+    Args:
+        meta: The ``_meta`` of its params.
+        headers: Those of its HTTP request, or of its WebSocket's handshake, in lower case.
+
+    Raises:
+        ValueError: What is there is no key. The text is the rule's name.
+    """
+    for place, name in rules:
+        said: Mapping[str, Any] = meta if place == "meta" else headers
+        if name in said:
+            return checked_key(name, said[name])
+    return None
+
+
+def checked_key(source: str, value: object) -> ConversationKey:
+    """A value as a key.
+
+    Raises:
+        ValueError: It is no text, is empty, has more than :data:`MAX_KEY` characters, or one that
+            cannot be printed.
+    """
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_KEY or not value.isprintable():
+        raise ValueError(source)
+    return ConversationKey(source, value)

@@ -1,0 +1,131 @@
+"""The session of a request's conversation: found, and made at the first of its requests.
+
+Its id is made of the key, the sender's identity and a secret of the server's, so that it is found
+on every replica without anything that says where. No message names it by that.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_sessions.conversations import Conversations
+from mcp_sessions.core.conversations import ConversationKey, checked_key, conversation_key
+from mcp_sessions.core.messages import Request, meta_of
+from mcp_sessions.core.states import Mode
+from mcp_sessions.errors import LimitReached
+from mcp_sessions.ids import SessionId, digest
+from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.security import SessionSecurity
+from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.dispatch.lifecycle import Lifecycle
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import SessionRecord
+
+logger = logging.getLogger(__name__)
+
+_OF_NONE = frozenset({"ping", "server/discover", "subscriptions/listen"})
+"""What no handler of the application's has a use of a session for."""
+
+_FORWARDED = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class BoundSessions:
+    """Those of one server's conversations.
+
+    Args:
+        held: The sessions that are at work in this process, as they are now.
+    """
+
+    _settings: Conversations
+    _store: SessionStore
+    _lifecycle: Lifecycle
+    _security: SessionSecurity
+    _clock: Callable[[], float]
+    _held: Collection[SessionId]
+
+    async def of(self, request: Request, inbound: Inbound) -> SessionRecord | None:
+        """The session of a request's conversation, its idle time begun anew; None: it is of none,
+        or there are too many sessions for one more.
+
+        Raises:
+            StoreUnavailable: Unknown.
+        """
+        if request.method in _OF_NONE:
+            return None
+        key = self._key(request, inbound)
+        if key is None:
+            return None
+        principal = inbound.principal
+        ids = self._security.bound_ids(key.source, key.text, principal=principal)
+        # By an older secret it was made before the newest was there.
+        for session_id in ids:
+            record = await self._admitted(session_id, inbound)
+            if record is not None:
+                return record
+        try:
+            record = await self._lifecycle.create(Mode.BOUND, principal, None, ids[0])
+        except LimitReached as reached:
+            logger.warning("%s: a request is served without its conversation", reached.limit)
+            return None
+        logger.info("session %s is that of a key in %s", digest(ids[0]), key.source)
+        return record
+
+    async def _admitted(self, session_id: SessionId, inbound: Inbound) -> SessionRecord | None:
+        admitted = await self._store.admit(
+            session_id,
+            inbound.principal,
+            mode=Mode.BOUND,
+            now=self._clock(),
+            held=session_id in self._held,
+        )
+        return admitted.record if admitted is not None else None
+
+    def _key(self, request: Request, inbound: Inbound) -> ConversationKey | None:
+        headers = inbound.headers
+        is_anonymous = inbound.principal == ANONYMOUS
+        if is_anonymous and not self._may_be_anonymous(inbound, headers):
+            return None
+        meta = meta_of(request.params) or {}
+        try:
+            key = self._own_key(meta, headers) or conversation_key(
+                self._settings.rules, meta, headers
+            )
+        except ValueError as malformed:
+            logger.info("what came in %s is no key of a conversation: it is ignored", malformed)
+            return None
+        if key is None and self._settings.per_principal and not is_anonymous:
+            return ConversationKey("", "")
+        return key
+
+    def _own_key(
+        self, meta: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> ConversationKey | None:
+        if self._settings.key is None:
+            return None
+        try:
+            found = self._settings.key(meta, headers)
+        except Exception:
+            # The boundary to the application: its client is served all the same.
+            logger.exception("the key of a conversation was asked for, and that failed")
+            return None
+        return checked_key("key", found) if found is not None else None
+
+    def _may_be_anonymous(self, inbound: Inbound, headers: Mapping[str, str]) -> bool:
+        if self._settings.anonymous is not None:
+            return self._settings.anonymous
+        if inbound.scope is None:
+            return inbound.connection is not None and inbound.connection.kind == "stdio"
+        ends = (inbound.scope.get("client"), inbound.scope.get("server"))
+        return _FORWARDED.isdisjoint(headers) and all(_is_loopback(end) for end in ends)
+
+
+def _is_loopback(end: Any) -> bool:
+    try:
+        return ipaddress.ip_address(end[0]).is_loopback
+    except (TypeError, ValueError, LookupError):
+        return False
