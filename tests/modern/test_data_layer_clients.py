@@ -10,11 +10,10 @@ from typing import Any
 import mcp_types as types
 import pytest
 
-from mcp_sessions import current_session
 from tests.modern.test_sessions import NOBODYS, not_found
 from tests.support.modern import EVENT_ID, ModernClient
 from tests.support.raw import SESSION, Json, RawClient, call_params, in_session
-from tests.support.world import Ctx, Toolbox, World, world
+from tests.support.world import Ctx, Toolbox, World, started_session, world
 
 pytestmark = pytest.mark.anyio
 
@@ -76,7 +75,7 @@ async def draft() -> AsyncGenerator[tuple[World, DraftClient]]:
     box = Toolbox()
 
     async def count(ctx: Ctx, arguments: Json) -> str:
-        session = current_session(default=None)
+        session = started_session()
         if session is None:
             return "no session"
         session.state["count"] = session.state.get("count", 0) + 1
@@ -149,11 +148,11 @@ async def test_metadata_in_the_wrong_place_is_ignored(method: str) -> None:
     """
 
     async def read(ctx: Ctx, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
-        assert current_session(default=None) is None
+        assert started_session() is None
         return types.ReadResourceResult(contents=[])
 
     async def get(ctx: Ctx, params: types.GetPromptRequestParams) -> types.GetPromptResult:
-        assert current_session(default=None) is None
+        assert started_session() is None
         return types.GetPromptResult(messages=[])
 
     async with draft() as (w, client):

@@ -25,6 +25,7 @@ from mcp.server.session import ServerSession
 
 from mcp_sessions import (
     Conversations,
+    SessionHandle,
     SessionLayer,
     SessionPolicy,
     SessionSecurity,
@@ -58,6 +59,12 @@ class Clock:
     def advance(self, seconds: float) -> None:
         """Time passes."""
         self.now += seconds
+
+
+def started_session() -> SessionHandle | None:
+    """The session that the client of a call started; none is its connection's."""
+    session = current_session(default=None)
+    return session if session is not None and session.source == "session" else None
 
 
 class Gate:
@@ -170,9 +177,8 @@ class Toolbox:
         return "answered after its stream was closed"
 
     async def _session_id(self, ctx: Ctx, arguments: Json) -> str:
-        """Of the session that its client started."""
-        session = current_session(default=None)
-        return session.id if session is not None and session.source == "session" else "none"
+        session = started_session()
+        return session.id if session is not None else "none"
 
     async def _on_call_tool(
         self, ctx: Ctx, params: types.CallToolRequestParams
