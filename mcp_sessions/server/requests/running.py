@@ -23,7 +23,7 @@ from mcp_sessions.core.messages import (
     without_session,
 )
 from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionsError, StoreUnavailable
-from mcp_sessions.ids import RequestKey
+from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.owed import Owed
@@ -160,6 +160,14 @@ class RunningRequest:
         """It is answered from now on, and does not use its own way back any more."""
         self.done = True
 
+    def ends_with(self, session_id: SessionId) -> bool:
+        """Whether its client loses it with one of :attr:`sessions`. Not with the transport session
+        that carried a request of a protocol-mode session, which outlives any connection; and with
+        its conversation's its handler loses what it keeps there, and no more.
+        """
+        is_of_transport = self.session_id is None and session_id != self._bound
+        return is_of_transport or session_id == self.session_id
+
     async def abort(self, error: dict[str, Any]) -> None:
         """Answer with ``error`` now and cancel the handler, however long that takes it."""
         if self.done:
@@ -244,14 +252,6 @@ class RunningRequest:
                 logger.error("a response stream was not put away: %s", failed)
 
     # --- what its handler has ------------------------------------------------------------------
-
-    def ends_with(self, session_id: SessionId) -> bool:
-        """Whether its client loses it with one of :attr:`sessions`. Not with the transport session
-        that carried a request of a protocol-mode session, which outlives any connection; and with
-        its conversation's its handler loses what it keeps there, and no more.
-        """
-        is_of_transport = self.session_id is None and session_id != self._bound
-        return is_of_transport or session_id == self.session_id
 
     @property
     def transport(self) -> str:
