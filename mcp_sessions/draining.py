@@ -8,6 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.core.availability import Availability
@@ -31,36 +32,24 @@ _LAST_WORDS = 2.0
 """Seconds that WebSockets and pipes have, at the end, to take what waits for them."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Draining:
-    """Stops what a layer serves."""
+    """Stops what a layer serves.
 
-    def __init__(
-        self,
-        endpoints: Sequence[Endpoint],
-        store: SessionStore,
-        connections: ConnectionRegistry,
-        attachments: Attachments,
-        runner: RequestRunner,
-        owed: Owed,
-        policy: SessionPolicy,
-        bus: ClusterBus,
-        availability: Availability,
-    ) -> None:
-        """Take what it works with.
+    Args:
+        endpoints: The layer's, as they are when it stops.
+        owed: Owes the store nothing more when the layer has stopped.
+    """
 
-        Args:
-            endpoints: The layer's, as they are when it stops.
-            owed: Owes the store nothing more when the layer has stopped.
-        """
-        self._endpoints = endpoints
-        self._store = store
-        self._connections = connections
-        self._attachments = attachments
-        self._runner = runner
-        self._owed = owed
-        self._policy = policy
-        self._bus = bus
-        self._availability = availability
+    _endpoints: Sequence[Endpoint]
+    _store: SessionStore
+    _connections: ConnectionRegistry
+    _attachments: Attachments
+    _runner: RequestRunner
+    _owed: Owed
+    _policy: SessionPolicy
+    _bus: ClusterBus
+    _availability: Availability
 
     def announce(self) -> None:
         """Say that the process is about to stop. Everything is served."""

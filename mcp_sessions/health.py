@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -29,26 +30,20 @@ _NOBODY = SessionId("health")
 """No session has this id: to look for it is a read that changes nothing."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Health:
-    """``healthz``: this process serves. ``readyz``: it may be sent new requests."""
+    """``healthz``: this process serves. ``readyz``: it may be sent new requests.
 
-    def __init__(
-        self,
-        store: SessionStore,
-        clock: Callable[[], float],
-        availability: Availability,
-    ) -> None:
-        """Take what it works with.
+    Args:
+        clock: Seconds since 1970.
+        availability: The layer's.
+    """
 
-        Args:
-            clock: Seconds since 1970.
-            availability: The layer's.
-        """
-        self._store = store
-        self._clock = clock
-        self._availability = availability
-        self._asked: asyncio.Task[bool] | None = None
-        self._asked_at = 0.0
+    _store: SessionStore
+    _clock: Callable[[], float]
+    _availability: Availability
+    _asked: asyncio.Task[bool] | None = None
+    _asked_at: float = 0.0
 
     def routes(self, path: str) -> list[BaseRoute]:
         """Both, for GET and HEAD.

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.availability import Availability
@@ -23,34 +24,22 @@ from mcp_sessions.stores.contract import SessionStore
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Lifetime:
     """Of one layer, which runs once."""
 
-    def __init__(
-        self,
-        store: SessionStore,
-        policy: SessionPolicy,
-        security: SessionSecurity,
-        upstream: SdkUpstream,
-        bus: ClusterBus,
-        handlers: ClusterHandlers,
-        lifecycle: Lifecycle,
-        broadcaster: ChangeBroadcaster,
-        draining: Draining,
-        availability: Availability,
-    ) -> None:
-        self._store = store
-        self._policy = policy
-        self._security = security
-        self._upstream = upstream
-        self._bus = bus
-        self._handlers = handlers
-        self._lifecycle = lifecycle
-        self._broadcaster = broadcaster
-        self._draining = draining
-        self._availability = availability
-        self._was_entered = False
-        self._store_is_open = False
+    _store: SessionStore
+    _policy: SessionPolicy
+    _security: SessionSecurity
+    _upstream: SdkUpstream
+    _bus: ClusterBus
+    _handlers: ClusterHandlers
+    _lifecycle: Lifecycle
+    _broadcaster: ChangeBroadcaster
+    _draining: Draining
+    _availability: Availability
+    _was_entered: bool = False
+    _store_is_open: bool = False
 
     async def open_store(self) -> None:
         """Open the store, if it is not open yet."""

@@ -25,21 +25,19 @@ RUN_IS_REFUSED: ContextVar[Callable[[], NoReturn] | None] = ContextVar(
 """Set where the code that would run a server is only loaded: it raises."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ClosingResponses:
     """An application whose responses, once it is told to, are the last on their connections.
 
     Who keeps connections open, such as a reverse proxy, then sends the next request on another
     one, and never on one that is just being closed.
+
+    Args:
+        app: Serves.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        """Take what it works with.
-
-        Args:
-            app: Serves.
-        """
-        self._app = app
-        self._are_last = False
+    _app: ASGIApp
+    _are_last: bool = False
 
     def close_from_now_on(self) -> None:
         """Each response is the last on its connection."""

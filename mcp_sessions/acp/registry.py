@@ -19,10 +19,10 @@ from mcp_sessions.acp.open_conversation import OpenConversation
 from mcp_sessions.acp.params import session_id_of
 from mcp_sessions.acp.questions import Json
 from mcp_sessions.core.states import Mode
-from mcp_sessions.ids import SessionId
+from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions.stores.records import Admitted, SessionRecord
 
 
 class Registry:
@@ -93,17 +93,10 @@ class Registry:
         """
         session_id = session_id_of(params)
         conversation = self._open.get(session_id)
-        admitted = await self._store.admit(
-            session_id,
-            ANONYMOUS,
-            mode=Mode.CONVERSATION,
-            now=self._clock(),
-            fencing_epoch=conversation.fencing_epoch if conversation is not None else None,
-        )
-        if admitted is None:
-            raise refusals.session_not_found(session_id)
         if conversation is None:
+            await self._admit(session_id)
             raise refusals.not_open(session_id)
+        admitted = await self._admit(session_id, conversation.fencing_epoch)
         if conversation.link is not link or admitted.displaced:
             if conversation.was_seen_by(link):
                 raise refusals.taken_over(session_id)
@@ -117,12 +110,18 @@ class Registry:
             RequestError: Nothing.
             StoreUnavailable: It did not answer.
         """
+        return (await self._admit(session_id)).record
+
+    async def _admit(
+        self, session_id: SessionId, fencing_epoch: FencingEpoch | None = None
+    ) -> Admitted:
+        mode, now = Mode.CONVERSATION, self._clock()
         admitted = await self._store.admit(
-            session_id, ANONYMOUS, mode=Mode.CONVERSATION, now=self._clock()
+            session_id, ANONYMOUS, mode=mode, now=now, fencing_epoch=fencing_epoch
         )
         if admitted is None:
             raise refusals.session_not_found(session_id)
-        return admitted.record
+        return admitted
 
     def named(self, call: Call | None, agent_id: object) -> OpenConversation | None:
         """The conversation that the agent means by its own id."""

@@ -58,9 +58,9 @@ def is_json() -> bool:
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.root.handlers)
 
 
-def say(message: str, **members: object) -> None:
+def say(message: str, level: int = logging.INFO, **members: object) -> None:
     """Write a line of this command's own to stderr as JSON, whatever the log's level."""
-    record = logging.LogRecord("mcp_sessions.cli", logging.INFO, "", 0, message, (), None)
+    record = logging.LogRecord("mcp_sessions.cli", level, "", 0, message, (), None)
     vars(record).update(members)
     print(JsonFormatter().format(record), file=sys.stderr, flush=True)
 
@@ -68,10 +68,7 @@ def say(message: str, **members: object) -> None:
 def complain(program: str, message: str) -> None:
     """Write to stderr, in one line, why this command ends."""
     if is_json():
-        record = logging.LogRecord(
-            "mcp_sessions.cli", logging.ERROR, "", 0, f"{program}: {message}", (), None
-        )
-        print(JsonFormatter().format(record), file=sys.stderr, flush=True)
+        say(f"{program}: {message}", logging.ERROR)
     else:
         print(f"{program}: {message}", file=sys.stderr)
 
@@ -110,17 +107,12 @@ def _log_what_python_prints() -> None:
     ) -> None:
         log.critical("uncaught: %s", kind.__name__, exc_info=(kind, error, trace))
 
-    def uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
-        if args.exc_value is not None:
-            uncaught(args.exc_type, args.exc_value, args.exc_traceback)
-
-    def unraisable(args: sys.UnraisableHookArgs) -> None:
+    def uncaught_elsewhere(args: threading.ExceptHookArgs | sys.UnraisableHookArgs) -> None:
         if args.exc_value is not None:
             uncaught(args.exc_type, args.exc_value, args.exc_traceback)
 
     sys.excepthook = uncaught
-    threading.excepthook = uncaught_in_thread
-    sys.unraisablehook = unraisable
+    threading.excepthook = sys.unraisablehook = uncaught_elsewhere
 
 
 class TextFormatter(logging.Formatter):

@@ -17,6 +17,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -42,8 +43,16 @@ NOWHERE = "none"
 
 TRANSPORTS = ("http", *_KINDS, NOWHERE)
 
-Known = frozenset[str]
-"""The ids of all live sessions."""
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How sessions are looked at."""
+
+    options: argparse.Namespace
+    known: frozenset[str]
+    """The ids of all live sessions."""
+
+    now: float
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -64,13 +73,13 @@ async def _run(options: argparse.Namespace) -> int:
     try:
         now = time.time()
         live = [each for each in await beside.all_sessions() if each.expires_at > now]
-        known = frozenset(each.session_id for each in live)
+        view = View(options, frozenset(each.session_id for each in live), now)
         match options.what:
             case "list":
-                chosen = [each for each in live if _is_wanted(each, options, known, now)]
-                _print_list(chosen, known, options, now)
+                chosen = [each for each in live if _is_wanted(each, view)]
+                _print_list(chosen, view)
             case "show":
-                print(_json(_details(_named(options.session, live), known, options, now)))
+                print(_json(_details(_named(options.session, live), view)))
             case "end":
                 for record in [_named(name, live) for name in options.sessions]:
                     was_there = await beside.end(record.session_id)
@@ -105,37 +114,32 @@ def _named(name: str, live: Sequence[SessionRecord]) -> SessionRecord:
     return found[0]
 
 
-def _is_wanted(
-    record: SessionRecord,
-    options: argparse.Namespace,
-    known: Known,
-    now: float,
-) -> bool:
-    principal = record.principal
+def _is_wanted(record: SessionRecord, view: View) -> bool:
+    options, principal = view.options, record.principal
     of_it = (principal.subject, principal.client_id, principal.issuer)
     return (
         (options.principal is None or options.principal in (*of_it, _who(principal)))
-        and (options.age is None or now - record.created_at >= options.age)
-        and (options.idle is None or _idle(record, options, now) >= options.idle)
-        and (options.transport is None or _transport(record, known) == options.transport)
+        and (options.age is None or view.now - record.created_at >= options.age)
+        and (options.idle is None or _idle(record, view) >= options.idle)
+        and (options.transport is None or _transport(record, view) == options.transport)
         and (options.mode is None or record.mode.value == options.mode)
     )
 
 
-def _idle(record: SessionRecord, options: argparse.Namespace, now: float) -> float:
+def _idle(record: SessionRecord, view: View) -> float:
     """Seconds since its last request; NaN: a conversation has no idle deadline."""
     if not math.isfinite(record.expires_at):
         return math.nan
-    return max(0.0, now - (record.expires_at - options.idle_timeout))
+    return max(0.0, view.now - (record.expires_at - view.options.idle_timeout))
 
 
-def _transport(record: SessionRecord, known: Known) -> str:
+def _transport(record: SessionRecord, view: View) -> str:
     if record.mode is Mode.TRANSPORT:
         return "http"
     if record.attachment is None:
         return NOWHERE
     connection_id = record.attachment.connection_id
-    if connection_id in known:
+    if connection_id in view.known:
         # A connection over HTTP has the name of its own session.
         return "http"
     return next((kind for kind in _KINDS if connection_id.startswith(f"{kind}-")), NOWHERE)
@@ -147,57 +151,47 @@ def _who(principal: Principal) -> str:
     return principal.subject or principal.client_id or principal.issuer or "anonymous"
 
 
-def _row(
-    record: SessionRecord,
-    known: Known,
-    options: argparse.Namespace,
-    now: float,
-) -> dict[str, Any]:
-    named = {"id": record.session_id} if options.ids else {}
-    idle = _idle(record, options, now)
+def _row(record: SessionRecord, view: View) -> dict[str, Any]:
+    named = {"id": record.session_id} if view.options.ids else {}
+    idle = _idle(record, view)
     return {
         "digest": digest(record.session_id),
         **named,
         "mode": record.mode.value,
-        "transport": _transport(record, known),
+        "transport": _transport(record, view),
         "principal": {
             "clientId": record.principal.client_id,
             "issuer": record.principal.issuer,
             "subject": record.principal.subject,
         },
-        "age": round(now - record.created_at),
+        "age": round(view.now - record.created_at),
         "idle": None if math.isnan(idle) else round(idle),
         "expiresAt": _moment(record.expires_at),
         "subscriptions": len(record.subscriptions),
     }
 
 
-def _details(
-    record: SessionRecord,
-    known: Known,
-    options: argparse.Namespace,
-    now: float,
-) -> dict[str, Any]:
+def _details(record: SessionRecord, view: View) -> dict[str, Any]:
     peer = record.peer
     client: Any = (peer.initialize_params or {}).get("clientInfo") if peer is not None else None
     current = record.current
     return {
-        **_row(record, known, options, now),
+        **_row(record, view),
         "scopes": sorted(record.principal.scopes),
         "createdAt": _moment(record.created_at),
         "endsAt": _moment(record.ends_at),
         "protocolVersion": peer.protocol_version if peer is not None else None,
         "client": client,
         "attachments": record.fencing_epoch,
-        "current": _name(current.session_id, options) if current is not None else None,
-        "carries": sorted(_name(each, options) for each in record.carried),
+        "current": _name(current.session_id, view) if current is not None else None,
+        "carries": sorted(_name(each, view) for each in record.carried),
         "subscriptions": sorted(record.subscriptions),
         "stateVersion": record.state_version,
     }
 
 
-def _name(session_id: SessionId, options: argparse.Namespace) -> str:
-    return session_id if options.ids else digest(session_id)
+def _name(session_id: SessionId, view: View) -> str:
+    return session_id if view.options.ids else digest(session_id)
 
 
 def _moment(seconds: float) -> str | None:
@@ -207,14 +201,9 @@ def _moment(seconds: float) -> str | None:
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _print_list(
-    chosen: Sequence[SessionRecord],
-    known: Known,
-    options: argparse.Namespace,
-    now: float,
-) -> None:
-    rows = [_row(record, known, options, now) for record in chosen]
-    if options.format == "json":
+def _print_list(chosen: Sequence[SessionRecord], view: View) -> None:
+    rows = [_row(record, view) for record in chosen]
+    if view.options.format == "json":
         print(_json(rows))
         return
     heads = ["SESSION", "MODE", "TRANSPORT", "PRINCIPAL", "AGE", "IDLE", "EXPIRES"]
@@ -235,7 +224,7 @@ def _print_list(
     for line in [heads, *lines]:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
         print("  ".join(cells).rstrip())
-    print(f"{len(rows)} of {len(known)} sessions", file=sys.stderr)
+    print(f"{len(rows)} of {len(view.known)} sessions", file=sys.stderr)
 
 
 def _duration(seconds: int) -> str:

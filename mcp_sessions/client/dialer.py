@@ -143,12 +143,7 @@ class Link(Protocol):
     name: str
     """Its server's URL or command, without credentials: for logs and outcomes."""
 
-    async def run(
-        self,
-        sink: Callable[[Link, Event], Awaitable[None]],
-        *,
-        task_status: TaskStatus[None],
-    ) -> None:
+    async def run(self, sink: Sink, *, task_status: TaskStatus[None]) -> None:
         """Open the link, say that it started, and hand over what comes until it is closed.
 
         Events of one stream are handed over one by one, in order.
@@ -191,6 +186,10 @@ class Link(Protocol):
             leave: Tell the server that the transport session is over.
         """
         ...
+
+
+Sink = Callable[[Link, Event], Awaitable[None]]
+"""Takes what comes on a link."""
 
 
 class Dialer(Protocol):

@@ -6,19 +6,18 @@ A `mcp_sessions.client.dialer.Link` whose other end is a connection like any oth
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 from anyio.abc import TaskStatus
 
 from mcp_sessions.client.dialer import (
     Down,
-    Event,
     Failed,
     Failure,
     Json,
-    Link,
     LinkSettings,
     Received,
+    Sink,
 )
 from mcp_sessions.core.messages import RequestId, decode, encode
 from mcp_sessions.core.resume import Cause
@@ -56,12 +55,7 @@ class InMemoryLink:
         self._runs = False
         self._closing = False
 
-    async def run(
-        self,
-        sink: Callable[[Link, Event], Awaitable[None]],
-        *,
-        task_status: TaskStatus[None],
-    ) -> None:
+    async def run(self, sink: Sink, *, task_status: TaskStatus[None]) -> None:
         """See `Link`."""
 
         async def hand_over(chunks: list[bytes]) -> None:

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
@@ -33,31 +34,23 @@ RETRY_AFTER_STORE = 1.0
 """Seconds after which a client should ask again when the store was away."""
 
 
+@dataclass(eq=False, repr=False)
 class MountedApp:
-    """The ASGI application: straight to the endpoint where nothing stands before it."""
+    """The ASGI application: straight to the endpoint where nothing stands before it.
 
-    def __init__(
-        self,
-        inner: Starlette,
-        endpoint: ASGIApp | None,
-        websocket: ASGIApp,
-        path: str,
-        beside: Sequence[BaseRoute] = (),
-    ) -> None:
-        """Take what it works with.
+    Args:
+        inner: Everything else, and HTTP to the endpoint where something stands before.
+        endpoint: HTTP to the endpoint, if nothing stands before it.
+        websocket: WebSocket to the endpoint; it authenticates by itself.
+        path: The endpoint's.
+        beside: Routes that nothing stands before.
+    """
 
-        Args:
-            inner: Everything else, and HTTP to the endpoint where something stands before.
-            endpoint: HTTP to the endpoint, if nothing stands before it.
-            websocket: WebSocket to the endpoint; it authenticates by itself.
-            path: The endpoint's.
-            beside: Routes that nothing stands before.
-        """
-        self._inner = inner
-        self._beside = beside
-        self._endpoint = endpoint
-        self._websocket = websocket
-        self._path = path
+    _inner: Starlette
+    _endpoint: ASGIApp | None
+    _websocket: ASGIApp
+    _path: str
+    _beside: Sequence[BaseRoute] = ()
 
     @property
     def lifespan(self) -> Callable[[Any], AbstractAsyncContextManager[Any]]:

@@ -6,7 +6,7 @@ A `mcp_sessions.client.dialer.Link`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import anyio
@@ -16,16 +16,7 @@ from mcp.client.stdio import stdio_client
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
-from mcp_sessions.client.dialer import (
-    Down,
-    Event,
-    Failed,
-    Failure,
-    Json,
-    Link,
-    LinkSettings,
-    Received,
-)
+from mcp_sessions.client.dialer import Down, Failed, Failure, Json, LinkSettings, Received, Sink
 from mcp_sessions.core.messages import RequestId
 from mcp_sessions.core.resume import Cause
 
@@ -63,12 +54,7 @@ class StdioLink:
         self._closing = anyio.Event()
         self._closed = anyio.Event()
 
-    async def run(
-        self,
-        sink: Callable[[Link, Event], Any],
-        *,
-        task_status: TaskStatus[None],
-    ) -> None:
+    async def run(self, sink: Sink, *, task_status: TaskStatus[None]) -> None:
         """See `Link`."""
         try:
             async with stdio_client(self._parameters) as (read, write):

@@ -60,26 +60,20 @@ class Denied:
     body: bytes
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HandshakeAuthorizer:
-    """Authorizes a handshake as the HTTP application would authorize a GET."""
+    """Authorizes a handshake as the HTTP application would authorize a GET.
 
-    def __init__(
-        self,
-        app: ASGIApp | None,
-        principal_of: Callable[[Scope], Principal],
-        application: Callable[[], ASGIApp] | None = None,
-    ) -> None:
-        """Take what it works with.
+    Args:
+        app: The application that HTTP requests go through where nothing stands around it;
+            None: there always is something.
+        principal_of: Who sent a request, by what authentication left in its scope.
+        application: Answers with the one that stands around all others; None: it is found.
+    """
 
-        Args:
-            app: The application that HTTP requests go through where nothing stands around it;
-                None: there always is something.
-            principal_of: Who sent a request, by what authentication left in its scope.
-            application: Answers with the one that stands around all others; None: it is found.
-        """
-        self._app = app
-        self._principal_of = principal_of
-        self._application = application
+    _app: ASGIApp | None
+    _principal_of: Callable[[Scope], Principal]
+    _application: Callable[[], ASGIApp] | None = None
 
     async def authorize(self, scope: Scope) -> Authorized | Denied:
         """Whether the handshake in ``scope`` may come in. It is asked for in the very call, and

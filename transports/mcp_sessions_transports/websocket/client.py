@@ -7,7 +7,7 @@ so is the link, and the client opens another.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import anyio
@@ -26,14 +26,13 @@ from websockets.typing import Subprotocol
 
 from mcp_sessions.client.dialer import (
     Down,
-    Event,
     Failed,
     Failure,
     Json,
-    Link,
     LinkSettings,
     Missed,
     Received,
+    Sink,
 )
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.wire import in_place_of_dropped, received
@@ -93,12 +92,7 @@ class WebSocketLink:
         self._socket: _Connection | None = None
         self._is_closing = False
 
-    async def run(
-        self,
-        sink: Callable[[Link, Event], Awaitable[None]],
-        *,
-        task_status: TaskStatus[None],
-    ) -> None:
+    async def run(self, sink: Sink, *, task_status: TaskStatus[None]) -> None:
         """See `Link`."""
         socket = self._socket = await self._open()
         task_status.started()
@@ -122,9 +116,7 @@ class WebSocketLink:
         if not self._is_closing:
             await sink(self, Down(failure))
 
-    async def _was_dropped(
-        self, sink: Callable[[Link, Event], Awaitable[None]], outline: Outline
-    ) -> None:
+    async def _was_dropped(self, sink: Sink, outline: Outline) -> None:
         """Tell of a message that was too large."""
         answer = in_place_of_dropped(outline, self.name, self._policy.max_message)
         if answer is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import anyio
@@ -22,8 +22,8 @@ from mcp_sessions.client.dialer import (
     Failed,
     Failure,
     Json,
-    Link,
     LinkSettings,
+    Sink,
     Unanswered,
 )
 from mcp_sessions.client.policy import ReconnectPolicy
@@ -36,8 +36,6 @@ from mcp_sessions_transports.http.client.notifications import NotificationStream
 from mcp_sessions_transports.http.client.requester import Requester
 
 logger = logging.getLogger(__name__)
-
-Sink = Callable[[Link, Event], Awaitable[None]]
 
 
 class HttpDialer:
