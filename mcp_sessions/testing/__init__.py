@@ -21,12 +21,15 @@ they do not look.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 import anyio
 
 from mcp_sessions.testing import admission, attachment, belongings, exchange, lives, logs, telling
-from mcp_sessions.testing.client import connect
 from mcp_sessions.testing.parts import Check, MakeStore, MakeTwoStores
+
+if TYPE_CHECKING:
+    from mcp_sessions.testing.client import connect
 
 __all__ = [
     "EXCHANGE_CHECKS",
@@ -81,3 +84,12 @@ async def check_exchange(make_two: MakeTwoStores) -> None:
     for check in EXCHANGE_CHECKS:
         with anyio.fail_after(60):
             await check(make_two)
+
+
+def __getattr__(name: str) -> object:
+    # The checks of a store need no SDK, which takes over a second to import.
+    if name != "connect":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mcp_sessions.testing.client import connect
+
+    return connect
