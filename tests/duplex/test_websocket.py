@@ -397,6 +397,24 @@ async def test_a_modern_connection_does_not_serve_requests_without_an_envelope(k
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_request_without_an_envelope_may_name_a_session_after_a_modern_one(
+    kind: str,
+) -> None:
+    """WSS10: it is of the handshake era. It was taken for one of a client whose handshake says
+    what an envelope says, and the connection was closed.
+    """
+    async with duplex_world() as world:
+        peer = await world.connected(kind, modern=True)
+        await peer.result("server/discover")
+        session_id = (await peer.start())["sessionId"]
+        params = {**call_params("session_id"), "_meta": in_session(session_id)}
+        call = {"jsonrpc": "2.0", "id": "bare", "method": "tools/call", "params": params}
+        await peer.post(call)
+        assert text_of((await peer.answer("bare"))["result"]) == session_id
+        assert "tools" in await peer.result("tools/list")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_listen_of_a_session_sets_its_filter_and_stamps_its_events(kind: str) -> None:
     """Events are pushed on the connection in either era; a listen only sets the filter and
     adds ``subscriptionId``; a newer one ends the older with its completion result.

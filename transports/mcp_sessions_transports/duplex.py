@@ -161,7 +161,10 @@ class DuplexConnection:
         elif _has_envelope(message) or self._lacks_envelope(message):
             await self._modern(message, channel)
         else:
-            await router.request(message, self._inbound(channel))
+            # Without an envelope it is of the handshake era (WSS10), in which a client that is
+            # known by its envelopes did no handshake.
+            bare = Peer(DEFAULT_VERSION) if self.client.peer.modern else None
+            await router.request(message, self._inbound(channel, bare))
 
     async def _notified(
         self, notification: Notification, channel: DuplexChannel, size: int
