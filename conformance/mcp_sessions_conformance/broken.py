@@ -337,6 +337,49 @@ events-come-before-the-answer-behind-them: events-come-late
 a-foreign-host-gets-no-websocket: no-host-check
 a-place-of-another-connection-is-lost: forgets-on-drop
 a-get-without-position-keeps-the-connections-own: no-plain-messages
+a-callers-words-are-no-part-of-an-id: adopts-ids
+a-refused-resume-moves-nothing: no-transport-headers
+an-end-answers-on-every-connection: forgets-waiting
+a-delete-answers-running-requests: forgets-waiting
+what-ran-does-not-bring-a-session-back: knows-every-session
+leaving-ends-no-session: loses-replay
+a-cancel-passes-though-the-session-is-gone: no-cancel
+rule-2-is-as-good-as-rule-1: forgets-current
+a-running-key-is-not-joined-with-fewer-scopes: one-principal
+a-stream-needs-the-scopes-of-its-sessions: 404-is-200
+list-changes-wait: no-list-changes
+naming-displaces-nobody: everyone-hears-who-names
+naming-attaches-what-is-attached-nowhere: deaf-until-resumed
+naming-attaches-in-the-modern-era-too: deaf-until-resumed
+progress-comes-on-the-response: progress-elsewhere at http/handshake
+progress-stays-where-it-was-asked: progress-to-all
+each-takeover-is-told: tells-once
+the-other-spelling-is-a-declaration-too: silent-takeover
+a-modern-resume-displaces: silent-takeover
+who-loses-a-session-to-a-listen-is-told: silent-takeover
+ids-never-collide-on-lone-posts: remembers-ids
+a-cancel-means-the-newest-of-an-id: no-cancel
+a-broken-websocket-cancels-nothing: cancels-with-the-response
+a-cut-response-cancels-in-a-session-too: ignores-cuts
+a-modern-cancel-cancels: no-cancel
+other-content-is-other-content: any-content
+answers-go-oldest-first: newest-goes-first
+a-malformed-key-on-a-listen-is-ignored: keys-on-listens
+a-key-is-one-in-both-eras: ignores-keys
+in-the-modern-era-nobody-is-asked: asks-anyone
+a-listen-has-limits: no-limit
+a-modern-request-on-a-connections-id-is-a-conflict: conflict-has-no-reason
+a-place-is-good-twice: forgets-on-drop
+a-priming-event-is-a-place: no-priming
+a-place-of-no-shape-is-lost: silent-eviction
+a-connections-subscriptions-outlive-its-stream: no-plain-messages
+a-subscription-id-has-its-type: one-subscription-id
+the-list-filter-outlives-its-stream: unfiltered-lists
+an-empty-filter-forgets-all: unfiltered-lists
+a-delete-ends-the-listen: listen-ends-in-order
+another-session-in-the-header-of-a-listen-is-refused: mismatch-is-another-code
+a-header-on-a-session-method-is-ignored: header-is-session
+a-listen-ends-with-its-session: listen-ends-in-order
 """
 
 

@@ -198,7 +198,7 @@ class HttpPeer(Peer):
                     await self.takes.wait()
                 for event in reader.feed(chunk):
                     if event.id is not None and sent.is_primed is None:
-                        sent.is_primed = not event.data
+                        sent.is_primed, sent.first_place = not event.data, event.id
                         self.announce()
                     if event.data and stream == RAW:
                         sent.body = event.data
@@ -255,6 +255,7 @@ class HttpPeer(Peer):
                     await self._client.delete(self.url, headers=self.headers())
             except (httpx.HTTPError, OSError, TimeoutError) as error:
                 self.transcript.note(self.name, "--", f"DELETE: {type(error).__name__}")
+            self.connection_id = None
         try:
             async with asyncio.timeout(1):
                 await self._client.aclose()

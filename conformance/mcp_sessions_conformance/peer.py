@@ -119,6 +119,9 @@ class Sent:
     is_primed: bool | None = None
     """Whether the first SSE event that had an id was without data; None: none had one."""
 
+    first_place: str | None = None
+    """The first SSE id."""
+
     task: "asyncio.Task[None] | None" = None
 
 

@@ -15,6 +15,7 @@ VERBS: Mapping[str, Callable[[Scene, Json], Awaitable[None]]] = {
     "open": steps_open.open_connection,
     "cut": steps_open.cut,
     "ended": steps_open.ended,
+    "leave": steps_open.leave,
     "stall": steps_open.stall,
     "take": steps_open.take,
     "send": steps_talk.send,

@@ -53,6 +53,8 @@ async def collect(scene: Scene, step: Json) -> None:
         arrival.used = True
         if "after_answer" in step:
             scene.is_after(peer, step["after_answer"], arrival)
+        if step.get("numbered", False) and arrival.stream == "get" and arrival.sse_id is None:
+            raise Failure(f"{arrival.message.get('method')} has no SSE id on the GET stream")
         if "before_answer" in step:
             _check_before(scene, peer, step["before_answer"], arrival)
     if step.get("only_last_has_id", False):
@@ -165,6 +167,7 @@ async def _open_listen(scene: Scene, peer: Peer, step: Json) -> None:
         "subscriptions/listen",
         {"notifications": wanted},
         meta=scene.meta(step),
+        request_id=scene.fill(step["id"]) if "id" in step else None,
         headers=scene.fill(step.get("headers", {})),
     )
     if "name" in step:

@@ -48,6 +48,13 @@ async def cut(scene: Scene, step: Json) -> None:
     await scene.peer(step).cut(step.get("what", "all"))
 
 
+async def leave(scene: Scene, step: Json) -> None:
+    """See the schema."""
+    peer = scene.peer(step)
+    await peer.close()
+    peer.over("left")
+
+
 async def stall(scene: Scene, step: Json) -> None:
     """See the schema."""
     peer = scene.peer(step)

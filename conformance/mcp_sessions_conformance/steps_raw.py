@@ -27,6 +27,8 @@ async def stream(scene: Scene, step: Json) -> None:
         )
         if not sent.is_primed:
             raise Failure("a message came before the priming event")
+        if "capture_place" in step:
+            scene.names[step["capture_place"]] = sent.first_place
     if "name" in step:
         scene.named[step["name"]] = (peer, sent)
     if "of" in step:
@@ -85,19 +87,22 @@ async def frame(scene: Scene, step: Json) -> None:
         except Failure as failure:
             # It may be refused before it is all sent: the next step looks at how.
             scene.transcript.note(peer.name, "--", str(failure))
-    if "refusal" in step:
+    if "answer" in step or "refusal" in step:
 
         def look() -> Arrival | None:
             for arrival in peer.arrivals:
-                if arrival.used or "error" not in arrival.message:
+                if arrival.used or not arrival.is_response:
                     continue
                 if arrival.message.get("id") in (None, own_id):
                     return arrival
             return None
 
-        found = await peer.until(look, lambda: "the error that answers the message")
+        found = await peer.until(look, lambda: "the answer to the message")
         found.used = True
-        scene.matches("the refusal", step["refusal"], found.message)
+        if "refusal" in step:
+            scene.matches("the refusal", {"error": {}}, found.message)
+        scene.matches("the answer", step.get("refusal", step.get("answer")), found.message)
+        scene.capture(step, found.message)
 
 
 async def spoil(scene: Scene, step: Json) -> None:

@@ -60,6 +60,8 @@ async def expect(scene: Scene, step: Json) -> None:
     found.used = True
     if "after_answer" in step:
         scene.is_after(peer, step["after_answer"], found)
+    if "response_to" in step and found.stream != scene.named[step["response_to"]][1].stream:
+        raise Failure(f"{found.message['method']} came on another stream than the response")
     if "name" in step:
         scene.asked[step["name"]] = found.message
     if "capture_sse" in step:

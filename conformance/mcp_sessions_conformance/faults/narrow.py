@@ -4,14 +4,21 @@ from typing import Any
 
 from mcp_sessions_conformance.fault import Case, Fault, Http, Late
 from mcp_sessions_conformance.faults.common import (
+    DETACHED,
+    LISTEN,
     START,
     UPDATED,
+    answer,
+    arguments,
     code_of,
     in_results,
     is_event,
     meta_of,
+    named,
     params_of,
     refuse,
+    said,
+    spawn,
     tool,
 )
 from mcp_sessions_conformance.values import KEY, SESSION, Json
@@ -76,6 +83,62 @@ def _no_plain_messages(case: Case) -> Rewritten:
     return [] if is_plain and case.memory.get("cut") else None
 
 
+def _hears_who_names(case: Case) -> Rewritten:
+    """Whoever names a session gets its events, too."""
+    if is_event(case.message):
+        for name in case.memory.get(("names", named(case.message)), ()):
+            talk = case.talks[name]
+            if talk is not case.talk and talk.push is not None:
+                spawn(talk.push(case.message))
+    return None
+
+
+def _learns_names(case: Case) -> Rewritten:
+    if tool(case.message) and named(case.message) is not None:
+        names = case.memory.setdefault(("names", named(case.message)), set[str]())
+        names.add(case.talk.name)
+    return None
+
+
+def _progress_elsewhere(case: Case) -> Rewritten:
+    """On the stream of the connection, not on that of the response."""
+    if case.message.get("method") != "notifications/progress" or case.talk.push is None:
+        return None
+    spawn(case.talk.push(case.message))
+    return []
+
+
+def _progress_to_all(case: Case) -> Rewritten:
+    if case.message.get("method") == "notifications/progress":
+        for talk in case.talks.values():
+            if talk is not case.talk and talk.push is not None:
+                spawn(talk.push(case.message))
+    return None
+
+
+def _tells_once(case: Case) -> Rewritten:
+    if case.message.get("method") != DETACHED:
+        return None
+    told = case.memory.setdefault("told", set[str]())
+    is_first = case.talk.name not in told
+    told.add(case.talk.name)
+    return None if is_first else []
+
+
+def _newest_goes_first(case: Case) -> Rewritten:
+    """A known key whose answer was dropped is the newest, never the oldest."""
+    is_unknown = code_of(case.message) == -31012 and meta_of(case.asked or {}).get(KEY) == "k1"
+    text = str(arguments(case.asked or {}).get("msg"))
+    return [answer(case.message, said(text))] if is_unknown else None
+
+
+def _keys_on_listens(case: Case) -> Rewritten:
+    if case.message.get("method") != LISTEN or isinstance(meta_of(case.message).get(KEY, ""), str):
+        return None
+    case.answers.append(refuse(case.message, -32602, "malformed key"))
+    return []
+
+
 def _wants_a_version(http: Http) -> None:
     if http.verb == "POST" and "mcp-protocol-version" not in http.asked:
         http.answer = 400, {"error": "no version"}
@@ -129,6 +192,21 @@ FAULTS = (
         http=_is_over,
         status=_initialize_ends,
     ),
+    Fault(
+        "everyone-hears-who-names",
+        "sends events to whoever names their session",
+        to_server=_learns_names,
+        to_client=_hears_who_names,
+    ),
+    Fault(
+        "progress-elsewhere",
+        "sends progress beside the response",
+        to_client=_progress_elsewhere,
+    ),
+    Fault("progress-to-all", "sends progress to every connection", to_client=_progress_to_all),
+    Fault("tells-once", "tells a client of its first displacement", to_client=_tells_once),
+    Fault("newest-goes-first", "keeps the oldest answers", to_client=_newest_goes_first),
+    Fault("keys-on-listens", "looks at the key of a listen", to_server=_keys_on_listens),
     Fault("no-plain-messages", "keeps nothing for a client", to_client=_no_plain_messages),
     Fault("no-host-check", "does not look at Host", http=_no_host),
 )
