@@ -163,8 +163,9 @@ class DuplexConnection:
         else:
             # Without an envelope it is of the handshake era (WSS10), in which a client that is
             # known by its envelopes did no handshake.
-            bare = Peer(DEFAULT_VERSION) if self.client.peer.modern else None
-            await router.request(message, self._inbound(channel, bare))
+            peer = Peer(DEFAULT_VERSION) if self.client.peer.modern else self.client.peer
+            inbound = Inbound(self.client.principal, peer, self.client, channel)
+            await router.request(message, inbound)
 
     async def _notified(
         self, notification: Notification, channel: DuplexChannel, size: int
