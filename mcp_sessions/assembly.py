@@ -15,7 +15,7 @@ from mcp_sessions.health import Health
 from mcp_sessions.lifetime import Lifetime
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
-from mcp_sessions.server.cluster.bus import ClusterBus, LocalBus
+from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.handlers import ClusterHandlers
 from mcp_sessions.server.cluster.shared_bus import SharedBus
 from mcp_sessions.server.delivery.attachments import Attachments
@@ -157,7 +157,7 @@ def assemble(
     runner = RequestRunner(outcomes, questions, policy, process=bus.process)
     lifecycle = Lifecycle(store, connections, attachments, runner, sealed, bus, owed, policy, clock)
     transport_sessions = TransportSessions(
-        store, connections, attachments, clock, bus, held=runner.held, listed=upstream.listed
+        store, connections, attachments, clock, bus, runner.held, upstream.listed
     )
     peers = UpstreamPeers(
         upstream, store, connections, publisher, runner, questions, policy, add_capabilities
@@ -255,4 +255,4 @@ def _check_conversations(store: SessionStore, security: SessionSecurity) -> None
 
 def _bus(store: SessionStore) -> ClusterBus:
     process, exchange = mint_process(), store.exchange
-    return LocalBus(process) if exchange is None else SharedBus(store, exchange, process)
+    return ClusterBus(process) if exchange is None else SharedBus(store, exchange, process)

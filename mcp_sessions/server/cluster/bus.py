@@ -1,7 +1,7 @@
 """The other processes that serve the same sessions, and how this one reaches them.
 
-A process always has a bus. That of one which has its store alone is here; that of one which
-shares it with others is in :mod:`mcp_sessions.server.cluster.shared_bus`.
+A process always has a bus. That of one which shares its store with others is in
+:mod:`mcp_sessions.server.cluster.shared_bus`.
 """
 
 from __future__ import annotations
@@ -48,24 +48,26 @@ class Handlers(Protocol):
         ...
 
 
-class ClusterBus(Protocol):
-    """This process among those that serve the same sessions."""
+class ClusterBus:
+    """This process among those that serve the same sessions: here, one that has its store alone.
+    Nobody is told anything, and what is stored is heard where it is stored.
+    """
 
-    process: str
-    """Its name."""
-
-    is_shared: bool
+    is_shared = False
     """Whether there may be others."""
+
+    def __init__(self, process: str) -> None:
+        self.process = process
+        self._background = Background()
 
     def is_elsewhere(self, process: str | None) -> TypeGuard[str]:
         """Whether that names another process, which may live or not. None is no process."""
-        ...
+        return False
 
     async def tell(self, message: Message, *, to: str | None = None) -> None:
         """Send a message to one process, or to all others; that it could not be sent is a line
         in the log.
         """
-        ...
 
     async def send(self, message: Message, *, to: str | None = None) -> None:
         """As :meth:`tell`, for who has to know that it was sent.
@@ -73,11 +75,10 @@ class ClusterBus(Protocol):
         Raises:
             StoreUnavailable: Unknown whether it was sent.
         """
-        ...
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run what a message asks for; what goes wrong with it is a line in the log."""
-        ...
+        self._background.run("what another replica asked for", work)
 
     async def watch(self, session_id: SessionId, stream: StreamName, watcher: Watcher) -> None:
         """Hear what others append to a stream from now on.
@@ -85,19 +86,18 @@ class ClusterBus(Protocol):
         Raises:
             StoreUnavailable: It is not watched.
         """
-        ...
 
     async def unwatch(self, session_id: SessionId, stream: StreamName, watcher: Watcher) -> None:
         """Hear of a stream no more."""
-        ...
 
     async def is_alive(self, process: str) -> bool:
-        """Whether a process lives; the answer may be a second old.
+        """Whether a process lives; the answer may be a second old. Another one that had this
+        store before is gone.
 
         Raises:
             StoreUnavailable: Unknown.
         """
-        ...
+        return process == self.process
 
     async def join(self, handlers: Handlers) -> None:
         """Be one of them, and do what they tell.
@@ -105,62 +105,14 @@ class ClusterBus(Protocol):
         Raises:
             StoreUnavailable: It is not.
         """
-        ...
 
     async def leave(self) -> None:
         """Be one of them no more: they take over at once what they would wait for."""
-        ...
 
     async def close(self) -> None:
         """Leave, and end what still runs here."""
-        ...
-
-    async def run(self) -> None:
-        """Look after what messages did not bring, for ever, where there is anything to."""
-        ...
-
-
-class LocalBus:
-    """The :class:`ClusterBus` of a process that has its store alone: nobody is told anything,
-    and what is stored is heard where it is stored.
-    """
-
-    is_shared = False
-
-    def __init__(self, process: str) -> None:
-        self.process = process
-        self._background = Background()
-
-    def is_elsewhere(self, process: str | None) -> TypeGuard[str]:
-        return False
-
-    async def tell(self, message: Message, *, to: str | None = None) -> None:
-        return None
-
-    async def send(self, message: Message, *, to: str | None = None) -> None:
-        return None
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._background.run("what a message asked for", work)
-
-    async def watch(self, session_id: SessionId, stream: StreamName, watcher: Watcher) -> None:
-        return None
-
-    async def unwatch(self, session_id: SessionId, stream: StreamName, watcher: Watcher) -> None:
-        return None
-
-    async def is_alive(self, process: str) -> bool:
-        # Another one that had this store before is gone.
-        return process == self.process
-
-    async def join(self, handlers: Handlers) -> None:
-        return None
-
-    async def leave(self) -> None:
-        return None
-
-    async def close(self) -> None:
+        await self.leave()
         await self._background.close()
 
     async def run(self) -> None:
-        return None
+        """Look after what messages did not bring, for ever, where there is anything to."""

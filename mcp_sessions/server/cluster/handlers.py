@@ -157,13 +157,7 @@ class ClusterHandlers:
     async def _displaced(self, message: Displaced) -> None:
         connection = self._connections.local(message.connection_id)
         if connection is not None:
-            await self._attachments.check_attached(
-                message.session_id,
-                connection,
-                reason=message.reason,
-                newer=message.newer,
-                instance=message.instance,
-            )
+            await self._attachments.check_attached(message.session_id, connection, told=message)
 
     def _withdrawn(self, message: Withdrawn) -> Work | None:
         connection = self._stored(message.connection_id)

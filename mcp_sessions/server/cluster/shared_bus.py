@@ -15,12 +15,12 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeGuard
 
-from mcp_sessions.background import Background, report
+from mcp_sessions.background import report
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import Position, SessionId, StreamName
 from mcp_sessions.locks import Locks
-from mcp_sessions.server.cluster.bus import Handlers, Watcher
+from mcp_sessions.server.cluster.bus import ClusterBus, Handlers, Watcher
 from mcp_sessions.server.cluster.codec import MalformedMessage, decode, encode
 from mcp_sessions.server.cluster.messages import Message
 from mcp_sessions.stores.contract import SessionStore
@@ -38,8 +38,8 @@ _AT_ONCE = 32
 _Key = tuple[SessionId, StreamName]
 
 
-class SharedBus:
-    """A :class:`~mcp_sessions.server.cluster.bus.ClusterBus`."""
+class SharedBus(ClusterBus):
+    """The :class:`ClusterBus` of one of several."""
 
     is_shared = True
 
@@ -49,14 +49,13 @@ class SharedBus:
         exchange: Exchange,
         process: str,
     ) -> None:
-        self.process = process
+        super().__init__(process)
         self._store = store
         self._exchange = exchange
         self._handlers: Handlers | None = None
         self._watchers: dict[_Key, list[Watcher]] = {}
         self._watched: set[_Key] = set()
         self._settling = Locks[_Key]()
-        self._background = Background()
         self._alive: dict[str, tuple[float, bool]] = {}
         self._joined = False
 
@@ -87,10 +86,7 @@ class SharedBus:
             return
         work = self._handlers.handle(*told)
         if work is not None:
-            self.spawn(work)
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._background.run("what another replica asked for", work)
+            self._background.run("what another replica asked for", work)
 
     # --- streams ---------------------------------------------------------------------------
 
@@ -181,10 +177,6 @@ class SharedBus:
             await self._exchange.leave()
         except StoreUnavailable:
             logger.warning("the other replicas could not be told of the leave; they will see")
-
-    async def close(self) -> None:
-        await self.leave()
-        await self._background.close()
 
     async def run(self) -> None:
         """Go round for ever; a store that is away for a while is asked again."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from mcp_sessions import metrics
@@ -34,30 +35,22 @@ from mcp_sessions.stores.records import Attached, Attachment
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class Attachments:
     """Attaches sessions to connections, and parts them."""
 
-    def __init__(
-        self,
-        store: SessionStore,
-        connections: ConnectionRegistry,
-        questions: PendingQuestions,
-        bus: ClusterBus,
-        owed: Owed,
-        clock: Callable[[], float],
-    ) -> None:
-        """Those of one process.
+    _store: SessionStore
+    _connections: ConnectionRegistry
+    _questions: PendingQuestions
+    """Asked again where their session is attached."""
 
-        Args:
-            questions: Asked again where their session is attached.
-            owed: Takes what the store must know of an end, also when it is away.
-        """
-        self._store = store
-        self._connections = connections
-        self._questions = questions
-        self._bus = bus
-        self._owed = owed
-        self._clock = clock
+    _bus: ClusterBus
+    _owed: Owed
+    """Takes what the store must know of an end, also when it is away."""
+
+    _clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._session_locks = Locks[SessionId]()
         self.session_lock = self._session_locks.of
         """Held for one step of a session's story: an event that was stored must be handed
@@ -133,28 +126,20 @@ class Attachments:
         gone = self._connections.local(connection.id) is None
         return None if gone else connection.attached.get(session_id)
 
-    def _tell_later(
-        self,
-        session_id: SessionId,
-        had: Attachment | None,
-        reason: Detached,
-        newer: str | None,
-        instance: str | None,
-    ) -> None:
+    def _tell_later(self, lost: Displaced) -> None:
         """Who had a session may have lost it: tell, when the store says that it is so."""
-        if had is None:
-            return
 
         async def tell() -> None:
-            async with self.session_lock(session_id):
-                record = await self._store.load(session_id, now=0)
+            async with self.session_lock(lost.session_id):
+                record = await self._store.load(lost.session_id, now=0)
                 has = record.attachment if record is not None else None
                 # That it stays where it was, by another epoch, displaces nobody.
-                stays = has is not None and has.connection_id == had.connection_id
+                stays = has is not None and has.connection_id == lost.connection_id
                 if record is not None and not stays:
-                    await self._displace(session_id, had, reason, newer, instance)
+                    await self._displace(lost)
 
-        self._owed.owe(("tell", session_id, had), tell)
+        name = ("tell", lost.session_id, lost.connection_id, lost.fencing_epoch)
+        self._owed.owe(name, tell)
 
     async def _attach(
         self,
@@ -179,7 +164,8 @@ class Attachments:
                 only_if_free=only_if_free,
             )
         except StoreUnavailable:
-            self._tell_later(session_id, had, Detached.TAKEN_OVER, newer, instance)
+            if had is not None:
+                self._tell_later(_lost(session_id, had, Detached.TAKEN_OVER, newer, instance))
             raise
         finally:
             if attached is None and connection is not None:
@@ -190,20 +176,16 @@ class Attachments:
         refusal = attached.refusal.value if attached.refusal is not None else None
         metrics.attached(connection.kind if connection else "none", len(attached.replay), refusal)
         previous = attached.previous
-        stays = (
-            previous is not None
-            and connection is not None
-            and previous.connection_id == connection.id
-        )
         try:
             if connection is not None:
                 await self._begin(session_id, connection, attached, position)
         finally:
             # It has lost the session, whatever becomes of the one that takes it.
-            if previous is not None and not stays:
-                await self._displace_surely(
-                    session_id, previous, Detached.TAKEN_OVER, newer, instance
-                )
+            if previous is not None and (
+                connection is None or previous.connection_id != connection.id
+            ):
+                lost = _lost(session_id, previous, Detached.TAKEN_OVER, newer, instance)
+                await self._displace_surely(lost)
         if connection is not None:
             await self._ask_again(session_id, connection)
         # Whoever has a question open for this session's client asks it again.
@@ -247,20 +229,13 @@ class Attachments:
                 return (), None
         return events, refusal
 
-    async def _displace_surely(
-        self,
-        session_id: SessionId,
-        previous: Attachment,
-        reason: Detached,
-        newer: str | None = None,
-        instance: str | None = None,
-    ) -> None:
+    async def _displace_surely(self, lost: Displaced) -> None:
         """As :meth:`_displace`, now or when the store is back."""
         try:
-            await self._displace(session_id, previous, reason, newer, instance)
+            await self._displace(lost)
         except StoreUnavailable as failed:
             logger.warning("who had a session is told later that it is gone: %s", failed)
-            self._tell_later(session_id, previous, reason, newer, instance)
+            self._tell_later(lost)
 
     async def detach(
         self, session_id: SessionId, connection: ClientConnection, fencing_epoch: FencingEpoch
@@ -312,65 +287,39 @@ class Attachments:
         try:
             attached = await self._store.attach(session_id, None, now=self._clock())
         except StoreUnavailable:
-            self._tell_later(session_id, had, reason, None, None)
+            if had is not None:
+                self._tell_later(_lost(session_id, had, reason))
             raise
         if attached is not None and attached.previous is not None:
-            await self._displace_surely(session_id, attached.previous, reason)
+            await self._displace_surely(_lost(session_id, attached.previous, reason))
 
-    async def _displace(
-        self,
-        session_id: SessionId,
-        previous: Attachment,
-        reason: Detached,
-        newer: str | None = None,
-        instance: str | None = None,
-    ) -> None:
-        """Part a session from the connection that had it.
-
-        Args:
-            newer: The kind of the connection that has it now; None: none has.
-            instance: How the client that has it now calls itself; None: it does not say.
-        """
-        home = process_of(previous.connection_id)
-        if home is not None and self._connections.local(previous.connection_id) is None:
+    async def _displace(self, lost: Displaced) -> None:
+        """Part a session from the connection that had it."""
+        session_id, connection_id = lost.session_id, lost.connection_id
+        home = process_of(connection_id)
+        if home is not None and self._connections.local(connection_id) is None:
             if self._bus.is_elsewhere(home):
-                displaced = Displaced(
-                    session_id=session_id,
-                    connection_id=previous.connection_id,
-                    fencing_epoch=previous.fencing_epoch,
-                    reason=reason,
-                    newer=newer,
-                    instance=instance,
-                )
-                await self._bus.tell(displaced, to=home)
+                await self._bus.tell(lost, to=home)
             return
-        connection = await self._connections.find(previous.connection_id)
+        connection = await self._connections.find(connection_id)
         if connection is None:
             return
-        await self.displaced_here(session_id, previous, reason, connection, newer, instance)
+        await self._displaced_here(lost, connection)
         if home is None:
             # Its stream may be open anywhere; what waits there unsent is taken back.
-            withdrawn = Withdrawn(session_id=session_id, connection_id=previous.connection_id)
-            await self._bus.tell(withdrawn)
+            await self._bus.tell(Withdrawn(session_id=session_id, connection_id=connection_id))
 
-    async def displaced_here(
-        self,
-        session_id: SessionId,
-        previous: Attachment,
-        reason: Detached,
-        connection: ClientConnection,
-        newer: str | None,
-        instance: str | None,
-    ) -> None:
-        """A connection that this process serves lost a session, by ``previous``."""
+    async def _displaced_here(self, lost: Displaced, connection: ClientConnection) -> None:
+        """A connection that this process serves lost a session."""
+        session_id, epoch, reason = lost.session_id, lost.fencing_epoch, lost.reason
         # Only if the old connection did not attach it anew meanwhile.
-        if connection.attached.get(session_id, previous.fencing_epoch) != previous.fencing_epoch:
+        if connection.attached.get(session_id, epoch) != epoch:
             return
         connection.attached.pop(session_id, None)
         # A listen stream after a listen stream is the same client going on.
-        if not newer == connection.kind == "listen":
-            await connection.tell_detached(session_id, reason, instance=instance)
-        await connection.withdraw(session_id, previous.fencing_epoch)
+        if not lost.newer == connection.kind == "listen":
+            await connection.tell_detached(session_id, reason, instance=lost.instance)
+        await connection.withdraw(session_id, epoch)
         await self.unwatch(session_id, connection)
         metrics.detached(reason.value)
         logger.info("session %s left its connection: %s", digest(session_id), reason.value)
@@ -381,9 +330,7 @@ class Attachments:
         connection: ClientConnection,
         *,
         waits: bool = True,
-        reason: Detached = Detached.TAKEN_OVER,
-        newer: str | None = None,
-        instance: str | None = None,
+        told: Displaced | None = None,
     ) -> bool:
         """Whether a session is attached to a connection of this process still; if another
         process displaced it, that is made good here.
@@ -393,41 +340,31 @@ class Attachments:
             connection: The connection.
             waits: Until it is made good; False: the caller has the session's lock, or reads
                 its log.
-            reason: Why it was displaced, if it was.
-            newer: The kind of the connection that has it now; None: that is not known.
-            instance: How the client that has it now calls itself; None: that is not known.
+            told: What the other process said, if it did: why, and who has it now.
         """
         fencing_epoch = connection.attached.get(session_id)
         if fencing_epoch is None:
             return False
-        previous = Attachment(connection.id, fencing_epoch)
+        attachment = Attachment(connection.id, fencing_epoch)
         record = await self._store.load(session_id, now=0)
         if record is None:
             # Its end is told by another way.
             return False
-        if record.attachment == previous:
+        if record.attachment == attachment:
             return True
-        displacing = self._displaced_locked(
-            session_id, previous, connection, reason, newer, instance
-        )
+        lost = told or _lost(session_id, attachment, Detached.TAKEN_OVER)
+        lost = replace(lost, fencing_epoch=fencing_epoch)
+        displacing = self._displaced_locked(lost, connection)
         if waits:
             await displacing
         else:
             self._bus.spawn(displacing)
         return False
 
-    async def _displaced_locked(
-        self,
-        session_id: SessionId,
-        previous: Attachment,
-        connection: ClientConnection,
-        reason: Detached,
-        newer: str | None,
-        instance: str | None,
-    ) -> None:
-        async with self.session_lock(session_id):
-            if connection.attached.get(session_id) == previous.fencing_epoch:
-                await self.displaced_here(session_id, previous, reason, connection, newer, instance)
+    async def _displaced_locked(self, lost: Displaced, connection: ClientConnection) -> None:
+        async with self.session_lock(lost.session_id):
+            if connection.attached.get(lost.session_id) == lost.fencing_epoch:
+                await self._displaced_here(lost, connection)
 
     async def _watch(self, session_id: SessionId, connection: ClientConnection) -> None:
         """Hear what other processes store for a session that is attached to a connection of
@@ -440,3 +377,20 @@ class Attachments:
         """Hear it no more."""
         if process_of(connection.id) is not None:
             await self._bus.unwatch(session_id, EVENTS, connection)
+
+
+def _lost(
+    session_id: SessionId,
+    had: Attachment,
+    reason: Detached,
+    newer: str | None = None,
+    instance: str | None = None,
+) -> Displaced:
+    return Displaced(
+        session_id=session_id,
+        connection_id=had.connection_id,
+        fencing_epoch=had.fencing_epoch,
+        reason=reason,
+        newer=newer,
+        instance=instance,
+    )

@@ -20,6 +20,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
+from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.background import give_way, watched
@@ -58,27 +59,20 @@ _HEARD = 1_000
 """Changes of other processes that are known if they are told again."""
 
 
+@dataclass(eq=False, repr=False)
 class ChangeBroadcaster:
     """Tells what was announced."""
 
-    def __init__(
-        self,
-        store: SessionStore,
-        connections: ConnectionRegistry,
-        attachments: Attachments,
-        publisher: Publisher,
-        policy: SessionPolicy,
-        clock: Callable[[], float],
-        bus: ClusterBus,
-    ) -> None:
-        self._bus = bus
-        self._store = store
-        self._connections = connections
-        self._attachments = attachments
-        self._publisher = publisher
-        self._policy = policy
-        self._clock = clock
-        self._waiting = WaitingChanges(policy, clock)
+    _store: SessionStore
+    _connections: ConnectionRegistry
+    _attachments: Attachments
+    _publisher: Publisher
+    _policy: SessionPolicy
+    _clock: Callable[[], float]
+    _bus: ClusterBus
+
+    def __post_init__(self) -> None:
+        self._waiting = WaitingChanges(self._policy, self._clock)
         self._renewed: set[SessionId] = set()
         """Where changes were lost: the sessions that know."""
 

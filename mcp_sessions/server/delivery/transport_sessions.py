@@ -8,6 +8,7 @@ for the first time, and can be made anew at any time.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from mcp_sessions.core.messages import notification_message
 from mcp_sessions.errors import (
@@ -28,33 +29,20 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Mode, SessionRecord
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TransportSessions:
     """Those of one server."""
 
-    def __init__(
-        self,
-        store: SessionStore,
-        connections: ConnectionRegistry,
-        attachments: Attachments,
-        clock: Callable[[], float],
-        bus: ClusterBus,
-        *,
-        held: Collection[SessionId],
-        listed: Callable[[], frozenset[str]],
-    ) -> None:
-        """Serve those of ``store``.
+    _store: SessionStore
+    _connections: ConnectionRegistry
+    _attachments: Attachments
+    _clock: Callable[[], float]
+    _bus: ClusterBus
+    _held: Collection[SessionId]
+    """The sessions that are at work in this process, as they are now."""
 
-        Args:
-            held: The sessions that are at work in this process, as they are now.
-            listed: Of ``tools``, ``prompts`` and ``resources``, those that the server has.
-        """
-        self._store = store
-        self._connections = connections
-        self._attachments = attachments
-        self._clock = clock
-        self._bus = bus
-        self._held = held
-        self._listed = listed
+    _listed: Callable[[], frozenset[str]]
+    """Of ``tools``, ``prompts`` and ``resources``, those that the server has."""
 
     async def admit(self, session_header: str, principal: Principal) -> SessionRecord:
         """The transport session that ``Mcp-Session-Id`` names, as it is now.
