@@ -1,11 +1,13 @@
-"""``resumable(…)`` for FastMCP's ``Client``: the same transport in FastMCP's own type.
+"""``resumable(…)`` for FastMCP's ``Client``, and ``session_state()`` for its server.
 
 ::
 
-    from fastmcp import Client
-    from mcp_sessions.fastmcp import resumable
+    from fastmcp import Client, FastMCP
+    from mcp_sessions.fastmcp import resumable, session_state
 
     async with Client(resumable("https://host/mcp")) as client: ...
+
+    mcp = FastMCP("notes", session_state_store=session_state())  # to be wrapped
 
 The one module that needs FastMCP: ``pip install mcp-sessions[fastmcp]``. (`SessionLayer`
 takes a FastMCP server as it is.)
@@ -13,11 +15,14 @@ takes a FastMCP server as it is.)
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, SupportsFloat, Unpack
 
 from fastmcp.client.transports.base import ClientTransport, SessionKwargs, TransportOptions
+from fastmcp.server.dependencies import get_context
+from key_value.aio.protocols import AsyncKeyValue
+from key_value.aio.stores.memory import MemoryStore
 from mcp import ClientSession
 
 from mcp_sessions import client_transport
@@ -25,6 +30,8 @@ from mcp_sessions.client.jar import Jar
 from mcp_sessions.client.outcome import KnownSession, OnResume, ResumeOutcome
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.sdk import ResumableTransport
+from mcp_sessions.errors import DataConflict
+from mcp_sessions.server.requests.handle import SessionHandle, current_session
 
 if TYPE_CHECKING:
     import httpx2
@@ -91,3 +98,119 @@ def resumable(
             policy=policy,
         )
     )
+
+
+def session_state(beside: AsyncKeyValue | None = None) -> AsyncKeyValue:
+    """What ``FastMCP(session_state_store=…)`` takes, so that ``ctx.set_state`` and what a session
+    is shown of the components are kept in the session that the layer has: in its ``data``, as long
+    as it lives, on every replica; in the 2026 era, too.
+
+    Args:
+        beside: Keeps what belongs to no session of the layer's: of a request that has none, and
+            what FastMCP keeps for a user, or under an id of its own. None: this process.
+    """
+    return _SessionState(beside if beside is not None else MemoryStore())
+
+
+_MEMBER = "fastmcp"
+"""Of a session's ``data``."""
+
+_ATTEMPTS = 20
+"""Of a change of a session's data while other replicas change it, too."""
+
+
+class _SessionState(AsyncKeyValue):
+    def __init__(self, beside: AsyncKeyValue) -> None:
+        self._beside = beside
+
+    async def get(self, key: str, *, collection: str | None = None) -> dict[str, Any] | None:
+        place = _place(key)
+        if place is None:
+            return await self._beside.get(key, collection=collection)
+        session, name = place
+        return (await session.data.read()).get(_MEMBER, {}).get(name)
+
+    async def ttl(
+        self, key: str, *, collection: str | None = None
+    ) -> tuple[dict[str, Any] | None, float | None]:
+        if _place(key) is None:
+            return await self._beside.ttl(key, collection=collection)
+        # It goes with its session.
+        return await self.get(key), None
+
+    async def put(
+        self,
+        key: str,
+        value: Mapping[str, Any],
+        *,
+        collection: str | None = None,
+        ttl: SupportsFloat | None = None,
+    ) -> None:
+        place = _place(key)
+        if place is None:
+            await self._beside.put(key, value, collection=collection, ttl=ttl)
+        else:
+            await _change(*place, dict(value))
+
+    async def delete(self, key: str, *, collection: str | None = None) -> bool:
+        place = _place(key)
+        if place is None:
+            return await self._beside.delete(key, collection=collection)
+        return await _change(*place, None)
+
+    async def get_many(
+        self, keys: Sequence[str], *, collection: str | None = None
+    ) -> list[dict[str, Any] | None]:
+        return [await self.get(key, collection=collection) for key in keys]
+
+    async def ttl_many(
+        self, keys: Sequence[str], *, collection: str | None = None
+    ) -> list[tuple[dict[str, Any] | None, float | None]]:
+        return [await self.ttl(key, collection=collection) for key in keys]
+
+    async def put_many(
+        self,
+        keys: Sequence[str],
+        values: Sequence[Mapping[str, Any]],
+        *,
+        collection: str | None = None,
+        ttl: SupportsFloat | None = None,
+    ) -> None:
+        for key, value in zip(keys, values, strict=True):
+            await self.put(key, value, collection=collection, ttl=ttl)
+
+    async def delete_many(self, keys: Sequence[str], *, collection: str | None = None) -> int:
+        return sum([await self.delete(key, collection=collection) for key in keys])
+
+
+def _place(key: str) -> tuple[SessionHandle, str] | None:
+    """The session that a key of FastMCP's is of, and its name there; None: of none of the layer's.
+
+    FastMCP puts in front of a key what it takes for the session's id: of a request in the 2026 era
+    one of its own, which is another for each.
+    """
+    session = current_session(default=None)
+    try:
+        prefix = f"{get_context().session_id}:"
+    except RuntimeError:
+        # A task of FastMCP's, outside of any request.
+        return None
+    if session is None or not key.startswith(prefix):
+        return None
+    return session, key.removeprefix(prefix)
+
+
+async def _change(session: SessionHandle, name: str, value: dict[str, Any] | None) -> bool:
+    """Keep a value, or forget it (None); whether there was one."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            async with session.data.edit() as data:
+                kept: dict[str, Any] = data.setdefault(_MEMBER, {})
+                was_there = kept.pop(name, None) is not None
+                if value is not None:
+                    kept[name] = value
+                return was_there
+        except DataConflict:
+            if attempt == _ATTEMPTS:
+                raise
+    raise AssertionError("the last attempt returns or raises")

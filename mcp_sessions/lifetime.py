@@ -93,7 +93,5 @@ class Lifetime:
             logger.warning(
                 "FastMCP keeps what ctx.set_state stores in the memory of this process: other "
                 "replicas do not see it, and after a restart it is gone while its session lives. "
-                "Write FastMCP(..., session_state_store=STORE) with an AsyncKeyValue store that "
-                "all share, such as key_value.aio.stores.redis.RedisStore(url=...) of "
-                "py-key-value-aio[redis]; or keep it in current_session().data"
+                "Write FastMCP(..., session_state_store=mcp_sessions.fastmcp.session_state())"
             )
