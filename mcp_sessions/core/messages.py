@@ -258,6 +258,25 @@ def named_session(params: Mapping[str, Any] | None) -> SessionId | NotNamed:
     return session_id_member(cast(dict[str, Any], value), f"_meta[{SESSION_META!r}].sessionId")
 
 
+def names_session(params: Mapping[str, Any] | None) -> bool:
+    """Whether a request names a session (rule 1), or means to: malformed metadata is answered as
+    what it is.
+    """
+    try:
+        return not isinstance(named_session(params), NotNamed)
+    except InvalidParams:
+        return True
+
+
+def well_named(params: Mapping[str, Any] | None) -> SessionId | None:
+    """The session that a message names (rule 1); None: none, or malformed metadata."""
+    try:
+        named = named_session(params)
+    except InvalidParams:
+        return None
+    return named if not isinstance(named, NotNamed) else None
+
+
 def session_id_member(members: Mapping[str, Any] | None, where: str) -> SessionId:
     """``members["sessionId"]``.
 

@@ -17,7 +17,6 @@ from mcp_sessions.core.messages import (
     Answer,
     Malformed,
     Notification,
-    NotNamed,
     Request,
     RequestId,
     decode,
@@ -25,7 +24,7 @@ from mcp_sessions.core.messages import (
     error_message,
     id_of,
     meta_of,
-    named_session,
+    names_session,
     parse,
     wire_error,
 )
@@ -33,7 +32,6 @@ from mcp_sessions.errors import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
     PARSE_ERROR,
-    InvalidParams,
     InvalidReason,
     InvalidRequest,
     StoreUnavailable,
@@ -188,7 +186,7 @@ class DuplexConnection:
         """A client of the modern era sends it with every request; the methods of ours and
         what names its session do without, in either era.
         """
-        ours = request.method in SESSION_METHODS or _names_session(request)
+        ours = request.method in SESSION_METHODS or names_session(request.params)
         return self.client.peer.modern and not ours
 
     async def _initialize(self, request: Request, channel: DuplexChannel) -> None:
@@ -225,7 +223,7 @@ class DuplexConnection:
                 InvalidReason.DUPLICATE_ID, "a request with this id is still open"
             )
             await channel.answer(inbound.error(request.id, wire_error(refused)))
-        elif request.method == LISTEN and _names_session(request):
+        elif request.method == LISTEN and names_session(request.params):
             await self._listen(request, inbound)
             # Its last message comes when it ends; nothing of it can break before.
             self.transport.channels.pop(channel, None)
@@ -258,11 +256,3 @@ class DuplexConnection:
 
 def _has_envelope(request: Request) -> bool:
     return PROTOCOL_VERSION_META in (meta_of(request.params) or ())
-
-
-def _names_session(request: Request) -> bool:
-    try:
-        return not isinstance(named_session(request.params), NotNamed)
-    except InvalidParams:
-        # Malformed metadata is answered as what it is.
-        return True

@@ -41,9 +41,7 @@ class Idempotency:
         look lost.
         """
 
-        self.joining = Joining(
-            bus, runner, admit=self._admit_again, answer=self._answer_kept, begins=self.begin_of
-        )
+        self.joining = Joining(bus, runner, self._admit_again, self._answer_kept, self.begin_of)
         """Those that run in other processes."""
 
     def never_began(self, admitted: Admitted) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -63,48 +64,31 @@ logger = logging.getLogger(__name__)
 Register = Callable[[Peer], Awaitable[ClientConnection]]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Router:
-    """Takes decoded messages from the bindings; answers go to the request's channel."""
+    """Takes decoded messages from the bindings; answers go to the request's channel.
 
-    def __init__(
-        self,
-        *,
-        store: SessionStore,
-        connections: ConnectionRegistry,
-        runner: RequestRunner,
-        questions: PendingQuestions,
-        upstream: Upstream,
-        peers: UpstreamPeers,
-        associations: Associations,
-        idempotency: Idempotency,
-        methods: SessionMethods,
-        handles: SessionHandles,
-        policy: SessionPolicy,
-        advertise: Callable[[dict[str, Any]], None],
-        clock: Callable[[], float],
-        bus: ClusterBus,
-    ) -> None:
-        """Route to what serves.
+    Args:
+        advertise: Adds our capabilities to the result of an ``initialize``, in place.
+    """
 
-        Args:
-            advertise: Adds our capabilities to the result of an ``initialize``, in place.
-        """
-        self._store = store
-        self._connections = connections
-        self._runner = runner
-        self._questions = questions
-        self._upstream = upstream
-        self._peers = peers
-        self._associations = associations
-        self._idempotency = idempotency
-        self._joining = idempotency.joining
-        self._methods = methods
-        self._handles = handles
-        self._policy = policy
-        self._advertise = advertise
-        self._clock = clock
-        self._bus = bus
-        self._arriving: set[tuple[ConnectionId, RequestId]] = set()
+    _store: SessionStore
+    _connections: ConnectionRegistry
+    _runner: RequestRunner
+    _questions: PendingQuestions
+    _upstream: Upstream
+    _peers: UpstreamPeers
+    _associations: Associations
+    _idempotency: Idempotency
+    _methods: SessionMethods
+    _handles: SessionHandles
+    _policy: SessionPolicy
+    _advertise: Callable[[dict[str, Any]], None]
+    _clock: Callable[[], float]
+    _bus: ClusterBus
+    _arriving: set[tuple[ConnectionId, RequestId]] = field(
+        init=False, default_factory=set[tuple[ConnectionId, RequestId]]
+    )
 
     # --- what bindings call ------------------------------------------------------------------
 
@@ -352,7 +336,7 @@ class Router:
         running = self._runner.by_connection(connection).get(request.id)
         if (
             here in self._arriving
-            or here in self._joining.by_request
+            or here in self._idempotency.joining.by_request
             or (running is not None and running.is_awaited_at(connection, request.id))
         ):
             raise InvalidRequest(InvalidReason.DUPLICATE_ID, "a request with this id is still open")
@@ -381,9 +365,9 @@ class Router:
                 return
             running = self._runner.by_connection(connection).get(request_id)
             if running is None:
-                join = self._joining.by_request.get((connection.id, request_id))
+                join = self._idempotency.joining.by_request.get((connection.id, request_id))
                 if join is not None:
-                    await self._joining.cancel(join)
+                    await self._idempotency.joining.cancel(join)
                     return
             if running is None and inbound.record is not None:
                 # Over HTTP the request may have come to any replica.

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from mcp_sessions.core.load import load_of
 from mcp_sessions.core.messages import Request, RequestId, progress_token, wire_error
@@ -121,36 +122,31 @@ class _Join:
         self.news.set()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Joining:
-    """Both sides of such requests."""
+    """Both sides of such requests.
 
-    def __init__(
-        self,
-        bus: ClusterBus,
-        runner: RequestRunner,
-        *,
-        admit: Admit,
-        answer: Answer,
-        begins: Callable[[tuple[SessionId, RequestKey]], asyncio.Lock],
-    ) -> None:
-        """Take what it works with.
+    Args:
+        runner: What runs here.
+        admit: Asks the store for the key of a waiter's request once more.
+        answer: Answers a waiter with what was kept.
+        begins: Held while a request with that key is being begun here.
+    """
 
-        Args:
-            runner: What runs here.
-            admit: Asks the store for the key of a waiter's request once more.
-            answer: Answers a waiter with what was kept.
-            begins: Held while a request with that key is being begun here.
-        """
-        self._bus = bus
-        self._runner = runner
-        self._admit = admit
-        self._answer = answer
-        self._begins = begins
-        self._joins: dict[str, _Join] = {}
-        self.by_request: dict[tuple[ConnectionId, RequestId], _Join] = {}
-        """What waits here for another process."""
+    _bus: ClusterBus
+    _runner: RequestRunner
+    _admit: Admit
+    _answer: Answer
+    _begins: Callable[[tuple[SessionId, RequestKey]], asyncio.Lock]
+    _joins: dict[str, _Join] = field(init=False, default_factory=dict[str, _Join])
+    by_request: dict[tuple[ConnectionId, RequestId], _Join] = field(
+        init=False, default_factory=dict[tuple[ConnectionId, RequestId], _Join]
+    )
+    """What waits here for another process."""
 
-        self._channels: dict[str, RemoteChannel] = {}
+    _channels: dict[str, RemoteChannel] = field(
+        init=False, default_factory=dict[str, RemoteChannel]
+    )
 
     # --- where the request was sent again ----------------------------------------------------
 

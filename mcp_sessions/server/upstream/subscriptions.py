@@ -65,12 +65,12 @@ class Subscriptions:
         await self._peer.close()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Discovery:
     """``server/discover``: the server's own answer, with our capabilities."""
 
-    def __init__(self, peer: UpstreamPeer, advertise: Callable[[dict[str, Any]], None]) -> None:
-        self._peer = peer
-        self._advertise = advertise
+    _peer: UpstreamPeer
+    _advertise: Callable[[dict[str, Any]], None]
 
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None

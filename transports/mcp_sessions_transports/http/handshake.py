@@ -23,19 +23,18 @@ from mcp_sessions.core.messages import (
     Malformed,
     Message,
     Notification,
-    NotNamed,
     Request,
     decode,
     error_message,
-    named_session,
+    names_session,
     parse,
+    well_named,
     wire_error,
 )
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import (
     INVALID_PARAMS,
     PARSE_ERROR,
-    InvalidParams,
     InvalidRequest,
     SessionNotFound,
     Status,
@@ -55,17 +54,14 @@ from mcp_sessions_transports.http.io import (
     accepts,
     read_post,
     refusal,
-    send_empty,
     send_json,
     send_not_found,
+    send_text,
 )
 from mcp_sessions_transports.http.transport import HttpTransport
 from mcp_sessions_transports.served import Served
 
 logger = logging.getLogger(__name__)
-
-_WITHOUT_SESSION = SESSION_METHODS
-"""Served without ``initialize`` and without ``Mcp-Session-Id``."""
 
 
 class HandshakeHttp:
@@ -124,7 +120,7 @@ class HandshakeHttp:
                 record = await self._admitted(send, headers, principal)
                 if record is not None:
                     await self._served.lifecycle.finish(record.session_id)
-                    await send_empty(send, Status.OK, session_id=record.session_id)
+                    await send_text(send, Status.OK, session_id=record.session_id)
             case _:
                 await send_json(
                     send,
@@ -220,10 +216,10 @@ class HandshakeHttp:
                 # In a task: a handler may wait for the client, and the client for this 202.
                 self._handle(connection.id if connection is not None else principal, handled)
             session_id = connection.session_id if connection is not None else None
-            await send_empty(send, 202, session_id=session_id)
+            await send_text(send, 202, session_id=session_id)
         elif await self._served.router.answer(message, inbound) or connection is not None:
             session_id = connection.session_id if connection is not None else None
-            await send_empty(send, 202, session_id=session_id)
+            await send_text(send, 202, session_id=session_id)
         else:
             await _send_missing(send)
 
@@ -277,7 +273,12 @@ class HandshakeHttp:
 
     def _may_be_alone(self, message: Request | Notification) -> bool:
         """Whether a message is served without ``initialize`` and ``Mcp-Session-Id``."""
-        return not self._served.remembers or _needs_no_session(message)
+        if not self._served.remembers or message.method in SESSION_METHODS:
+            return True
+        if isinstance(message, Request):
+            return names_session(message.params)
+        # What is wrong with a notification's metadata is owed no answer.
+        return well_named(message.params) is not None
 
     async def _admitted(
         self, send: Send, headers: Headers, principal: Principal
@@ -309,17 +310,6 @@ async def _parse(body: bytes, send: Send) -> Message | None:
         return None
 
 
-def _needs_no_session(message: Request | Notification) -> bool:
-    """Whether a message is served without ``initialize`` and without ``Mcp-Session-Id``."""
-    if message.method in _WITHOUT_SESSION:
-        return True
-    try:
-        return not isinstance(named_session(message.params), NotNamed)
-    except InvalidParams:
-        # Malformed metadata is answered as what it is; a notification is owed no answer.
-        return isinstance(message, Request)
-
-
 async def _send_missing(send: Send) -> None:
     """Answer what has to name a transport session, and names none."""
     await send_json(send, refusal("Bad Request: Missing session ID"), status=400)
@@ -349,8 +339,4 @@ def _mirrors(message: Message, session_header: str) -> bool:
     if message.method == "session/resume" and members.get("sessionId") == session_header:
         # The elevation document: both transport headers and resume parameters for one attempt.
         return False
-    try:
-        named = named_session(members)
-    except InvalidParams:
-        return False
-    return not isinstance(named, NotNamed) and named == session_header
+    return well_named(members) == session_header

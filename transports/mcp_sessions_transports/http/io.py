@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.types import Message, Receive, Send
@@ -140,27 +141,23 @@ async def send_json(
     await send({"type": "http.response.body", "body": body[last:]})
 
 
-async def send_empty(
+async def send_text(
     send: Send,
     status: int,
+    text: str = "",
     *,
     session_id: str | None = None,
-    headers: list[tuple[bytes, bytes]] | None = None,
+    headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> None:
-    """Answer without a body."""
-    fields = [(b"content-length", b"0"), *(headers or [])]
+    """Answer with a line of text, without a type, as the SDK does; or without a body.
+
+    Args:
+        session_id: Sent as ``Mcp-Session-Id``.
+    """
+    body = text.encode()
+    fields = [(b"content-length", str(len(body)).encode()), *headers]
     if session_id is not None:
         fields.append((b"mcp-session-id", session_id.encode("ascii")))
-    await send({"type": "http.response.start", "status": status, "headers": fields})
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def send_text(
-    send: Send, status: int, text: str, *, headers: list[tuple[bytes, bytes]] | None = None
-) -> None:
-    """Answer with a line of text, without a type, as the SDK does."""
-    body = text.encode()
-    fields = [(b"content-length", str(len(body)).encode()), *(headers or [])]
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": body})
 

@@ -17,12 +17,12 @@ from starlette.types import Receive, Scope, Send
 from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import (
     Notification,
-    NotNamed,
     Request,
-    named_session,
+    names_session,
+    well_named,
     wire_error,
 )
-from mcp_sessions.errors import InvalidParams, WireError
+from mcp_sessions.errors import WireError
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
 from mcp_sessions.server.connection import ClientConnection, Inbound
@@ -37,7 +37,6 @@ from mcp_sessions_transports.http.io import (
     accepts,
     read_body,
     replay_body,
-    send_empty,
     send_json,
     send_text,
 )
@@ -78,11 +77,11 @@ class ModernHttp:
             await send_text(send, *refused)
             return
         if not is_post:
-            await send_empty(send, 405, headers=[(b"allow", b"POST")])
+            await send_text(send, 405, headers=[(b"allow", b"POST")])
             return
         takes_json, takes_sse = accepts(headers)
         if not (takes_json and takes_sse):
-            await send_empty(send, 406)
+            await send_text(send, 406)
             return
         http_request = HttpRequest(scope, replay_body(body))
         checked = await self._rules.check(http_request, body)
@@ -91,7 +90,7 @@ class ModernHttp:
         elif isinstance(checked, Notification):
             inbound = self._inbound(principal, Peer("", None, modern=True), http_request, headers)
             await self._served.router.cancel_keyed(checked, inbound)
-            await send_empty(send, 202)
+            await send_text(send, 202)
         else:
             request, route = checked
             if _header_mismatch(request, headers):
@@ -108,7 +107,7 @@ class ModernHttp:
     ) -> None:
         channel = cast(ModernChannel, inbound.channel)
         watch = partial(self._served.credentials.over, inbound.context.scope, inbound.principal)
-        if request.method == LISTEN and self._served.remembers and _names_session(request):
+        if request.method == LISTEN and self._served.remembers and names_session(request.params):
             await self._listen(request, inbound, receive, send, watch)
             return
         try:
@@ -199,27 +198,13 @@ class ModernHttp:
         )
 
 
-def _names_session(request: Request) -> bool:
-    try:
-        return not isinstance(named_session(request.params), NotNamed)
-    except InvalidParams:
-        # Malformed metadata is answered as what it is.
-        return True
-
-
 def _header_mismatch(request: Request, headers: Headers) -> bool:
-    header = headers.get(b"mcp-session-id")
-    if header is None:
-        return False
-    try:
-        named = named_session(request.params)
-    except InvalidParams:
-        return False
-    return not isinstance(named, NotNamed) and named != header.decode("latin-1")
+    header, named = headers.get(b"mcp-session-id"), well_named(request.params)
+    return header is not None and named is not None and named != header.decode("latin-1")
 
 
 async def _send_refused(send: Send, refused: Refused) -> None:
     if refused.body is None:
-        await send_empty(send, refused.status)
+        await send_text(send, refused.status)
     else:
         await send_json(send, refused.body, status=refused.status)

@@ -8,6 +8,7 @@ import binascii
 import contextlib
 import logging
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -30,21 +31,15 @@ BEARER = "mcp.bearer."
 base64url of its token. It is never echoed and never logged."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class WebSocketBinding:
     """Serves WebSocket connections."""
 
-    def __init__(
-        self,
-        served: Served,
-        rules: ModernRules,
-        guard: OriginGuard,
-        authorizer: HandshakeAuthorizer,
-    ) -> None:
-        self._served = served
-        self._rules = rules
-        self._guard = guard
-        self._authorizer = authorizer
-        self._open: dict[Principal, int] = {}
+    _served: Served
+    _rules: ModernRules
+    _guard: OriginGuard
+    _authorizer: HandshakeAuthorizer
+    _open: dict[Principal, int] = field(init=False, default_factory=dict[Principal, int])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, from its handshake to its end."""
