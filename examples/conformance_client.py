@@ -9,17 +9,19 @@ by ``resumable()``, none of it here.
 
 import asyncio
 import json
+import os
 import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 import mcp_types as types
-from mcp import MCPError
+from mcp import Client, MCPError
 from mcp.client.session import ClientSession
 
 from mcp_sessions import ReconnectPolicy, resumable
 
 QUICK = ReconnectPolicy(backoff_base=0.05, backoff_cap=0.5)
+RESOURCES = [f"conformance://e{number}" for number in range(1, 6)]
 TRIES = 5
 """How often ``next`` is asked before the program gives up."""
 
@@ -58,7 +60,7 @@ class Noted:
 class Program:
     """One connection to a scripted server."""
 
-    def __init__(self, session: ClientSession, noted: Noted) -> None:
+    def __init__(self, session: ClientSession | Client, noted: Noted) -> None:
         self.session = session
         self.noted = noted
 
@@ -107,6 +109,9 @@ class Program:
 
 async def connect(url: str) -> None:
     """Connect, and do as told."""
+    if os.environ.get("CONFORMANCE_ERA") == "modern":
+        await connect_modern(url)
+        return
     noted = Noted()
     async with (
         resumable(url, policy=QUICK) as (reading, writing),
@@ -119,6 +124,27 @@ async def connect(url: str) -> None:
     ):
         await session.initialize()
         await Program(session, noted).obey()
+
+
+async def connect_modern(url: str) -> None:
+    """The same in the modern era, where updates come to who listens for them."""
+    noted = Noted()
+    async with (
+        Client(resumable(url, policy=QUICK)) as client,
+        client.listen(resource_subscriptions=RESOURCES) as changes,
+    ):
+
+        async def hear() -> None:
+            async for change in changes:
+                noted.heard.append(str(getattr(change, "uri", "")))
+                noted.changed.set()
+
+        hearing = asyncio.create_task(hear())
+        try:
+            await Program(client, noted).obey()
+        finally:
+            hearing.cancel()
+            await asyncio.wait({hearing})
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, cast
 
-from mcp_sessions_conformance.fault import Case, Fault, Late
+from mcp_sessions_conformance.fault import Case, Fault, Http, Late
 from mcp_sessions_conformance.faults.common import arguments, meta_of, named, params_of, tool
 from mcp_sessions_conformance.values import KEY, SESSION, Json, as_object
 
@@ -168,6 +168,62 @@ def _spreads(case: Case) -> list[Json | Late] | None:
     return [case.message]
 
 
+def _listens_at_once(case: Case) -> list[Json | Late] | None:
+    if case.message.get("method") != "session/resume":
+        return None
+    resumed = {"resumed": True, "catchup": True, "replayed": 0, "resultType": "complete"}
+    head = {"sessionEventId": params_of(case.message).get("lastSessionEventId")}
+    result = {**resumed, **head}
+    case.answers.append({"jsonrpc": "2.0", "id": case.message["id"], "result": result})
+    return []
+
+
+def _is_session_method(http: Http) -> bool:
+    return http.asked.get("mcp-method", "").startswith("session/")
+
+
+def _mirrors_nothing(http: Http) -> None:
+    if "mcp-method" in http.asked:
+        http.asked.pop("mcp-session-id", None)
+
+
+def _mirrors_always(http: Http) -> None:
+    if _is_session_method(http):
+        http.asked["mcp-session-id"] = "a-session"
+
+
+def _hides_its_method(http: Http) -> None:
+    if _is_session_method(http):
+        del http.asked["mcp-method"]
+
+
+def _asks_once_more(case: Case) -> list[Json | Late] | None:
+    if as_object(case.message.get("error")).get("code") == -31012 and case.asked is not None:
+        case.memory["again"] = case.asked
+    return None
+
+
+def _tries_again(case: Case) -> list[Json | Late] | None:
+    again = case.memory.pop("again", None)
+    if again is not None:
+        case.inject.append({**again, "id": f"again-{next(_numbers)}"})
+    return None
+
+
+def _learns_head(case: Case) -> list[Json | Late] | None:
+    result = as_object(case.message.get("result"))
+    if result.get("reason") == "no_stream":
+        case.memory["head"] = result["sessionEventId"]
+    return None
+
+
+def _learns_greatest(case: Case) -> list[Json | Late] | None:
+    event_id = params_of(case.message).get("sessionEventId")
+    if isinstance(event_id, str):
+        case.memory["greatest"] = max(case.memory.get("greatest", ""), event_id)
+    return None
+
+
 CLIENT_FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
@@ -215,6 +271,33 @@ CLIENT_FAULTS: dict[str, Fault] = {
         Fault("asks-again", "puts a question to its user again", to_server=_asks_again),
         Fault("fights-back", "takes its session back", to_client=_fights_back),
         Fault("leaves-silently", "leaves its sessions behind", to_server=_leaves_silently),
+        Fault(
+            "takes-the-head-of-no-stream",
+            "takes the head for its position though it got nothing",
+            to_client=_learns_head,
+            to_server=_position(lambda case, given: case.memory.get("head", given)),
+        ),
+        Fault(
+            "greatest-position",
+            "resumes from the greatest id",
+            to_client=_learns_greatest,
+            to_server=_position(lambda case, given: case.memory.get("greatest", given)),
+        ),
+        Fault(
+            "resumes-from-sse",
+            "takes a place on the stream for a position",
+            to_server=_position(lambda case, given: "sse-1"),
+        ),
+        Fault(
+            "repeats-the-unknown",
+            "sends a call of unknown outcome again",
+            to_client=_asks_once_more,
+            to_server=_tries_again,
+        ),
+        Fault("listens-at-once", "listens again without a resume", to_server=_listens_at_once),
+        Fault("mirrors-nothing", "never repeats its session", http=_mirrors_nothing),
+        Fault("mirrors-always", "repeats a session with session/*", http=_mirrors_always),
+        Fault("hides-its-method", "leaves Mcp-Method out", http=_hides_its_method),
     )
 }
 
@@ -239,5 +322,13 @@ CLIENT_CAUGHT_BY = {
     "no-session-is-offered-elsewhere": "spreads-sessions",
     "the-displaced-stays-away": "fights-back",
     "an-unneeded-session-is-ended": "leaves-silently",
+    "no-stream-keeps-the-position": "takes-the-head-of-no-stream",
+    "event-ids-are-opaque": "greatest-position",
+    "places-are-not-mixed-up": "resumes-from-sse",
+    "an-unknown-outcome-is-not-repeated": "repeats-the-unknown",
+    "resume-comes-before-the-next-listen": "listens-at-once",
+    "the-header-mirrors-the-session": "mirrors-nothing",
+    "session-methods-carry-no-session-header": "mirrors-always",
+    "session-methods-keep-the-rules-of-their-era": "hides-its-method",
 }
 """Duty → the fault that it is caught by."""

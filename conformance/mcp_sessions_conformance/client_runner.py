@@ -104,6 +104,7 @@ async def _look_at(command: str, duty: Duty, wait: float, fault: Fault | None) -
         speaks=scenario.speaks,
         has_keys=scenario.has_keys,
         key_lifetime=scenario.key_lifetime,
+        is_modern=scenario.is_modern,
         wait=wait,
     )
     other = ScriptedServer(speaks=scenario.speaks, has_keys=scenario.has_keys, wait=wait)
@@ -184,7 +185,12 @@ async def _start(command: str, url: str, duty: Duty) -> asyncio.subprocess.Proce
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "CONFORMANCE_URL": url, "CONFORMANCE_DUTY": duty.id},
+            env={
+                **os.environ,
+                "CONFORMANCE_URL": url,
+                "CONFORMANCE_DUTY": duty.id,
+                "CONFORMANCE_ERA": "modern" if SCENARIOS[duty.id].is_modern else "handshake",
+            },
             start_new_session=os.name == "posix",
         )
     except (OSError, ValueError) as error:

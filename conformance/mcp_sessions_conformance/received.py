@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions_conformance.local_server import Receive, Send
+from mcp_sessions_conformance.peer import MODERN_VERSION
 from mcp_sessions_conformance.values import EXTENSION, KEY, SESSION, Json, as_object
+
+SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 
 
 @dataclass
@@ -43,6 +46,11 @@ class Received:
         return str(self.params.get("name")) if self.method == "tools/call" else ""
 
     @property
+    def is_modern(self) -> bool:
+        """Whether it is of the modern era."""
+        return self.headers.get("mcp-protocol-version", "") >= "2026"
+
+    @property
     def key(self) -> Any:
         """Its request key."""
         return self.meta.get(KEY)
@@ -64,11 +72,43 @@ def as_result(instruction: Json) -> Json:
 
 def initialize_result(version: str, settings: Json | None) -> Json:
     """What ``initialize`` is answered; ``settings`` are those of the extension, if it is there."""
+    info = {"name": "scripted", "version": "1"}
+    return {"protocolVersion": version, "capabilities": capable(settings), "serverInfo": info}
+
+
+def discovered(settings: Json | None) -> Json:
+    """What ``server/discover`` is answered."""
+    return {"supportedVersions": [MODERN_VERSION], "capabilities": capable(settings)}
+
+
+def capable(settings: Json | None) -> Json:
+    """The server's capabilities."""
     capabilities: Json = {"tools": {}, "resources": {"subscribe": True}, "sessions": {}}
     if settings is not None:
         capabilities["extensions"] = {EXTENSION: settings}
-    info = {"name": "scripted", "version": "1"}
-    return {"protocolVersion": version, "capabilities": capabilities, "serverInfo": info}
+    return capabilities
+
+
+def completed(answered: Json) -> Json:
+    """An answer as the modern era has it."""
+    if "result" not in answered:
+        return answered
+    cached = {"ttlMs": 0, "cacheScope": "private"}
+    return {"result": {"resultType": "complete", **cached, **answered["result"]}}
+
+
+def acknowledgement(listen: Received) -> Json:
+    """The first message on the stream of a listen."""
+    params: Json = {"notifications": listen.params.get("notifications", {})}
+    method = "notifications/subscriptions/acknowledged"
+    return on_listen({"jsonrpc": "2.0", "method": method, "params": params}, listen)
+
+
+def on_listen(message: Json, listen: Received) -> Json:
+    """A message as the stream of a listen carries it."""
+    params = as_object(message.get("params"))
+    meta = {**as_object(params.get("_meta")), SUBSCRIPTION: listen.message["id"]}
+    return {**message, "params": {**params, "_meta": meta}}
 
 
 def error(code: int, text: str, data: Any = None) -> Json:
@@ -124,7 +164,8 @@ async def begin_stream(send: Send) -> None:
     await send({"type": "http.response.body", "body": b": hello\n\n", "more_body": True})
 
 
-async def send_event(send: Send, message: Json) -> None:
-    """Send a message on an event stream."""
-    block = f"data: {json.dumps(message)}\n\n".encode()
+async def send_event(send: Send, message: Json, place: str | None = None) -> None:
+    """Send a message on an event stream; ``place`` is its SSE id."""
+    head = "" if place is None else f"id: {place}\n"
+    block = f"{head}data: {json.dumps(message)}\n\n".encode()
     await send({"type": "http.response.body", "body": block, "more_body": True})

@@ -1,4 +1,4 @@
-"""A server of the handshake era that does what a duty's script says, and notes what it is sent.
+"""A server over HTTP that does what a duty's script says, and notes what it is sent.
 
 It is driven from both sides. The client program asks the tool ``next`` what to do, over and
 over; the script answers with an `Instruction`. Between two of these the script pushes events,
@@ -18,11 +18,15 @@ from mcp_sessions_conformance.peer import Failure
 from mcp_sessions_conformance.received import (
     Held,
     Received,
+    acknowledgement,
     answer,
     as_result,
     begin_stream,
+    completed,
+    discovered,
     error,
     initialize_result,
+    on_listen,
     reply,
     send_event,
     serve_lifespan,
@@ -57,6 +61,7 @@ class ScriptedServer(Watched):
         speaks: tuple[str, ...],
         has_keys: bool = True,
         key_lifetime: float = 600,
+        is_modern: bool = False,
         wait: float = 8.0,
     ) -> None:
         """A server that nobody talks to yet.
@@ -65,9 +70,11 @@ class ScriptedServer(Watched):
             speaks: Which session methods it has: `ELEVATION`, `DATA_LAYER` or both.
             has_keys: Whether it knows request keys.
             key_lifetime: For how many seconds it says that it knows one.
+            is_modern: Whether it speaks the modern era as well.
             wait: Seconds that the client may take for anything.
         """
         super().__init__(wait)
+        self.is_modern = is_modern
         self.speaks = speaks
         self.has_keys = has_keys
         self.key_lifetime = key_lifetime
@@ -79,6 +86,9 @@ class ScriptedServer(Watched):
 
         self.url = ""
         self.received: list[Received] = []
+        self.gets: list[dict[str, str]] = []
+        """The headers of each GET, in lower case."""
+
         self.sessions: dict[str, _Session] = {}
         self.state: str | None = None
         """What results carry as ``state``; None: none."""
@@ -154,12 +164,12 @@ class ScriptedServer(Watched):
         held.answer.set_result(as_result(instruction))
         return cast("Json", held.request.params.get("arguments") or {})
 
-    def push(self, uri: str, *, session_id: str | None = None) -> str:
+    def push(self, uri: str, *, session_id: str | None = None, event_id: str | None = None) -> str:
         """An event of a session: kept, and sent where it is attached. Its id."""
         name = session_id or next(reversed(self.sessions))
         session = self.sessions[name]
         # Nothing in it is a number to count with, and it still sorts.
-        event_id = f"ev~{self.next_event:06d}/x"
+        event_id = event_id or f"ev~{self.next_event:06d}/x"
         self.next_event += 1
         params: Json = {"uri": uri, "sessionEventId": event_id}
         params["_meta"] = {SESSION: {"sessionId": name}}
@@ -193,7 +203,7 @@ class ScriptedServer(Watched):
         Raises:
             Failure: None does.
         """
-        await self.until(lambda: self._streams, "a GET stream")
+        await self.until(lambda: self._streams, "a GET stream, or a listen")
 
     # --- the ASGI application ----------------------------------------------------------------
 
@@ -219,17 +229,23 @@ class ScriptedServer(Watched):
             self.wake()
             await reply(send, 503, b"")
         elif scope["method"] == "POST":
-            await self._post(body, headers, connection, send)
+            await self._post(body, headers, connection, receive, send)
         elif connection not in self._connections:
             await reply(send, 404, b'{"error":"unknown session"}')
         elif scope["method"] == "GET":
-            await self._get(connection or "", receive, send)
+            self.gets.append(headers)
+            await self._stream(connection or "", receive, send)
         else:
             self._connections.pop(connection or "", None)
             await reply(send, 200, b"")
 
     async def _post(
-        self, body: bytes, headers: dict[str, str], connection: str | None, send: Send
+        self,
+        body: bytes,
+        headers: dict[str, str],
+        connection: str | None,
+        receive: Receive,
+        send: Send,
     ) -> None:
         try:
             value: Any = json.loads(body)
@@ -247,8 +263,9 @@ class ScriptedServer(Watched):
             version = request.params.get("protocolVersion", "2025-11-25")
             welcome = initialize_result(version, self._settings())
             await answer(send, request, {"result": welcome}, made)
-        elif headers.get("mcp-protocol-version", "") >= "2026":
-            # It speaks the handshake era only.
+        elif request.is_modern and self.is_modern:
+            await self._modern(request, receive, send)
+        elif request.is_modern:
             error = {"code": -32022, "message": "Unsupported protocol version"}
             data = {"supported": ["2025-11-25"], "requested": headers["mcp-protocol-version"]}
             await answer(send, request, {"error": {**error, "data": data}}, None, status=400)
@@ -262,6 +279,33 @@ class ScriptedServer(Watched):
             await self._call(request, send)
         else:
             await answer(send, request, self._served(request, connection), None)
+
+    async def _modern(self, request: Received, receive: Receive, send: Send) -> None:
+        """A POST of the modern era: what it names is where its events wait (HTM1)."""
+        name = str(request.named.get("sessionId") or request.params.get("sessionId"))
+        place = f"listen of {name}"
+        if "id" not in request.message or not request.method:
+            await reply(send, 202, b"")
+        elif self.override is not None and (answered := self.override(request)) is not None:
+            await answer(send, request, answered, None)
+        elif request.tool:
+            await self._call(request, send)
+        elif request.method == "subscriptions/listen" and name in self.sessions:
+            self.sessions[name].connection = place
+            await self._stream(place, receive, send, request)
+        elif request.method == "subscriptions/listen" and request.named:
+            await answer(send, request, session_not_found(name), None)
+        elif request.method == "subscriptions/listen":
+            await self._stream(f"bare {request.number}", receive, send, request)
+        else:
+            if request.method == "session/resume":
+                self._streams.pop(place, None)
+                self._unsent.pop(place, None)
+            answered = self._served(request, place)
+            made = as_object(answered.get("result")).get("sessionId")
+            if request.method == "session/start" and isinstance(made, str):
+                self.sessions[made].connection = f"listen of {made}"
+            await answer(send, request, completed(answered), None)
 
     def _settings(self) -> Json | None:
         """Its settings as it declares them; None: it has none of the extension."""
@@ -281,6 +325,8 @@ class ScriptedServer(Watched):
         if method.startswith("sessions/") and "create" not in self.speaks:
             return error(-32601, "Method not found")
         match method:
+            case "server/discover":
+                return {"result": discovered(self._settings())}
             case "session/start":
                 name = self._make(connection)
                 return {"result": {"sessionId": name, "sessionEventId": "ev~000000/x"}}
@@ -314,7 +360,9 @@ class ScriptedServer(Watched):
             return session_not_found(name)
         session.connection = connection
         head = session.log[-1][0] if session.log else "ev~000000/x"
-        missed = [m for event_id, m in session.log if position is not None and event_id > position]
+        ids = ["ev~000000/x", *(event_id for event_id, _ in session.log)]
+        seen = ids.index(position) if position in ids else len(session.log)
+        missed = [message for _, message in session.log[seen:]]
         result: Json = {"resumed": True, "catchup": position is not None, "sessionEventId": head}
         result["replayed"] = len(missed)
         if self.resume_result is not None:
@@ -347,14 +395,20 @@ class ScriptedServer(Watched):
                     metadata["state"] = self.state
                 meta: Json = {SESSION: metadata, **as_object(result.get("_meta"))}
                 result = {**result, "_meta": meta}
-            answered = {"result": result}
+            answered: Json = {"result": result}
+            answered = completed(answered) if request.is_modern else answered
         message = {"jsonrpc": "2.0", "id": request.message["id"], **answered}
         await send_event(send, message)
         await send({"type": "http.response.body", "body": b""})
 
-    async def _get(self, connection: str, receive: Receive, send: Send) -> None:
+    async def _stream(
+        self, connection: str, receive: Receive, send: Send, listen: Received | None = None
+    ) -> None:
+        """What carries events: a GET, or the response to a listen."""
         queue: asyncio.Queue[Json] = asyncio.Queue()
         await begin_stream(send)
+        if listen is not None:
+            await send_event(send, acknowledgement(listen))
         for message in self._unsent.pop(connection, []):
             queue.put_nowait(message)
         self._streams[connection] = queue
@@ -366,7 +420,11 @@ class ScriptedServer(Watched):
                 taken = asyncio.ensure_future(queue.get())
                 await asyncio.wait({taken, cut, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if taken.done():
-                    await send_event(send, taken.result())
+                    message = taken.result()
+                    # A place on the stream, which is no position in a session (HTL19).
+                    place = f"sse-{next(self._numbers)}" if listen is None else None
+                    message = message if listen is None else on_listen(message, listen)
+                    await send_event(send, message, place)
                 else:
                     taken.cancel()
         finally:

@@ -130,7 +130,8 @@ class Peer:
         """Read a ``session/resume`` result; whether nothing was missed."""
         self.must_resume_before_listening = False
         recovered = result.get("catchup") is True
-        if not recovered:
+        # After `no_stream` what was missed still waits for the position (RES12).
+        if not recovered and result.get("reason") != "no_stream":
             # Position and memory together: the head is where this log goes on (CLI4, CUP14).
             self.follower.restart(wire.head_of(result))
         return recovered

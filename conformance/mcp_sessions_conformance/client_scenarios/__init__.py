@@ -4,7 +4,7 @@ A script returns when the client did it, and raises `Failure` when it did not. T
 people (what is proved, and what a failure costs) are in ``vectors/client-duties.json``.
 """
 
-from mcp_sessions_conformance.client_scenarios import calls, resuming, state
+from mcp_sessions_conformance.client_scenarios import calls, modern, resuming, state
 from mcp_sessions_conformance.client_scenarios.common import Scenario
 from mcp_sessions_conformance.scripted import DATA_LAYER
 
@@ -29,5 +29,19 @@ SCENARIOS: dict[str, Scenario] = {
     "no-session-is-offered-elsewhere": Scenario(calls.offers_nothing_elsewhere, DATA_LAYER),
     "the-displaced-stays-away": Scenario(calls.stays_away, may_fail=True),
     "an-unneeded-session-is-ended": Scenario(calls.takes_leave),
+    "no-stream-keeps-the-position": Scenario(resuming.keeps_its_position_without_a_stream),
+    "event-ids-are-opaque": Scenario(resuming.looks_into_no_event_id),
+    "places-are-not-mixed-up": Scenario(resuming.mixes_no_places),
+    "an-unknown-outcome-is-not-repeated": Scenario(calls.repeats_nothing_of_unknown_outcome),
+    "resume-comes-before-the-next-listen": Scenario(
+        modern.resumes_before_it_listens, is_modern=True
+    ),
+    "the-header-mirrors-the-session": Scenario(modern.mirrors_the_session, is_modern=True),
+    "session-methods-carry-no-session-header": Scenario(
+        modern.mirrors_nothing_with_session_methods, is_modern=True
+    ),
+    "session-methods-keep-the-rules-of-their-era": Scenario(
+        modern.keeps_the_rules_of_the_era, is_modern=True
+    ),
 }
 """Duty → its scenario."""

@@ -118,6 +118,21 @@ async def asks_once(server: ScriptedServer, _: ScriptedServer) -> None:
     expect(all(each == given[0] for each in given), "the second answer is another one")
 
 
+async def repeats_nothing_of_unknown_outcome(server: ScriptedServer, _: ScriptedServer) -> None:
+    """A call that is answered -31012 is not sent again, under its key or another."""
+    await has_session(server)
+    await server.instruct(WORK)
+    held = await server.held("work")
+    held.answer.set_result({"error": {"code": -31012, "message": "Outcome unknown"}})
+    said = await finish(server)
+    calls = server.requests(tool="work")
+    expect(len(calls) == 1, f"the call was sent {len(calls)} times")
+    expect(
+        said.get("outcome") == "error -31012",
+        f"the program was told {said.get('outcome')!r}, expected 'error -31012'",
+    )
+
+
 async def keeps_keys_apart(server: ScriptedServer, _: ScriptedServer) -> None:
     """Two calls have two keys, though they are equal."""
     await has_session(server)

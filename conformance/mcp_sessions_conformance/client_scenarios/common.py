@@ -26,6 +26,9 @@ class Scenario:
     key_lifetime: float = 600
     """Seconds."""
 
+    is_modern: bool = False
+    """The server speaks the modern era as well, and the program is asked for that."""
+
     may_fail: bool = False
     """The program need not end well: the script takes its server away."""
 
@@ -48,6 +51,19 @@ def expect(holds: object, sentence: str) -> None:
 async def finish(server: ScriptedServer) -> Json:
     """Tell the client that it is done; what it said last."""
     return await server.instruct(DONE)
+
+
+async def finish_once_heard(server: ScriptedServer, count: int) -> Json:
+    """Tell the client to wait for so many updates, and then that it is done; what it said last.
+
+    What it was told before its connections were lost may have been lost with them: then it asks
+    again, before it has heard everything.
+    """
+    for _ in range(3):
+        said = await server.instruct(hear(count))
+        if len(said.get("heard") or []) >= count:
+            break
+    return await finish(server)
 
 
 def sits_out(server: ScriptedServer, held: Held) -> bool:

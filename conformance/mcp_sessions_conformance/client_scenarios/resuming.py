@@ -3,6 +3,7 @@
 from mcp_sessions_conformance.client_scenarios.common import (
     expect,
     finish,
+    finish_once_heard,
     has_session,
     hear,
     resumes,
@@ -30,7 +31,7 @@ async def resumes_from_the_last_event(server: ScriptedServer, _: ScriptedServer)
     request = await resumes(server)
     expect(request.params.get("sessionId") == name, "session/resume names another session")
     _positioned(request, ids[2])
-    said = await finish(server)
+    said = await finish_once_heard(server, 5)
     uris = [f"conformance://e{n}" for n in (1, 2, 3, 4, 5)]
     expect(said.get("heard") == uris, f"the client heard {said.get('heard')!r}, expected {uris!r}")
 
@@ -43,7 +44,7 @@ async def resumes_from_the_head(server: ScriptedServer, _: ScriptedServer) -> No
     server.lose_connections()
     server.push("conformance://e1")
     _positioned(await resumes(server), "ev~000000/x")
-    said = await finish(server)
+    said = await finish_once_heard(server, 1)
     expect(said.get("heard") == ["conformance://e1"], f"the client heard {said.get('heard')!r}")
 
 
@@ -65,7 +66,7 @@ async def hears_events_once(server: ScriptedServer, _: ScriptedServer) -> None:
     server.resume_result = replay_all
     server.lose_connections()
     server.push("conformance://e3")
-    said = await finish(server)
+    said = await finish_once_heard(server, 3)
     uris = [f"conformance://e{n}" for n in (1, 2, 3)]
     expect(said.get("heard") == uris, f"the client heard {said.get('heard')!r}, expected {uris!r}")
 
@@ -112,6 +113,65 @@ async def accepts_early_events(server: ScriptedServer, _: ScriptedServer) -> Non
     # The replay is on its stream before the answer is on its own: `_resume` sends it first.
     await resumes(server)
     expect(name in server.sessions, "the client ended its session")
-    said = await finish(server)
+    said = await finish_once_heard(server, 2)
     uris = ["conformance://e1", "conformance://e2"]
     expect(said.get("heard") == uris, f"the client heard {said.get('heard')!r}, expected {uris!r}")
+
+
+async def keeps_its_position_without_a_stream(server: ScriptedServer, _: ScriptedServer) -> None:
+    """After ``no_stream`` the client still has its own position, and not the head."""
+    await has_session(server)
+    await server.streaming()
+    await server.instruct(hear(1))
+    own = server.push("conformance://e1")
+    await server.held("next")
+
+    def refuse(request: Received, result: Json) -> Json:
+        refused = {"resumed": True, "catchup": False, "reason": "no_stream", "replayed": 0}
+        return {**refused, "sessionEventId": "ev~000500/x"}
+
+    server.resume_result = refuse
+    server.lose_connections()
+    await resumes(server)
+    server.resume_result = None
+    server.lose_connections()
+    _positioned(await resumes(server, 2), own)
+    server.push("conformance://e2")
+    said = await finish_once_heard(server, 2)
+    uris = ["conformance://e1", "conformance://e2"]
+    expect(said.get("heard") == uris, f"the client heard {said.get('heard')!r}, expected {uris!r}")
+
+
+async def looks_into_no_event_id(server: ScriptedServer, _: ScriptedServer) -> None:
+    """The newest id is the smaller string, the shorter one, and no number."""
+    await has_session(server)
+    await server.streaming()
+    await server.instruct(hear(2))
+    server.push("conformance://e1", event_id="zz/9999999999999999999-999999999999")
+    newest = server.push("conformance://e2", event_id="a")
+    await server.held("next")
+    server.lose_connections()
+    _positioned(await resumes(server), newest)
+    said = await finish_once_heard(server, 2)
+    uris = ["conformance://e1", "conformance://e2"]
+    expect(said.get("heard") == uris, f"the client heard {said.get('heard')!r}, expected {uris!r}")
+
+
+async def mixes_no_places(server: ScriptedServer, _: ScriptedServer) -> None:
+    """SSE ids go into Last-Event-ID only, event ids and the session's id never into a header."""
+    name = await has_session(server)
+    await server.streaming()
+    await server.instruct(hear(1))
+    server.push("conformance://e1")
+    await server.instruct(hear(2))
+    server.lose_connections()
+    server.push("conformance://e2")
+    await finish_once_heard(server, 2)
+    for request in server.requests("session/resume"):
+        position = str(request.params.get("lastSessionEventId"))
+        expect(not position.startswith("sse-"), f"session/resume names the SSE id {position!r}")
+        expect("last-event-id" not in request.headers, "session/resume carries Last-Event-ID")
+    for headers in (*server.gets, *(request.headers for request in server.received)):
+        place, connection = headers.get("last-event-id"), headers.get("mcp-session-id")
+        expect(place is None or place.startswith("sse-"), f"Last-Event-ID is {place!r}")
+        expect(connection != name, "Mcp-Session-Id names the session, not the connection")

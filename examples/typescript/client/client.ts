@@ -59,10 +59,12 @@ export class Client implements Hearer {
     return this.request("tools/call", { name, arguments: args });
   }
 
-  async subscribe(uri: string): Promise<void> {
-    this.uris.add(uri);
-    if (this.era === "handshake") await this.request("resources/subscribe", { uri });
-    else await this.connected().then((link) => this.lost(link)); // A new filter is a new listen (HTM8).
+  async subscribe(...uris: string[]): Promise<void> {
+    for (const uri of uris) {
+      this.uris.add(uri);
+      if (this.era === "handshake") await this.request("resources/subscribe", { uri });
+    }
+    if (this.era === "modern") await this.connected().then((link) => this.lost(link)); // A new filter is a new listen (HTM8).
   }
 
   /** DEL1: a session that is no longer needed is ended. */

@@ -4,6 +4,8 @@ import { Client, type Application } from "./client.js";
 import { isObject, Refused, type Json, type JsonObject } from "./wire.js";
 
 const TRIES = 5;
+const ERA = process.env["CONFORMANCE_ERA"] === "modern" ? "modern" : "handshake";
+const RESOURCES = [1, 2, 3, 4, 5].map((number) => `conformance://e${number}`);
 
 /** One server, and what was heard from it. */
 class Visit implements Application {
@@ -13,7 +15,7 @@ class Visit implements Application {
   private waiting: (() => void)[] = [];
 
   constructor(url: string) {
-    this.client = new Client(url, this);
+    this.client = new Client(url, this, ERA);
   }
 
   notified(method: string, params: JsonObject): void {
@@ -36,6 +38,7 @@ class Visit implements Application {
 
   async follow(): Promise<void> {
     let outcome: Json = null;
+    if (ERA === "modern") await this.client.subscribe(...RESOURCES);
     for (;;) {
       const told = await this.next(outcome);
       outcome = null;
