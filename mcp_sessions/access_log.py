@@ -18,14 +18,13 @@ _PATH = 200
 
 
 class AccessLog:
-    """An application, and the log of what it was asked."""
+    """An application, and the log of what it was asked.
+
+    Args:
+        app: Serves.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
-        """Take what it works with.
-
-        Args:
-            app: Serves.
-        """
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

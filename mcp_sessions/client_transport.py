@@ -72,7 +72,7 @@ def resumable(
                     url, client=http_client, headers=headers, auth=auth, policy=limits
                 )
             case "ws" | "wss":
-                return WebSocketDialer(url, headers=headers, auth=auth, policy=limits)
+                return WebSocketDialer(url=url, headers=headers or {}, auth=auth, policy=limits)
             case scheme:
                 raise ConfigurationError(
                     f"a server's URL begins with http, https, ws or wss, not {scheme!r}"

@@ -28,7 +28,20 @@ from mcp_sessions_transports.websocket.server import WebSocketBinding
 
 
 class Endpoint:
-    """One endpoint of a layer. Served either as an application or as routes, once."""
+    """One endpoint of a layer. Served either as an application or as routes, once.
+
+    Args:
+        upstream: The server.
+        path: Where clients connect.
+        host: Where it will listen.
+        security: Allowed hosts and origins; None: on a loopback host, loopback ones.
+        served_with: What the bindings serve, given how they ask again whether a
+            credential is good; None: there are no credentials.
+        application: Answers with what the HTTP server calls; None: it is found.
+
+    Raises:
+        ConfigurationError: Authentication was set up that cannot be taken over.
+    """
 
     def __init__(
         self,
@@ -40,20 +53,6 @@ class Endpoint:
         served_with: Callable[[StillValid | None], Served],
         application: Callable[[], ASGIApp] | None,
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            upstream: The server.
-            path: Where clients connect.
-            host: Where it will listen.
-            security: Allowed hosts and origins; None: on a loopback host, loopback ones.
-            served_with: What the bindings serve, given how they ask again whether a
-                credential is good; None: there are no credentials.
-            application: Answers with what the HTTP server calls; None: it is found.
-
-        Raises:
-            ConfigurationError: Authentication was set up that cannot be taken over.
-        """
         settings = security_settings(upstream, host, security)
         self._upstream = upstream
         self._path = path

@@ -106,15 +106,14 @@ class DataConflict(SessionsError):
 
 
 class StateTooLarge(SessionsError):
-    """``session.state`` would make a token larger than the limit; nothing was changed."""
+    """``session.state`` would make a token larger than the limit; nothing was changed.
+
+    Args:
+        size: Characters that the token would have.
+        limit: Characters that it may have.
+    """
 
     def __init__(self, size: int, limit: int) -> None:
-        """Take what it works with.
-
-        Args:
-            size: Characters that the token would have.
-            limit: Characters that it may have.
-        """
         super().__init__(size, limit)
         self.size = size
         self.limit = limit
@@ -142,18 +141,17 @@ class ReplayRefused(SessionsError):
 
 
 class WireError(SessionsError):
-    """A refusal that the peer is told, as a JSON-RPC error."""
+    """A refusal that the peer is told, as a JSON-RPC error.
+
+    Args:
+        data: The error's ``data`` member; holds nothing that the peer did not send.
+        status: The HTTP status, where the answer goes over HTTP.
+    """
 
     code: int = INTERNAL_ERROR
     message: str = "Internal error"
 
     def __init__(self, data: dict[str, Any] | None = None, *, status: int = Status.OK) -> None:
-        """Take what it works with.
-
-        Args:
-            data: The error's ``data`` member; holds nothing that the peer did not send.
-            status: The HTTP status, where the answer goes over HTTP.
-        """
         # Not ``data``: it may hold a session id, and an exception's repr ends up in logs.
         super().__init__(self.code)
         self.data = data
@@ -164,18 +162,17 @@ class WireError(SessionsError):
 
 
 class SessionNotFound(WireError):
-    """Unknown, expired, ended or somebody else's: one answer for all four (ERR2)."""
+    """Unknown, expired, ended or somebody else's: one answer for all four (ERR2).
+
+    Args:
+        session_id: What the caller sent, as it sent it.
+        status: 404 where 2025-11-25 demands it.
+    """
 
     code = SESSION_NOT_FOUND
     message = "Session not found"
 
     def __init__(self, session_id: str, *, status: int = Status.OK) -> None:
-        """Take what it works with.
-
-        Args:
-            session_id: What the caller sent, as it sent it.
-            status: 404 where 2025-11-25 demands it.
-        """
         super().__init__({"sessionId": session_id}, status=status)
 
 
@@ -212,18 +209,17 @@ class OutcomeUnknown(WireError):
 
 
 class InvalidParams(WireError):
-    """Malformed params or metadata."""
+    """Malformed params or metadata.
+
+    Args:
+        explanation: Which member is wrong, in words; goes into ``message``.
+        reason: ``data.reason``, where the protocol names one.
+    """
 
     code = INVALID_PARAMS
     message = "Invalid params"
 
     def __init__(self, explanation: str, *, reason: str | None = None) -> None:
-        """Take what it works with.
-
-        Args:
-            explanation: Which member is wrong, in words; goes into ``message``.
-            reason: ``data.reason``, where the protocol names one.
-        """
         super().__init__({"reason": reason} if reason else None)
         self.message = f"Invalid params: {explanation}"
 

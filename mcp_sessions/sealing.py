@@ -119,17 +119,16 @@ class Names:
 
 
 class SealedTokens:
-    """AES-256-GCM: the client cannot read the claims. See :class:`Codec`."""
+    """AES-256-GCM: the client cannot read the claims. See :class:`Codec`.
+
+    Args:
+        keys: Newest first, no two alike. The first seals, all open.
+        purpose: What the tokens are for.
+        random_nonce: Equal claims give different tokens. Otherwise the nonce is made
+            of what is sealed, and equal claims give equal tokens.
+    """
 
     def __init__(self, keys: Sequence[str], purpose: Purpose, *, random_nonce: bool) -> None:
-        """Take what it works with.
-
-        Args:
-            keys: Newest first, no two alike. The first seals, all open.
-            purpose: What the tokens are for.
-            random_nonce: Equal claims give different tokens. Otherwise the nonce is made
-                of what is sealed, and equal claims give equal tokens.
-        """
         ring = [_sealing_key(key, purpose) for key in keys]
         self._first = ring[0]
         self._ring = {key.key_id: key for key in ring}
@@ -177,15 +176,13 @@ class SignedTokens:
 
     The binding is signed and not sent. Of itsdangerous it is the ``Signer``, the part that
     knows keys: its serializers compress what is long, and read signatures leniently.
+
+    Args:
+        keys: Newest first. The first signs, all verify.
+        purpose: What the tokens are for.
     """
 
     def __init__(self, keys: Sequence[str], purpose: Purpose) -> None:
-        """Take what it works with.
-
-        Args:
-            keys: Newest first. The first signs, all verify.
-            purpose: What the tokens are for.
-        """
         self._signer = Signer(
             # For itsdangerous the newest is the last.
             [_derive(key, f"signed {purpose.value}") for key in reversed(keys)],

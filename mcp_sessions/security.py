@@ -120,7 +120,7 @@ class SessionSecurity:
         audience: str | None = None,
         max_token: int = MAX_TOKEN,
     ) -> None:
-        """Take what it works with.
+        """Seal and open with these keys.
 
         Args:
             keys: Newest first, each any string of at least 32 characters. It is used as it

@@ -87,6 +87,13 @@ class DrainingServer(uvicorn.Server):
     last on its connection. The listener is closed: who connects from now on is refused, and
     may safely try another server. What is connected is served; a connection that is idle, or
     on which nothing was asked for a second, is closed. Then the layer drains.
+
+    Args:
+        responses: The application of ``config``, or what is in it.
+        leaving: How it stops.
+        on_started: Called once when connections are taken.
+        before: Done before anything is served. What it raises comes out of ``run``,
+            where uvicorn would log it, with its traceback, and only end.
     """
 
     def __init__(
@@ -97,15 +104,6 @@ class DrainingServer(uvicorn.Server):
         on_started: Callable[[], None] | None,
         before: Callable[[], Awaitable[None]],
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            responses: The application of ``config``, or what is in it.
-            leaving: How it stops.
-            on_started: Called once when connections are taken.
-            before: Done before anything is served. What it raises comes out of ``run``,
-                where uvicorn would log it, with its traceback, and only end.
-        """
         super().__init__(config)
         self._responses = responses
         self._leaving = leaving

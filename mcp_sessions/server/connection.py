@@ -8,7 +8,7 @@ cannot be pushed to. A *request channel* is the way back for one request.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, cast
 
@@ -169,57 +169,34 @@ class Transport(Protocol):
         ...
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class ClientConnection:
     """A connection that can be pushed to, as the server knows it. That of a transport-mode
     session, which outlives this process, is a
     :class:`~mcp_sessions.server.delivery.stored_connection.StoredConnection`.
+
+    Args:
+        transport_session: Over HTTP: its transport-mode session.
+        scope: Of a WebSocket: the ASGI scope of its handshake.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_current",
-        "attached",
-        "id",
-        "kind",
-        "peer",
-        "principal",
-        "scope",
-        "transport",
-        "transport_session",
-        "upstream_peers",
+    id: ConnectionId
+    kind: str
+    principal: Principal
+    peer: Peer
+    transport: Transport
+    transport_session: SessionId | None = None
+    scope: Mapping[str, Any] | None = None
+    attached: dict[SessionId, FencingEpoch] = field(default_factory=dict[SessionId, FencingEpoch])
+    """The protocol-mode sessions whose events go here. Over HTTP they are in the store
+    (:attr:`SessionRecord.carried`), and this stays empty."""
+
+    upstream_peers: dict[SessionId | None, UpstreamPeer] = field(
+        default_factory=dict[SessionId | None, UpstreamPeer]
     )
+    """How the wrapped server sees it: once for itself and once per session used here."""
 
-    def __init__(
-        self,
-        connection_id: ConnectionId,
-        kind: str,
-        principal: Principal,
-        peer: Peer,
-        transport: Transport,
-        transport_session: SessionId | None = None,
-        scope: Mapping[str, Any] | None = None,
-    ) -> None:
-        """A connection of ``kind`` ``http``, ``listen``, ``websocket`` or ``stdio``.
-
-        Args:
-            transport_session: Over HTTP: its transport-mode session.
-            scope: Of a WebSocket: the ASGI scope of its handshake.
-        """
-        self.scope = scope
-        self.id = connection_id
-        self.kind = kind
-        self.principal = principal
-        self.peer = peer
-        self.transport = transport
-        self.transport_session = transport_session
-        self.attached: dict[SessionId, FencingEpoch] = {}
-        """The protocol-mode sessions whose events go here. Over HTTP they are in the store
-        (:attr:`SessionRecord.carried`), and this stays empty."""
-
-        self.upstream_peers: dict[SessionId | None, UpstreamPeer] = {}
-        """How the wrapped server sees it: once for itself and once per session used here."""
-
-        self._current: CurrentSession | None = None
+    _current: CurrentSession | None = None
 
     @property
     def is_streaming(self) -> bool:

@@ -33,17 +33,16 @@ _TURNS = 10
 
 
 class HandlerQueue:
-    """The notifications of one connection that are handled, or wait for that."""
+    """The notifications of one connection that are handled, or wait for that.
+
+    Args:
+        limit: Bytes of notifications that wait; see ``SessionPolicy.receive_buffer``.
+        patience: Seconds that the reader waits for room, and that handlers have when the
+            connection is gone; see ``SessionPolicy.slow_timeout``.
+        spawn: Runs what has to end with the process.
+    """
 
     def __init__(self, *, limit: int, patience: float, spawn: Spawn) -> None:
-        """Take what it works with.
-
-        Args:
-            limit: Bytes of notifications that wait; see ``SessionPolicy.receive_buffer``.
-            patience: Seconds that the reader waits for room, and that handlers have when the
-                connection is gone; see ``SessionPolicy.slow_timeout``.
-            spawn: Runs what has to end with the process.
-        """
         self._limit = limit
         self._patience = patience
         self._spawn = spawn

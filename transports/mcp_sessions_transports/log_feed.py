@@ -54,6 +54,15 @@ class LogFeed(Generic[LaneT]):
 
     What is appended while the stream keeps up is handed over in the same step. When the
     buffer is full the log is the buffer: the stream is behind, and reads on from there.
+
+    Args:
+        stream: Where the events go.
+        read: Reads the log after a position.
+        after: The last event that the client has.
+        frame: Makes what is sent of an event; None: the event is not for this stream.
+        is_behind: There may be events after ``after`` in the log already.
+        is_checked: Somebody calls :meth:`check_position` every few seconds, so that a store
+            that is away for a while is no reason to end the stream.
     """
 
     def __init__(
@@ -66,17 +75,6 @@ class LogFeed(Generic[LaneT]):
         is_behind: bool = True,
         is_checked: bool = False,
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            stream: Where the events go.
-            read: Reads the log after a position.
-            after: The last event that the client has.
-            frame: Makes what is sent of an event; None: the event is not for this stream.
-            is_behind: There may be events after ``after`` in the log already.
-            is_checked: Somebody calls :meth:`check_position` every few seconds, so that a store
-                that is away for a while is no reason to end the stream.
-        """
         self.stream = stream
         self.last = after
         self._read = read

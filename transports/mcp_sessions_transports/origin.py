@@ -26,14 +26,13 @@ class SecuritySettings(Protocol):
 
 
 class OriginGuard:
-    """Says whether a request may come in, by its Host and Origin."""
+    """Says whether a request may come in, by its Host and Origin.
+
+    Args:
+        settings: None: everything may.
+    """
 
     def __init__(self, settings: SecuritySettings | None) -> None:
-        """Take what it works with.
-
-        Args:
-            settings: None: everything may.
-        """
         self._settings = settings
         self._verdicts: dict[tuple[bytes | None, bytes | None], tuple[int, str] | None] = {}
 

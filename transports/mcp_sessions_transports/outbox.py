@@ -33,16 +33,15 @@ Refill = Callable[[], Awaitable[bool]]
 
 
 class Outbox:
-    """The way out to one peer."""
+    """The way out to one peer.
+
+    Args:
+        limit: Bytes that wait for the peer; see ``SessionPolicy.send_buffer``.
+        slow_timeout: Seconds; see ``SessionPolicy.slow_timeout``.
+        most: Bytes above which the peer is cut at once; None: who pushes stops at ``limit``.
+    """
 
     def __init__(self, *, limit: int, slow_timeout: float, most: int | None = None) -> None:
-        """Take what it works with.
-
-        Args:
-            limit: Bytes that wait for the peer; see ``SessionPolicy.send_buffer``.
-            slow_timeout: Seconds; see ``SessionPolicy.slow_timeout``.
-            most: Bytes above which the peer is cut at once; None: who pushes stops at ``limit``.
-        """
         self._limit = limit
         self._most = most
         self._slow_timeout = slow_timeout

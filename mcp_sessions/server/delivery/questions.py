@@ -81,14 +81,12 @@ class PendingQuestions:
 
     Ids are random and unique over all sessions, and kept when a request is sent again; the
     first answer from any of the owner's connections counts.
+
+    Args:
+        process: Named in every id, where answers may come to other processes.
     """
 
     def __init__(self, process: str | None = None) -> None:
-        """Take what it works with.
-
-        Args:
-            process: Named in every id, where answers may come to other processes.
-        """
         self._open: dict[str, PendingQuestion] = {}
         self._process = process
 

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
@@ -35,13 +36,13 @@ Check = Callable[[SessionRecord, Mapping[str, Any]], None]
 Source = Literal["session", "conversation", "connection"]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SessionData:
     """The place for what a session must remember: kept in the store, never sent."""
 
-    def __init__(self, session_id: SessionId, store: SessionStore, lock: asyncio.Lock) -> None:
-        self._session_id = session_id
-        self._store = store
-        self._lock = lock
+    _session_id: SessionId
+    _store: SessionStore
+    _lock: asyncio.Lock
 
     async def read(self) -> dict[str, Any]:
         """A copy of the data; changing it changes nothing.
@@ -142,41 +143,31 @@ class SessionState(MutableMapping[str, Any]):
             raise RuntimeError("session.state can be changed while its request is handled")
 
 
+@dataclass(eq=False, repr=False)
 class SessionHandle:
-    """A session, from inside the server."""
+    """A session, from inside the server.
 
-    def __init__(
-        self,
-        record: SessionRecord,
-        source: Source,
-        store: SessionStore,
-        notify: Notify,
-        locks: Locks[SessionId],
-        state_locks: Locks[SessionId],
-        check_state: Check,
-    ) -> None:
-        """Take what it works with.
+    Args:
+        source: See :attr:`source`.
+        notify: Sends the session's client a notification.
+        locks: Held while a session's data is edited.
+        state_locks: Held while what a request changed is stored, never longer.
+        check_state: Raises if that state could not be kept.
+    """
 
-        Args:
-            source: See :attr:`source`.
-            notify: Sends the session's client a notification.
-            locks: Held while a session's data is edited.
-            state_locks: Held while what a request changed is stored, never longer.
-            check_state: Raises if that state could not be kept.
-        """
-        self.source: Source = source
-        """How the request came to it. ``session``: its client started it, and named it or made it
-        the current one of its connection. ``conversation``: its host says which conversation it
-        is of (``SessionLayer(conversations=…)``). ``connection``: none of that; it is what the
-        server keeps for the client's connection, and ends with it."""
+    _record: SessionRecord
+    source: Source
+    """How the request came to it. ``session``: its client started it, and named it or made it
+    the current one of its connection. ``conversation``: its host says which conversation it
+    is of (``SessionLayer(conversations=…)``). ``connection``: none of that; it is what the
+    server keeps for the client's connection, and ends with it."""
 
-        self._check_state = check_state
-        self._state: SessionState | None = None
-        self._record = record
-        self._store = store
-        self._notify = notify
-        self._locks = locks
-        self._state_locks = state_locks
+    _store: SessionStore
+    _notify: Notify
+    _locks: Locks[SessionId]
+    _state_locks: Locks[SessionId]
+    _check_state: Check
+    _state: SessionState | None = None
 
     @property
     def id(self) -> str:

@@ -113,7 +113,14 @@ class ResponseStreams:
 
 
 class PostChannel(WatchedChannel):
-    """A :class:`~mcp_sessions.server.connection.RequestChannel` over one POST."""
+    """A :class:`~mcp_sessions.server.connection.RequestChannel` over one POST.
+
+    Args:
+        prefers_stream: Answer with a stream even if the answer comes soon.
+        streams: Its connection's; None: a lone POST, whose stream cannot be resumed.
+        process: This one: its streams say who answers.
+        scopes_beyond: Those of who sent the request that its connection does not need.
+    """
 
     def __init__(
         self,
@@ -126,14 +133,6 @@ class PostChannel(WatchedChannel):
         process: str | None = None,
         scopes_beyond: frozenset[str] = frozenset(),
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            prefers_stream: Answer with a stream even if the answer comes soon.
-            streams: Its connection's; None: a lone POST, whose stream cannot be resumed.
-            process: This one: its streams say who answers.
-            scopes_beyond: Those of who sent the request that its connection does not need.
-        """
         self._process = process
         self._scopes_beyond = scopes_beyond
         self.readers: set[str] = set()

@@ -96,7 +96,12 @@ class MountedApp:
 
 
 class StreamableHttp:
-    """The ASGI endpoint."""
+    """The ASGI endpoint.
+
+    Args:
+        modern: Serves every request whose version is not of the handshake era.
+        principal_of: Who sent a request, by what authentication left in the scope.
+    """
 
     def __init__(
         self,
@@ -108,12 +113,6 @@ class StreamableHttp:
         principal_of: Callable[[Scope], Principal],
         availability: Availability,
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            modern: Serves every request whose version is not of the handshake era.
-            principal_of: Who sent a request, by what authentication left in the scope.
-        """
         self._handshake = handshake
         self._modern = modern
         self._handshake_versions = frozenset(v.encode() for v in handshake_versions)

@@ -38,7 +38,11 @@ def modern_event(payload: bytes) -> bytes:
 
 
 class ModernChannel(WatchedChannel):
-    """A :class:`~mcp_sessions.server.connection.RequestChannel` over one modern POST."""
+    """A :class:`~mcp_sessions.server.connection.RequestChannel` over one modern POST.
+
+    Args:
+        status_of: The HTTP status of an answer with that error code.
+    """
 
     def __init__(
         self,
@@ -46,11 +50,6 @@ class ModernChannel(WatchedChannel):
         loop: asyncio.AbstractEventLoop,
         status_of: Callable[[int | None], int],
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            status_of: The HTTP status of an answer with that error code.
-        """
         self.is_open = True
         self.close_stream: Callable[[], Awaitable[None]] | None = None
         self._policy = policy

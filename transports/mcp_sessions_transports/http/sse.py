@@ -55,18 +55,17 @@ def retry_event(seconds: float) -> bytes:
 
 
 class SseStream(Outbox):
-    """One open response stream."""
+    """One open response stream.
+
+    Args:
+        limit: Bytes that wait for the peer; see ``SessionPolicy.send_buffer``.
+        slow_timeout: Seconds; see ``SessionPolicy.slow_timeout``.
+        comment: Sent when there was nothing else for a while.
+    """
 
     def __init__(
         self, *, limit: int, slow_timeout: float, comment: bytes = b": keep-alive\n\n"
     ) -> None:
-        """Take what it works with.
-
-        Args:
-            limit: Bytes that wait for the peer; see ``SessionPolicy.send_buffer``.
-            slow_timeout: Seconds; see ``SessionPolicy.slow_timeout``.
-            comment: Sent when there was nothing else for a while.
-        """
         super().__init__(limit=limit, slow_timeout=slow_timeout)
         self._comment = comment
 

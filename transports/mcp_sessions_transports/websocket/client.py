@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import anyio
@@ -50,26 +51,23 @@ PING_INTERVAL = 20.0
 """Seconds between two pings; a connection that does not answer one is gone as long after."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class WebSocketDialer:
     """Makes links to one URL."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        auth: httpx2.Auth | None = None,
-        policy: ReconnectPolicy,
-    ) -> None:
-        self.target = without_credentials(url)
-        self._url = url
-        self._headers = dict(headers or {})
-        self._auth = auth
-        self._policy = policy
+    url: str = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    auth: httpx2.Auth | None
+    policy: ReconnectPolicy
+
+    target: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.target = without_credentials(self.url)
 
     def link(self) -> WebSocketLink:
         """See `Dialer`."""
-        return WebSocketLink(self._url, self._headers, self._auth, self._policy)
+        return WebSocketLink(self)
 
 
 class WebSocketLink:
@@ -77,18 +75,10 @@ class WebSocketLink:
 
     kind = "websocket"
 
-    def __init__(
-        self,
-        url: str,
-        headers: Mapping[str, str],
-        auth: httpx2.Auth | None,
-        policy: ReconnectPolicy,
-    ) -> None:
-        self.name = without_credentials(url)
-        self._url = url
-        self._headers = dict(headers)
-        self._auth = auth
-        self._policy = policy
+    def __init__(self, dialer: WebSocketDialer) -> None:
+        self.name = dialer.target
+        self._dialer = dialer
+        self._policy = dialer.policy
         self._socket: _Connection | None = None
         self._is_closing = False
 
@@ -131,10 +121,10 @@ class WebSocketLink:
             await sink(self, Received(answer))
 
     async def _open(self) -> _Connection:
-        headers = {**self._headers, **await self._credentials()}
+        headers = {**self._dialer.headers, **await self._credentials()}
         try:
             connected = await _Connect(
-                self._url,
+                self._dialer.url,
                 create_connection=_connection_of(self._policy.max_message),
                 subprotocols=[SUBPROTOCOL],
                 additional_headers=headers,
@@ -157,11 +147,11 @@ class WebSocketLink:
 
     async def _credentials(self) -> dict[str, str]:
         """The headers that the first step of the auth flow sets."""
-        if self._auth is None:
+        if self._dialer.auth is None:
             return {}
-        url = httpx2.URL(self._url)
+        url = httpx2.URL(self._dialer.url)
         plain = url.copy_with(scheme="https" if url.scheme == "wss" else "http")
-        flow = self._auth.async_auth_flow(httpx2.Request("GET", plain))
+        flow = self._dialer.auth.async_auth_flow(httpx2.Request("GET", plain))
         try:
             request = await anext(flow)
         finally:
@@ -176,7 +166,7 @@ class WebSocketLink:
         # 1005 and 1006 are never sent: the peer gave no code, or the connection broke.
         given = None if code in (None, 1005, 1006) else code
         again = should_come_back(given)
-        if given == CloseCode.POLICY_VIOLATION and self._auth is not None:
+        if given == CloseCode.POLICY_VIOLATION and self._dialer.auth is not None:
             # The credential was good no more; a new one may be.
             again = True
         return Failure(

@@ -60,21 +60,6 @@ class SseReader:
             the limit.
     """
 
-    __slots__ = (
-        "_after_cr",
-        "_drops",
-        "_in_data",
-        "_outline",
-        "_data",
-        "_event",
-        "_id",
-        "_is_first",
-        "_limit",
-        "_line",
-        "_retry",
-        "_size",
-    )
-
     def __init__(self, *, max_bytes: int, drops: bool = False) -> None:
         self._limit = max_bytes
         self._drops = drops
