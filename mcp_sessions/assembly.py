@@ -25,7 +25,7 @@ from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
-from mcp_sessions.server.delivery.streams import Streams
+from mcp_sessions.server.delivery.streams import StreamLog
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.dispatch.admin import Sessions
 from mcp_sessions.server.dispatch.association import Associations
@@ -137,7 +137,7 @@ def assemble(
     owed = Owed()
     sealed = SealedState(store, security, clock)
     questions = PendingQuestions(bus.process if bus.is_shared else None)
-    streams = Streams(store, clock)
+    streams = partial(StreamLog, store, clock)
 
     def new_connection(record: SessionRecord, peer: Peer) -> StoredConnection:
         transport = HttpTransport(

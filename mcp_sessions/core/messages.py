@@ -262,10 +262,7 @@ def names_session(params: Mapping[str, Any] | None) -> bool:
     """Whether a request names a session (rule 1), or means to: malformed metadata is answered as
     what it is.
     """
-    try:
-        return not isinstance(named_session(params), NotNamed)
-    except InvalidParams:
-        return True
+    return (meta_of(params) or {}).get(SESSION_META) is not None
 
 
 def well_named(params: Mapping[str, Any] | None) -> SessionId | None:

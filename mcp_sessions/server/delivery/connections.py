@@ -7,6 +7,7 @@ it, made anew when it is needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from mcp_sessions.background import report
 from mcp_sessions.core.states import Mode
@@ -22,20 +23,16 @@ NewConnection = Callable[[SessionRecord, Peer], StoredConnection]
 """Makes the connection of a transport-mode session that has none in this process."""
 
 
+@dataclass(eq=False, repr=False)
 class ConnectionRegistry:
     """Finds connections, and makes those anew that are in the store."""
 
-    def __init__(
-        self,
-        store: SessionStore,
-        clock: Callable[[], float],
-        bus: ClusterBus,
-        new_connection: NewConnection,
-    ) -> None:
-        self.new_connection = new_connection
-        self._store = store
-        self._clock = clock
-        self._bus = bus
+    _store: SessionStore
+    _clock: Callable[[], float]
+    _bus: ClusterBus
+    new_connection: NewConnection
+
+    def __post_init__(self) -> None:
         self._connections: dict[ConnectionId, ClientConnection] = {}
         self._in_use_at: dict[ConnectionId, float] = {}
         self._sessionless: dict[str, dict[ClientConnection, None]] = {}

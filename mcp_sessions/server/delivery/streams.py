@@ -40,13 +40,5 @@ class StreamLog:
         await self._store.drop_stream(self.session_id, self.name)
 
 
-class Streams:
-    """The streams of every session."""
-
-    def __init__(self, store: SessionStore, clock: Callable[[], float]) -> None:
-        self._store = store
-        self._clock = clock
-
-    def log(self, session_id: SessionId, name: StreamName) -> StreamLog:
-        """One of them."""
-        return StreamLog(self._store, self._clock, session_id, name)
+Streams = Callable[[SessionId, StreamName], StreamLog]
+"""The streams of every session."""

@@ -10,7 +10,7 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from mcp_sessions import metrics
@@ -40,30 +40,21 @@ _PAUSE = 1.0
 """Seconds after which it is looked again what could make room, if nothing could."""
 
 
+@dataclass(eq=False, repr=False)
 class Lifecycle:
     """Makes sessions, keeps the deadlines of those at work ahead, and ends them."""
 
-    def __init__(
-        self,
-        store: SessionStore,
-        connections: ConnectionRegistry,
-        attachments: Attachments,
-        runner: RequestRunner,
-        sealed: SealedState,
-        bus: ClusterBus,
-        owed: Owed,
-        policy: SessionPolicy,
-        clock: Callable[[], float],
-    ) -> None:
-        self._store = store
-        self._connections = connections
-        self._attachments = attachments
-        self._runner = runner
-        self._sealed = sealed
-        self._bus = bus
-        self._owed = owed
-        self._unused_for = policy.min_evictable_idle_time
-        self._clock = clock
+    _store: SessionStore
+    _connections: ConnectionRegistry
+    _attachments: Attachments
+    _runner: RequestRunner
+    _sealed: SealedState
+    _bus: ClusterBus
+    _owed: Owed
+    _policy: SessionPolicy
+    _clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
         # The store hands each record out once.
         self._over: deque[SessionRecord] = deque()
         self._room = asyncio.Lock()
@@ -71,7 +62,7 @@ class Lifecycle:
         self._in_vain_at = -math.inf
         # A session at work is touched at least three times per idle timeout, so that no
         # replica sees it past its deadline.
-        self.interval = max(0.05, min(5.0, policy.idle_timeout / 3))
+        self.interval = max(0.05, min(5.0, self._policy.idle_timeout / 3))
         """Seconds between two rounds."""
 
     async def create(
@@ -230,7 +221,7 @@ class Lifecycle:
         }
         evicted = await self._store.evict(
             now=now,
-            unused_for=self._unused_for,
+            unused_for=self._policy.min_evictable_idle_time,
             held=streaming | self._runner.held.keys(),
             limit=_BATCH,
             # Another process may have a stream open that this one does not know of.

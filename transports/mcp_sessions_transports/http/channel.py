@@ -76,7 +76,7 @@ class ResponseStreams:
 
     def log(self, name: StreamName) -> StreamLog:
         """One of them, as the store has it."""
-        return self._streams.log(self.session_id, name)
+        return self._streams(self.session_id, name)
 
     async def finished(self, name: StreamName) -> None:
         """One has its answer and no reader: it can be fetched for a while yet."""
