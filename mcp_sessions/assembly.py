@@ -76,6 +76,7 @@ class Assembly:
     router: Router
     listening: Listening
     transport_sessions: TransportSessions
+    conversations: BoundSessions | None
     associations: Associations
     sessions: Sessions
     endpoints: list[Endpoint]
@@ -99,6 +100,7 @@ class Assembly:
             lifecycle=self.lifecycle,
             listening=self.listening,
             transport_sessions=self.transport_sessions,
+            conversations=self.conversations,
             policy=self.policy,
             remembers=self.store.remembers,
             availability=self.availability,
@@ -232,6 +234,7 @@ def assemble(
         lifecycle=lifecycle,
         router=router,
         transport_sessions=transport_sessions,
+        conversations=bound,
         listening=Listening(store, attachments, router, sealed, upstream),
         associations=associations,
         sessions=Sessions(store, clock, lifecycle.finish),

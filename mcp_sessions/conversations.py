@@ -34,6 +34,10 @@ class Conversations:
     """Asked first: the key of a request, by its ``_meta`` and its headers (names in lower case);
     None: look further."""
 
+    platform_ids: bool = False
+    """An ``Mcp-Session-Id`` that is none of the server's is a key, too: of a platform in front of
+    it that makes one up (Bedrock AgentCore). From whoever may not send keys it is refused."""
+
     per_principal: bool = False
     """Whoever is authenticated and sends no key has one session for all requests."""
 

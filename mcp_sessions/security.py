@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -51,12 +52,19 @@ _LEAST_MAX_TOKEN = 256
 """Room for the token of an empty state, which ``sessions/create`` always issues."""
 
 
+_MINTED = re.compile(r"[A-Za-z0-9_-]{43}", re.ASCII)
+
 _last_epoch = 0
 
 
 def mint_session_id() -> SessionId:
     """A new session id: 43 characters of base64url, 256 random bits."""
     return SessionId(secrets.token_urlsafe(32))
+
+
+def is_minted(session_id: str) -> bool:
+    """Whether it looks like one that :func:`mint_session_id` made."""
+    return _MINTED.fullmatch(session_id) is not None
 
 
 def mint_process() -> str:

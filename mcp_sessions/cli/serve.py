@@ -208,7 +208,9 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
     policy = SessionPolicy(**{name: value for name, value in limits.items() if value is not None})
     conversations = None
     if options.conversations:
-        conversations = Conversations(per_principal=options.per_principal)
+        conversations = Conversations(
+            per_principal=options.per_principal, platform_ids=options.platform_ids
+        )
     layer = SessionLayer(loaded, store=store, policy=policy, conversations=conversations)
     return layer, redacted(options.store or DEFAULT_STORE)
 

@@ -45,8 +45,10 @@ def _check(options: argparse.Namespace) -> None:
             f"--allowed-origin on --host {options.host} also needs --allowed-host NAME: "
             "what checks the one header checks the other"
         )
-    if options.per_principal and not options.conversations:
-        raise ConfigurationError("--per-principal goes with --conversations")
+    more = {"--per-principal": options.per_principal, "--platform-ids": options.platform_ids}
+    given = [name for name, value in more.items() if value]
+    if given and not options.conversations:
+        raise ConfigurationError(f"{given[0]} goes with --conversations")
     if options.stdio and options.workers is not None:
         raise ConfigurationError("--workers: standard input and output belong to one process")
     if options.stdio and options.port is None:
@@ -144,6 +146,11 @@ def _parser() -> argparse.ArgumentParser:
         "--conversations",
         action="store_true",
         help="hosts that start no session have one for each of their conversations",
+    )
+    parser.add_argument(
+        "--platform-ids",
+        action="store_true",
+        help="with --conversations: an Mcp-Session-Id that is none of the server's names one, too",
     )
     parser.add_argument(
         "--per-principal",

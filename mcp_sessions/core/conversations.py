@@ -46,6 +46,9 @@ KNOWN_HOSTS: Sequence[Rule] = (
 )
 """The first that is there counts."""
 
+PLATFORM = Rule("header", "mcp-session-id")
+"""What a platform in front of the server makes up, and sends with every request."""
+
 
 def conversation_key(
     rules: Sequence[Rule], meta: Mapping[str, Any], headers: Mapping[str, str]

@@ -68,6 +68,10 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["serve", "a:b", "--per-principal"],
         "--per-principal goes with --conversations",
     ),
+    "ids of a platform, of no conversations": (
+        ["serve", "a:b", "--platform-ids"],
+        "--platform-ids goes with --conversations",
+    ),
     "no events": (["serve", "a:b", "--max-events", "0"], "above 0, not '0'"),
     "half an event": (["serve", "a:b", "--max-events", "1.5"], "above 0, not '1.5'"),
     "relative path": (["serve", "a:b", "--path", "mcp"], "must be a path that begins with '/'"),

@@ -10,6 +10,7 @@ from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
+from mcp_sessions.server.dispatch.conversations import BoundSessions
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.server.dispatch.router import Router
@@ -28,6 +29,9 @@ class Served:
     lifecycle: Lifecycle
     listening: Listening
     transport_sessions: TransportSessions
+    conversations: BoundSessions | None
+    """None: requests have no other sessions than those that their clients start."""
+
     policy: SessionPolicy
     remembers: bool
     """False: nothing is stored, so that no session outlives its request."""

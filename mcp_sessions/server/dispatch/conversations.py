@@ -13,13 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.conversations import Conversations
-from mcp_sessions.core.conversations import ConversationKey, checked_key, conversation_key
+from mcp_sessions.core.conversations import (
+    PLATFORM,
+    ConversationKey,
+    checked_key,
+    conversation_key,
+)
 from mcp_sessions.core.messages import Request, meta_of
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import SessionId, digest
-from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.security import SessionSecurity
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.security import SessionSecurity, is_minted
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.stores.contract import SessionStore
@@ -30,7 +35,7 @@ logger = logging.getLogger(__name__)
 _OF_NONE = frozenset({"ping", "server/discover", "subscriptions/listen"})
 """What no handler of the application's has a use of a session for."""
 
-_FORWARDED = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
+_FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -86,19 +91,19 @@ class BoundSessions:
         return admitted.record if admitted is not None else None
 
     def _key(self, request: Request, inbound: Inbound) -> ConversationKey | None:
-        headers = inbound.headers
-        is_anonymous = inbound.principal == ANONYMOUS
-        if is_anonymous and not self._may_be_anonymous(inbound, headers):
+        settings, rules = self._settings, self._settings.rules
+        if not self._may_send_keys(inbound.principal, inbound.scope):
             return None
-        meta = meta_of(request.params) or {}
+        if settings.platform_ids and inbound.connection is None:
+            # Else the server gave it to the client.
+            rules = (*rules, PLATFORM)
+        meta, headers = meta_of(request.params) or {}, inbound.headers
         try:
-            key = self._own_key(meta, headers) or conversation_key(
-                self._settings.rules, meta, headers
-            )
+            key = self._own_key(meta, headers) or conversation_key(rules, meta, headers)
         except ValueError as malformed:
             logger.info("what came in %s is no key of a conversation: it is ignored", malformed)
             return None
-        if key is None and self._settings.per_principal and not is_anonymous:
+        if key is None and settings.per_principal and inbound.principal != ANONYMOUS:
             return ConversationKey("", "")
         return key
 
@@ -115,13 +120,32 @@ class BoundSessions:
             return None
         return checked_key("key", found) if found is not None else None
 
-    def _may_be_anonymous(self, inbound: Inbound, headers: Mapping[str, str]) -> bool:
+    def is_platforms(
+        self, session_header: str, principal: Principal, scope: Mapping[str, Any]
+    ) -> bool:
+        """Whether an ``Mcp-Session-Id`` that names no session is a platform's. One that was made
+        here is over: its client has to hear that.
+
+        Args:
+            scope: The ASGI scope of the request that it came with.
+        """
+        return (
+            self._settings.platform_ids
+            and not is_minted(session_header)
+            and self._may_send_keys(principal, scope)
+        )
+
+    def _may_send_keys(self, principal: Principal, scope: Mapping[str, Any] | None) -> bool:
+        if principal != ANONYMOUS:
+            return True
         if self._settings.anonymous is not None:
             return self._settings.anonymous
-        if inbound.scope is None:
-            return inbound.connection is not None and inbound.connection.kind == "stdio"
-        ends = (inbound.scope.get("client"), inbound.scope.get("server"))
-        return _FORWARDED.isdisjoint(headers) and all(_is_loopback(end) for end in ends)
+        if scope is None:
+            # A pipe: nobody else is at its other end.
+            return True
+        names = {name for name, _ in scope["headers"]}
+        ends = (scope.get("client"), scope.get("server"))
+        return _FORWARDED.isdisjoint(names) and all(_is_loopback(end) for end in ends)
 
 
 def _is_loopback(end: Any) -> bool:

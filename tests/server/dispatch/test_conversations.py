@@ -160,6 +160,66 @@ async def test_who_names_none_may_have_one_for_everything() -> None:
         assert await text(w.carrier, "modern", none, "") == "none"
 
 
+UUID = "2f1a7c1e-6f0e-4b0e-9a44-0d6f3f8f1a77-0001"
+"""Of a platform, which wants at least 33 characters."""
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_platforms_id_is_a_key(era: Era) -> None:
+    """It is on every request, the first one included; each user has its own."""
+    rule = Rule("header", "Mcp-Session-Id")
+    async with world(conversations=Conversations(platform_ids=True)) as w:
+        tools(w)
+        ann = await w.carrier_of(user("ann"))
+
+        async def said(carrier: Carrier, key: str) -> str:
+            if era == "modern":
+                return await text(carrier, era, rule, key)
+            client = RawClient(carrier)
+            client.session_id = key
+            params = {
+                "protocolVersion": client.version,
+                "capabilities": {},
+                "clientInfo": {"name": "raw", "version": "1"},
+            }
+            assert (await client.send("initialize", params).reply.done()).status == 200
+            await client.notify("notifications/initialized")
+            return await client.text("count")
+
+        counted = [await said(w.carrier, UUID), await said(w.carrier, UUID)]
+        assert counted == ["conversation 1 1", "conversation 2 2"]
+        assert await said(w.carrier, UUID + "2") == "conversation 1 1"
+        assert await said(ann, UUID) == "conversation 1 1"
+
+
+async def test_an_id_that_is_over_and_one_from_anybody_shut_the_door_as_ever() -> None:
+    """404: the client of a session that ended has to hear it; and without the setting, whoever."""
+    settings = Conversations(platform_ids=True, anonymous=False)
+    for conversations, ended in ((settings, False), (ON, False), (settings, True), (ON, True)):
+        async with world(conversations=conversations) as w:
+            client = await w.connected()
+            if ended:
+                assert (await client.delete().done()).status == 200
+            else:
+                client.session_id = UUID
+            assert (await client.send("tools/list").reply.done()).status == 404
+            assert (await client.get().done()).status == 404
+            assert (await client.delete().done()).status == 404
+
+
+async def test_no_header_shuts_no_door() -> None:
+    """A request of the 2025 era without one is served; off, it is refused as ever."""
+    async with world(conversations=ON) as w:
+        tools(w)
+        meta = {OPENAI.name: "one"}
+        said = [await w.client().text("count", meta=meta) for _ in range(2)]
+        assert said == ["conversation 1 1", "conversation 2 2"]
+        assert await w.client().text("count") == "none"
+        await w.client().notify("notifications/initialized")
+    async with world() as w:
+        assert (await w.client().send("tools/list").reply.done()).status == 400
+
+
 # --- whose --------------------------------------------------------------------------------
 
 

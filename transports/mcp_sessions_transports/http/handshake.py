@@ -162,8 +162,15 @@ class HandshakeHttp:
             try:
                 record, connection = await self._sessions.connected(session_header, principal)
             except (SessionNotFound, InvalidRequest) as refused:
-                await _send_refused(send, message, refused)
-                return
+                bound = self._served.conversations
+                is_platforms = (
+                    isinstance(refused, SessionNotFound)
+                    and bound is not None
+                    and bound.is_platforms(session_header, principal, scope)
+                )
+                if not is_platforms:
+                    await _send_refused(send, message, refused)
+                    return
         version = headers.get(b"mcp-protocol-version", DEFAULT_VERSION.encode()).decode("latin-1")
         peer = connection.peer if connection is not None else Peer(version)
         # SEC11. As this very message was admitted: by whom its connection was made.
@@ -273,7 +280,11 @@ class HandshakeHttp:
 
     def _may_be_alone(self, message: Request | Notification) -> bool:
         """Whether a message is served without ``initialize`` and ``Mcp-Session-Id``."""
-        if not self._served.remembers or message.method in SESSION_METHODS:
+        served = self._served
+        if not served.remembers or message.method in SESSION_METHODS:
+            return True
+        if served.conversations is not None:
+            # Hosts that start no session have one all the same: no header shuts them out.
             return True
         if isinstance(message, Request):
             return names_session(message.params)
