@@ -178,6 +178,14 @@ def _listens_at_once(case: Case) -> list[Json | Late] | None:
     return []
 
 
+def _listens_without_state(case: Case) -> list[Json | Late] | None:
+    found = _metadata(case.message)
+    if found is None or case.message.get("method") != "subscriptions/listen":
+        return None
+    found.pop("state", None)
+    return [case.message]
+
+
 def _is_session_method(http: Http) -> bool:
     return http.asked.get("mcp-method", "").startswith("session/")
 
@@ -295,6 +303,11 @@ CLIENT_FAULTS: dict[str, Fault] = {
             to_server=_tries_again,
         ),
         Fault("listens-at-once", "listens again without a resume", to_server=_listens_at_once),
+        Fault(
+            "listens-without-state",
+            "leaves its state out of a listen",
+            to_server=_listens_without_state,
+        ),
         Fault("mirrors-nothing", "never repeats its session", http=_mirrors_nothing),
         Fault("mirrors-always", "repeats a session with session/*", http=_mirrors_always),
         Fault("hides-its-method", "leaves Mcp-Method out", http=_hides_its_method),
@@ -327,6 +340,7 @@ CLIENT_CAUGHT_BY = {
     "places-are-not-mixed-up": "resumes-from-sse",
     "an-unknown-outcome-is-not-repeated": "repeats-the-unknown",
     "resume-comes-before-the-next-listen": "listens-at-once",
+    "state-goes-with-every-request": "listens-without-state",
     "the-header-mirrors-the-session": "mirrors-nothing",
     "session-methods-carry-no-session-header": "mirrors-always",
     "session-methods-keep-the-rules-of-their-era": "hides-its-method",

@@ -36,6 +36,7 @@ SCENARIOS: dict[str, Scenario] = {
     "resume-comes-before-the-next-listen": Scenario(
         modern.resumes_before_it_listens, is_modern=True
     ),
+    "state-goes-with-every-request": Scenario(modern.sends_state_with_everything, is_modern=True),
     "the-header-mirrors-the-session": Scenario(modern.mirrors_the_session, is_modern=True),
     "session-methods-carry-no-session-header": Scenario(
         modern.mirrors_nothing_with_session_methods, is_modern=True

@@ -81,6 +81,20 @@ async def resumes_before_it_listens(server: ScriptedServer, _: ScriptedServer) -
     expect(heard == uris, f"the client heard {heard!r}, expected {uris!r}")
 
 
+async def sends_state_with_everything(server: ScriptedServer, _: ScriptedServer) -> None:
+    """A listen carries the state as a call does."""
+    server.state = "of the session"
+    visit = await _visit(server)
+    if visit is None:
+        return
+    for request in server.received[visit.before :]:
+        state = request.named.get("state")
+        expect(
+            not request.named or request.method == "session/resume" or state == server.state,
+            f"{request.method} names the session with the state {state!r}, not {server.state!r}",
+        )
+
+
 async def mirrors_the_session(server: ScriptedServer, _: ScriptedServer) -> None:
     """The header repeats the session that a request names."""
     if await _visit(server) is None:

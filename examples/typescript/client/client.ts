@@ -198,7 +198,7 @@ export class Client implements Hearer {
   private async enter(link: Link): Promise<void> {
     if (this.session !== null) await this.resume(link, this.session);
     if (this.session === null) await this.start(link);
-    if (this.session !== null) link.listen(this.session.sessionId, this.instance, [...this.uris]);
+    if (this.session !== null) link.listen(this.metaFor(this.session, null), this.instance, [...this.uris]);
   }
 
   private async start(link: Link): Promise<void> {

@@ -26,7 +26,7 @@ export abstract class Link {
   /** Whatever is to be said before the session is resumed. */
   abstract open(): Promise<void>;
   /** Begins to hear the events of the session, once it is started or resumed. */
-  abstract listen(sessionId: string, instance: string, uris: string[]): void;
+  abstract listen(named: JsonObject, instance: string, uris: string[]): void;
   /** Says good-bye. */
   abstract leave(): Promise<void>;
   protected abstract headersOf(message: Message): Record<string, string>;
@@ -163,11 +163,11 @@ export class ModernLink extends Link {
   }
 
   /** HTM1. CLI11: called after `session/start` or `session/resume` only. */
-  override listen(sessionId: string, instance: string, uris: string[]): void {
+  override listen(named: JsonObject, instance: string, uris: string[]): void {
     const lists = { toolsListChanged: true, promptsListChanged: true, resourcesListChanged: true };
     const params = this.wrap({
       notifications: { ...lists, resourceSubscriptions: uris },
-      _meta: { [SESSION]: { sessionId }, "io.github.mcp-sessions/instance": instance },
+      _meta: { ...named, "io.github.mcp-sessions/instance": instance },
     });
     void this.follow(this.exchangeOf({ jsonrpc: "2.0", id: this.nextId(), method: "subscriptions/listen", params }));
   }
