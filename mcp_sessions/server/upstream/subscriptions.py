@@ -20,7 +20,20 @@ SUBSCRIPTION_METHODS = frozenset({SUBSCRIBE, "resources/unsubscribe"})
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Subscriptions:
+class _Around:
+    _peer: UpstreamPeer
+
+    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
+        """See :class:`UpstreamPeer`."""
+        await self._peer.notify(call, method, params)
+
+    async def close(self) -> None:
+        """See :class:`UpstreamPeer`."""
+        await self._peer.close()
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Subscriptions(_Around):
     """``resources/subscribe`` and ``unsubscribe``, served for every wrapped server.
 
     A server with handlers of its own is asked first; what it refuses is not subscribed.
@@ -30,7 +43,6 @@ class Subscriptions:
             session, and no connection, that it could belong to.
     """
 
-    _peer: UpstreamPeer
     _upstream: Upstream
     _remember: Callable[[str, bool], Awaitable[bool]]
 
@@ -56,20 +68,11 @@ class Subscriptions:
             raise UpstreamError(error_body(INTERNAL_ERROR, "no session that could subscribe"))
         return result
 
-    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
-        """See :class:`UpstreamPeer`."""
-        await self._peer.notify(call, method, params)
-
-    async def close(self) -> None:
-        """See :class:`UpstreamPeer`."""
-        await self._peer.close()
-
 
 @dataclass(slots=True, eq=False, repr=False)
-class Discovery:
+class Discovery(_Around):
     """``server/discover``: the server's own answer, with our capabilities."""
 
-    _peer: UpstreamPeer
     _advertise: Callable[[dict[str, Any]], None]
 
     async def request(
@@ -79,11 +82,3 @@ class Discovery:
         result = await self._peer.request(call, method, params)
         self._advertise(result)
         return result
-
-    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
-        """See :class:`UpstreamPeer`."""
-        await self._peer.notify(call, method, params)
-
-    async def close(self) -> None:
-        """See :class:`UpstreamPeer`."""
-        await self._peer.close()
