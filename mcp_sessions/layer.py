@@ -31,9 +31,9 @@ from mcp_sessions.serving import (
     DrainingServer,
     Leaving,
     http_config,
-    listen_on,
 )
 from mcp_sessions.serving_stdio import serve_stdio
+from mcp_sessions.sockets import listen_on
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions_transports.http.endpoint import MountedApp
 from mcp_sessions_transports.origin import SecuritySettings

@@ -17,6 +17,8 @@ from typing import NoReturn, cast
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mcp_sessions.sockets import LISTEN_BACKLOG
+
 logger = logging.getLogger(__name__)
 
 RUN_IS_REFUSED: ContextVar[Callable[[], NoReturn] | None] = ContextVar(
@@ -259,27 +261,3 @@ def _accept_all(listener: socket.socket) -> list[socket.socket]:
         connection.setblocking(False)
         accepted.append(connection)
     return accepted
-
-
-LISTEN_BACKLOG = 2048
-"""Connections that the system accepts before we do, as uvicorn asks for."""
-
-
-def listen_on(host: str, port: int) -> socket.socket:
-    """A socket that takes connections.
-
-    Raises:
-        OSError: The address cannot be listened on.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Said to be TCP: asyncio switches Nagle's delay off for such sockets only, and an answer
-    # written in two steps would wait for it.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(LISTEN_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener

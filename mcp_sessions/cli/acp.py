@@ -26,9 +26,6 @@ DEFAULT_STORE = "memory://"
 
 SERVABLE = "an ACP agent (an object with the methods of acp.Agent) or an AcpSessionLayer"
 
-INTERRUPTED = 130
-"""The exit status that shells give to a command that Ctrl-C ended."""
-
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until stdin ends, and return the exit status.
@@ -52,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         layer.run()
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return types.INTERRUPTED
     return 0
 
 

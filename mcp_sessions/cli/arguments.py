@@ -9,6 +9,9 @@ from urllib.parse import urlsplit
 
 from mcp_sessions.cli.logs import complain
 
+INTERRUPTED = 130
+"""The exit status that shells give to a command that Ctrl-C ended."""
+
 USAGE_ERROR = 2
 """The exit status for what the user can put right; argparse has the same."""
 

@@ -20,9 +20,6 @@ from mcp_sessions.errors import ConfigurationError
 NEVER_ANSWERED = 1
 """The exit status if no request of the host was ever answered by the server."""
 
-INTERRUPTED = 130
-"""The exit status that shells give to a command that Ctrl-C ended."""
-
 
 def main(arguments: Sequence[str]) -> int:
     """Bridge until stdin ends, and return the exit status.
@@ -42,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return anyio.run(_bridge, options.url, headers, options.jar, options.user)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return types.INTERRUPTED
 
 
 async def _bridge(

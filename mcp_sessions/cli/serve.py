@@ -18,11 +18,13 @@ from urllib.parse import urlsplit, urlunsplit
 
 from mcp_sessions import __version__
 from mcp_sessions.cli import logs
+from mcp_sessions.cli.arguments import INTERRUPTED
 from mcp_sessions.cli.serve_options import DEFAULT_PORT, DEFAULT_STORE, parsed, wants_json
 from mcp_sessions.cli.targets import load_target
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.sockets import listen_on
 
 if TYPE_CHECKING:
     from mcp_sessions.layer import SessionLayer
@@ -31,12 +33,6 @@ if TYPE_CHECKING:
 HANDSHAKE_ERA = ("2025-03-26", "2025-06-18", "2025-11-25")
 MODERN_ERA = ("2026-07-28",)
 TRANSPORTS = ("Streamable HTTP", "WebSocket")
-
-LISTEN_BACKLOG = 2048
-"""Connections that the system accepts before we do, as uvicorn asks for."""
-
-INTERRUPTED = 130
-"""The exit status that shells give to a command that Ctrl-C ended."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -158,25 +154,14 @@ def listening_socket(host: str, port: int) -> socket.socket:
     Raises:
         ConfigurationError: The port is in use, or host and port may not be used.
     """
-    # Not `socket.create_server`: it puts texts of its own in the place of the errors.
-    # Said to be TCP: asyncio switches Nagle's delay off for such sockets only.
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        if os.name == "posix":
-            # Else a port is taken for minutes after its last connection. (On Windows the
-            # same option would let two servers share a port.)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.listen(LISTEN_BACKLOG)
+        return listen_on(host, port)
     except OSError as error:
-        sock.close()
         if error.errno == errno.EADDRINUSE:
             reason = "the port is in use; choose another with --port (0: any free one)"
         else:
             reason = error.strerror or str(error)
         raise ConfigurationError(f"cannot listen on {host}, port {port}: {reason}") from error
-    return sock
 
 
 def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:

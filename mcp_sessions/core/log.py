@@ -44,6 +44,24 @@ class Window:
     max_age: float | None
     """Seconds."""
 
+    def loses(self, at: float, events: int, size: int, now: float) -> Refusal | None:
+        """Why the oldest event of a log goes: time took it (``EXPIRED``), or space does
+        (``EVICTED``). None: it stays. The newest is always kept, however large.
+
+        Args:
+            at: When it was stored.
+            events: How many there are with it.
+            size: Bytes that they have.
+            now: Seconds on the session clock.
+        """
+        if self.max_age is not None and at < now - self.max_age:
+            return Refusal.EXPIRED
+        if self.max_events is not None and events > self.max_events:
+            return Refusal.EVICTED
+        if self.max_bytes is not None and size > self.max_bytes and events > 1:
+            return Refusal.EVICTED
+        return None
+
 
 UNBOUNDED = Window(None, None, None)
 
@@ -233,24 +251,19 @@ class EventLog:
         return (event for event in self._events.values() if event.number > number)
 
     def _evict(self, now: float) -> None:
-        events, window = self._events, self._window
-        count, most = len(events), window.max_events
-        horizon = None if window.max_age is None else now - window.max_age
-        number = self._oldest
-        while count:
+        events, number = self._events, self._oldest
+        while events:
             # Steps over replaced numbers. Asking the dictionary for its first entry would
             # walk over all that was removed before it.
             while number not in events:
                 number += 1
-            if horizon is None or events[number].at >= horizon:
-                if (most is None or count <= most) and (
-                    window.max_bytes is None or self.size <= window.max_bytes or count == 1
-                ):
-                    break
+            lost = self._window.loses(events[number].at, len(events), self.size, now)
+            if lost is None:
+                break
+            if lost is Refusal.EVICTED:
                 self._evicted = number
             self._floor = number
             self._forget(number)
-            count -= 1
         self._oldest = number
 
     def _forget(self, number: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mcp_sessions.core.log import Draft, LoggedEvent, Window, page_of, refusal_of
+from mcp_sessions.core.log import UNBOUNDED, Draft, LoggedEvent, Window, page_of, refusal_of
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
@@ -203,21 +203,16 @@ def drop_origin(tx: Transaction, log: LogRow | None, origin: SessionId) -> None:
 
 
 def _evict(tx: Transaction, log: LogRow, window: Window, now: float) -> bool:
-    horizon = None if window.max_age is None else now - window.max_age
-    most, most_bytes = window.max_events, window.max_bytes
     evicted = False
-    if horizon is None and most is None and most_bytes is None:
-        return evicted
-    while log.events:
+    while log.events and window is not UNBOUNDED:
         number, at, size = tx.execute(
             "SELECT number, at, length(payload) FROM events WHERE log = ? ORDER BY number LIMIT 1",
             (log.log,),
         ).fetchone()
-        if horizon is None or at >= horizon:
-            if (most is None or log.events <= most) and (
-                most_bytes is None or log.bytes <= most_bytes or log.events == 1
-            ):
-                break
+        lost = window.loses(at, log.events, log.bytes, now)
+        if lost is None:
+            break
+        if lost is Refusal.EVICTED:
             log.evicted = number
         log.floor = number
         _forget(tx, log, number, size)

@@ -1,0 +1,33 @@
+"""The socket that a server listens on."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+LISTEN_BACKLOG = 2048
+"""Connections that the system accepts before we do, as uvicorn asks for."""
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """A socket that takes connections, so that whoever connects early waits and is not refused.
+
+    Raises:
+        OSError: The address cannot be listened on.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Not `socket.create_server`: it puts texts of its own in the place of the errors. Said to be
+    # TCP: asyncio switches Nagle's delay off for such sockets only, and an answer written in two
+    # steps would wait for it.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        if os.name == "posix":
+            # Else a port is taken for minutes after its last connection. (On Windows the
+            # same option would let two servers share a port.)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(LISTEN_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
