@@ -416,6 +416,24 @@ async def test_an_operator_who_ends_it_takes_no_request_from_its_client() -> Non
         assert bound.id not in str(answer)
 
 
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_store_that_is_away_is_no_other_conversation(era: Era) -> None:
+    """The request is not served as if it were of none: its sender is told to come back."""
+    async with cluster(1, security=SECURITY, conversations=ON) as c:
+        tools(c[0])
+        assert await text(c[0].carrier, era, OPENAI, "one") == "conversation 1 1"
+        meta = {OPENAI.name: "one"}
+        c.backplane.is_away = True
+        if era == "modern":
+            reply = ModernClient(c[0].carrier).call("count", {}, meta=meta).reply
+        else:
+            reply = c[0].client().call("count", meta=meta).reply
+        assert (await reply.done()).status == 503
+        c.backplane.is_away = False
+        assert await text(c[0].carrier, era, OPENAI, "one") == "conversation 2 2"
+        assert c[0].box.calls.count("count") == 2
+
+
 # --- how it is set up ---------------------------------------------------------------------
 
 
