@@ -84,31 +84,23 @@ class RemoteChannel(WatchedChannel):
         changed()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Join:
     """One sending of a request that runs elsewhere."""
 
-    def __init__(
-        self,
-        waiter: Waiter,
-        session_id: SessionId,
-        key: RequestKey,
-        runner: str,
-        run: str | None,
-        begin_anew: BeginAnew,
-    ) -> None:
-        self.waiter = waiter
-        self.session_id = session_id
-        self.key = key
-        self.runner = runner
-        self.run = run
-        self.begin_anew = begin_anew
-        self.messages: deque[bytes] = deque()
-        self.news = asyncio.Event()
-        self.is_over = False
-        """The runner has no more to say."""
+    waiter: Waiter
+    session_id: SessionId
+    key: RequestKey
+    runner: str
+    run: str | None
+    begin_anew: BeginAnew
+    messages: deque[bytes] = field(default_factory=deque[bytes])
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    is_over: bool = False
+    """The runner has no more to say."""
 
-        self.never_began = False
-        """The runner recorded the key, began nothing under it, and never will."""
+    never_began: bool = False
+    """The runner recorded the key, began nothing under it, and never will."""
 
     def looked(self, *, is_alive: bool) -> None:
         """Whether its runner lives, as the store says."""
