@@ -195,6 +195,7 @@ a-request-without-a-connection-is-400: 400-is-404
 a-mirror-is-accepted: mirror-is-unknown
 one-endpoint-both-eras: one-era
 a-foreign-origin-is-refused: no-origin-check
+a-foreign-origin-is-refused-in-the-modern-era: no-origin-check
 events-wait-for-a-listen: only-live
 what-follows-create-waits: only-live
 a-listen-without-a-session-hears-no-events: decorates-plain

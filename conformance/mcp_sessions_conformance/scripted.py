@@ -93,6 +93,9 @@ class ScriptedServer(Watched):
         self.state: str | None = None
         """What results carry as ``state``; None: none."""
 
+        self.names_sessions = True
+        """Results carry the metadata of the session that their request named."""
+
         self.override: Callable[[Received], Json | None] | None = None
         """Answers a request (``result`` or ``error``) in the server's place."""
 
@@ -389,7 +392,7 @@ class ScriptedServer(Watched):
         if "error" in result:
             answered = {"error": result["error"]}
         else:
-            if request.named:
+            if request.named and self.names_sessions:
                 metadata: Json = {"sessionId": request.named.get("sessionId")}
                 if self.state is not None:
                     metadata["state"] = self.state

@@ -47,6 +47,11 @@ async def keeps_state(server: ScriptedServer, _: ScriptedServer) -> None:
     held = await server.held("next")
     found = held.request.named.get("state")
     expect(found == "kept", f"after a result without state the client sends {found!r}")
+    server.names_sessions = False
+    held.answer.set_result(as_result(NOTHING))
+    held = await server.held("next")
+    found = held.request.named.get("state")
+    expect(found == "kept", f"after a result without metadata the client sends {found!r}")
     held.answer.set_result(as_result(DONE))
 
 
