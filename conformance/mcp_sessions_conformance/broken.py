@@ -381,6 +381,8 @@ a-delete-ends-the-listen: listen-ends-in-order
 another-session-in-the-header-of-a-listen-is-refused: mismatch-is-another-code
 a-header-on-a-session-method-is-ignored: header-is-session
 a-listen-ends-with-its-session: listen-ends-in-order
+a-change-reaches-every-principal: deaf
+a-key-is-one-over-http-in-both-eras: ignores-keys
 """
 
 

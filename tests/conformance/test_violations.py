@@ -3,7 +3,7 @@
 import json
 
 from mcp_sessions_conformance.loader import load_vectors
-from tests.conformance.violations import load
+from tests.conformance.violations import liberties, load
 from tests.interop.environments import ROOT
 
 
@@ -31,3 +31,8 @@ def test_nineteen_of_twenty_violations_that_can_show_are_caught() -> None:
     for violation in violations:
         assert violation.caught_by is None or not violation.cannot_show, violation.name
         assert not violation.cannot_show or violation.cannot_show.endswith("."), violation.name
+
+
+def test_each_liberty_applies_to_the_server_as_it_is() -> None:
+    for liberty in liberties():
+        assert liberty.edited(), liberty.name

@@ -61,6 +61,7 @@ class Violation:
 
 
 LIST = Path(__file__).parent / "violations.json"
+LIBERTIES = Path(__file__).parent / "liberties.json"
 
 
 def rewrite(found: dict[str, str | None]) -> None:
@@ -71,6 +72,17 @@ def rewrite(found: dict[str, str | None]) -> None:
             entry["caughtBy"] = found[entry["name"]]
     lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
     LIST.write_text(f"[\n{lines}\n]\n", "utf-8")
+
+
+def liberties() -> list[Violation]:
+    """Servers that do otherwise where the specification leaves it free: they are conformant."""
+    entries = json.loads(LIBERTIES.read_text("utf-8"))
+    return [
+        Violation(
+            entry["name"], "", entry["says"], tuple(Edit(**edit) for edit in entry["edits"]), None
+        )
+        for entry in entries
+    ]
 
 
 def load() -> list[Violation]:

@@ -23,7 +23,7 @@ from typing import Any
 
 from mcp_sessions_conformance import entry
 from mcp_sessions_conformance.loader import load_vectors
-from tests.conformance.violations import PROJECT, SOURCES, Violation, load, rewrite
+from tests.conformance.violations import PROJECT, SOURCES, Violation, liberties, load, rewrite
 from tests.interop.environments import node_project
 
 TOKENS = {
@@ -169,8 +169,16 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], help="a vector or clause to play")
     parser.add_argument("--why", action="store_true", help="say what each vector found")
     parser.add_argument("--write", action="store_true", help="write what caught each")
+    parser.add_argument(
+        "--liberties", action="store_true", help="servers that use what is free: none may fail"
+    )
     parser.add_argument("names", nargs="*")
     asked = parser.parse_args()
+    if asked.liberties:
+        asked.why = True
+        free = [each for each in liberties() if not asked.names or each.name in asked.names]
+        asyncio.run(play(free, asked))
+        return
     chosen = [
         each
         for each in load()
