@@ -77,7 +77,7 @@ async def test_a_sample_of_the_table_is_caught(server_url: str, vectors: list[Ve
 
 
 @pytest.mark.full
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(700)
 async def test_the_whole_table_is_caught(server_url: str, vectors: list[Vector]) -> None:
     await expect_caught(list(TABLE), server_url, vectors)
 

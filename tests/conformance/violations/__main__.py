@@ -4,7 +4,9 @@
 
 Each takes a run of the vectors until one fails, and some ten seconds of a core if none does. Prints
 which vector caught each, and ends with status 1 if one was missed that ``violations.json``
-says is caught. ``--why`` plays all and says what each found; ``--write`` writes it there.
+says is caught. ``--said`` plays that vector alone, some minutes for them all; ``--why`` plays
+all and says what each found; ``--write`` writes what was found there. ``--liberties`` plays the
+servers that use what is free: nothing may fail.
 """
 
 from __future__ import annotations
@@ -77,12 +79,12 @@ def built(violation: Violation, node: str, home: Path) -> Path:
 
 
 async def failed_with(
-    violation: Violation, node: str, home: Path, asked: argparse.Namespace
+    violation: Violation, node: str, home: Path, asked: argparse.Namespace, only: list[str]
 ) -> dict[str, str]:
     """The vectors that fail, and why: the first of them, or all."""
     program = await asyncio.to_thread(built, violation, node, home)
     if violation.way == "stdio":
-        return await tested([f"stdio:{node} {program} --stdio"], asked, {})
+        return await tested([f"stdio:{node} {program} --stdio"], asked, only, {})
     server = await asyncio.create_subprocess_exec(
         node,
         str(program),
@@ -96,7 +98,7 @@ async def failed_with(
         url = (await asyncio.wait_for(server.stdout.readline(), 20)).decode().strip()
         ways = [url, url.replace("http", "ws", 1)]
         tokens = {"token": "alpha", "other_token": "beta", "weak_token": "weak"}
-        return await tested(ways, asked, tokens)
+        return await tested(ways, asked, only, tokens)
     finally:
         if server.returncode is None:
             server.kill()
@@ -104,7 +106,7 @@ async def failed_with(
 
 
 async def tested(
-    ways: list[str], asked: argparse.Namespace, tokens: dict[str, Any]
+    ways: list[str], asked: argparse.Namespace, only: list[str], tokens: dict[str, Any]
 ) -> dict[str, str]:
     """Plays the vectors there, unless asked until the first one fails."""
     found: list[entry.Tested] = []
@@ -116,7 +118,7 @@ async def tested(
 
     run = asyncio.ensure_future(
         entry.test_server(
-            ways, only=asked.only, wait=WAIT, progress=progress, keep=found.append, **tokens
+            ways, only=only, wait=WAIT, progress=progress, keep=found.append, **tokens
         )
     )
     with contextlib.suppress(asyncio.CancelledError):
@@ -142,7 +144,8 @@ async def play(violations: list[Violation], asked: argparse.Namespace) -> list[V
 
     async def one(violation: Violation, home: Path) -> None:
         async with room:
-            by = await failed_with(violation, node, home, asked)
+            only = [violation.caught_by] if asked.said and violation.caught_by else asked.only
+            by = await failed_with(violation, node, home, asked, only)
         found[violation.name] = next(iter(by), None)
         if not by and violation.caught_by is not None:
             missed.append(violation)
@@ -167,6 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", action="append", default=[], help="a vector or clause to play")
+    parser.add_argument("--said", action="store_true", help="play what is said to catch each")
     parser.add_argument("--why", action="store_true", help="say what each vector found")
     parser.add_argument("--write", action="store_true", help="write what caught each")
     parser.add_argument(
