@@ -24,6 +24,7 @@ from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions_transports.http.client.link import HttpDialer
+from mcp_sessions_transports.http.client.requester import Access
 from mcp_sessions_transports.stdio.client import StdioDialer, is_stdio
 from mcp_sessions_transports.websocket.client import WebSocketDialer
 
@@ -63,16 +64,17 @@ def resumable(
     Raises:
         ConfigurationError: A URL of another kind, or options that do not go together.
     """
-    limits = policy or ReconnectPolicy()
+    limits, fields = policy or ReconnectPolicy(), dict(headers or {})
 
     def dial(url: str) -> Dialer:
         match urlsplit(url).scheme:
             case "http" | "https":
-                return HttpDialer(
-                    url, client=http_client, headers=headers, auth=auth, policy=limits
+                access = Access(
+                    url=url, client=http_client, headers=fields, auth=auth, policy=limits
                 )
+                return HttpDialer(access)
             case "ws" | "wss":
-                return WebSocketDialer(url=url, headers=headers or {}, auth=auth, policy=limits)
+                return WebSocketDialer(url=url, headers=fields, auth=auth, policy=limits)
             case scheme:
                 raise ConfigurationError(
                     f"a server's URL begins with http, https, ws or wss, not {scheme!r}"

@@ -33,7 +33,7 @@ from mcp_sessions_transports.connect_errors import without_credentials
 from mcp_sessions_transports.http.client.exchange import Exchange
 from mcp_sessions_transports.http.client.incoming import Incoming
 from mcp_sessions_transports.http.client.notifications import NotificationStream
-from mcp_sessions_transports.http.client.requester import Requester
+from mcp_sessions_transports.http.client.requester import Access, Requester
 
 logger = logging.getLogger(__name__)
 
@@ -42,32 +42,17 @@ class HttpDialer:
     """Makes links to one URL.
 
     Args:
-        client: Used and never closed; None: each link has its own.
         draw: A random number from 0 to 1.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        client: httpx2.AsyncClient | None = None,
-        headers: Mapping[str, str] | None = None,
-        auth: httpx2.Auth | None = None,
-        policy: ReconnectPolicy,
-        draw: Callable[[], float] = random.random,
-    ) -> None:
-        self.url = url
-        self.target = without_credentials(url)
-        self._client = client
-        self._headers = dict(headers or {})
-        self._auth = auth
-        self._policy = policy
+    def __init__(self, access: Access, draw: Callable[[], float] = random.random) -> None:
+        self.target = without_credentials(access.url)
+        self._access = access
         self._draw = draw
 
     def link(self) -> HttpLink:
         """See `Dialer`."""
-        requester = Requester(self.url, self._client, self._headers, self._auth, self._policy)
-        return HttpLink(requester, self._policy, self._draw)
+        return HttpLink(Requester(self._access), self._access.policy, self._draw)
 
 
 class HttpLink:

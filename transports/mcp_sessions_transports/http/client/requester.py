@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -22,29 +23,29 @@ _VERSION_HEADER = "mcp-protocol-version"
 _TIMEOUT = 30.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Access:
+    """Where a server is, and how it is asked."""
+
+    url: str
+    client: httpx2.AsyncClient | None
+    """Used and never closed; None: each link has its own."""
+
+    headers: Mapping[str, str]
+    auth: httpx2.Auth | None
+    policy: ReconnectPolicy
+
+
 class Requester:
-    """One link's.
+    """One link's."""
 
-    Args:
-        client: Used and never closed; None: the link has its own.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        client: httpx2.AsyncClient | None,
-        headers: Mapping[str, str],
-        auth: httpx2.Auth | None,
-        policy: ReconnectPolicy,
-    ) -> None:
-        self.name = without_credentials(url)
+    def __init__(self, access: Access) -> None:
+        self.name = without_credentials(access.url)
         self.settings = LinkSettings()
         self.transport_session: str | None = None
-        self._url = url
-        self._client = client
-        self._headers = dict(headers)
-        self._auth = auth
-        self._policy = policy
+        self._access = access
+        self._client = access.client
+        self._policy = access.policy
         self._version: str | None = None
 
     @asynccontextmanager
@@ -130,7 +131,7 @@ class Requester:
         if client is None:
             raise AssertionError("a link is used before it runs")
         fields = {
-            **self._headers,
+            **self._access.headers,
             "accept": "application/json, text/event-stream",
             "accept-encoding": ACCEPTED,
             "content-type": "application/json",
@@ -148,10 +149,10 @@ class Requester:
             options["timeout"] = httpx2.Timeout(_TIMEOUT, read=self._policy.stream_silence)
         content = encode(message) if message is not None else None
         request = client.build_request(
-            method, self._url, content=content, headers=fields, **options
+            method, self._access.url, content=content, headers=fields, **options
         )
         # Not None: that would put the client's own aside.
-        auth = {"auth": self._auth} if self._auth is not None else {}
+        auth = {"auth": self._access.auth} if self._access.auth is not None else {}
         followed = 0
         while True:
             response = await client.send(request, stream=True, follow_redirects=False, **auth)
