@@ -58,7 +58,8 @@ def resumable(
         http_client: For HTTP, instead of a client per connection; used and never closed.
         jar: Keeps the session between runs. Without one it ends with the transport.
         user: Whose session it is, where one jar or one address serves several users.
-        on_resume: Called after each loss, with what became of the session.
+        on_resume: Called after each loss that is noticed, with what became of the session. Over
+            HTTP a call that is sent again is none, nor is one while nothing is open.
         policy: How long to wait and how often to try.
 
     Raises:

@@ -198,7 +198,7 @@ class SessionLayer:
             transport: ``http``: Streamable HTTP and WebSocket. ``stdio``: the client at the
                 other end of standard input and output; with a ``port`` or a ``sock``, HTTP
                 and WebSocket as well, on the same sessions.
-            port: 8000 if None, for ``http``.
+            port: 8000 if None, for ``http``; 0: any free one.
             sock: Listen on this bound socket instead of on ``host`` and ``port``.
             on_started: Called once when connections are taken.
             grace: Seconds that running calls get at the end.
@@ -227,7 +227,7 @@ class SessionLayer:
         if transport == "stdio" and port is None and sock is None:
             asyncio.run(serve_stdio(parts, grace))
             return
-        listener = sock if sock is not None else listen_on(host, port or 8000)
+        listener = sock if sock is not None else listen_on(host, 8000 if port is None else port)
         if drain_delay is None:
             is_alone = not parts.bus.is_shared or transport == "stdio"
             drain_delay = 0 if is_alone else DRAIN_DELAY

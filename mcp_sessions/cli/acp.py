@@ -71,7 +71,7 @@ def _layer(options: argparse.Namespace) -> AcpSessionLayer:
     # What costs nothing to check comes first; the target's code runs last.
     from mcp_sessions.stores.urls import open_store
 
-    store = open_store(options.store or DEFAULT_STORE)
+    store = open_store(options.store if options.store is not None else DEFAULT_STORE)
     try:
         from mcp_sessions.acp import AcpSessionLayer
     except ModuleNotFoundError as error:

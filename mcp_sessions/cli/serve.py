@@ -174,7 +174,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         "--max-events": options.max_events,
         "--conversations": options.conversations or None,
     }
-    store = open_store(options.store or DEFAULT_STORE)
+    store = open_store(options.store if options.store is not None else DEFAULT_STORE)
 
     loaded = load_target(options.target, kinds=(_is_layer, _is_server))
     logs.take_over()

@@ -148,7 +148,7 @@ class SessionControl:
             "session %s resumed at %s: %s",
             digest(session.session_id),
             link.name,
-            "nothing missed" if recovered else f"a gap ({reason})",
+            f"{replayed or 0} missed events follow" if recovered else f"a gap ({reason})",
         )
         return ResumeOutcome(
             recovered,

@@ -29,6 +29,8 @@ def open_store(url: str) -> SessionStore:
     """
     scheme = urlsplit(url).scheme
     if scheme == "memory":
+        if url != "memory://":
+            raise ConfigurationError("a memory URL names nothing: memory://")
         return MemoryStore()
     if scheme in _REDIS:
         try:
@@ -47,7 +49,7 @@ def open_store(url: str) -> SessionStore:
 
         path, durability = sqlite_place(url)
         return SQLiteStore(path, cast("Durability", durability))
-    known = "memory://, sqlite:///relative.db, redis://, rediss://, valkey://, valkeys://, unix://"
+    known = f"memory://, {SQLITE_SHAPE}, redis://, rediss://, valkey://, valkeys://, unix://"
     raise ConfigurationError(
         f"unknown store {scheme or url.partition(':')[0]!r}: use one of {known}"
     )
@@ -60,7 +62,8 @@ def sqlite_place(url: str) -> tuple[Path, str]:
         ConfigurationError: It names none, or asks for what there is not.
     """
     parts = urlsplit(url)
-    if parts.netloc or parts.fragment or len(parts.path) < 2 or parts.path.endswith("/"):
+    has_slashes = url.partition(":")[2].startswith("///")
+    if not has_slashes or parts.fragment or len(parts.path) < 2 or parts.path.endswith("/"):
         raise ConfigurationError(f"a sqlite URL names a file: {SQLITE_SHAPE}")
     durability = "normal"
     for name, value in parse_qsl(parts.query, keep_blank_values=True):

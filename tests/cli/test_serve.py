@@ -171,3 +171,8 @@ def test_the_socket_listens_at_once_so_that_an_early_client_waits() -> None:
 )
 def test_a_store_is_shown_without_its_password(url: str, shown: str) -> None:
     assert redacted(url) == shown
+
+
+def test_a_store_that_is_named_by_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """``--store "$STORE"``, and the variable is not set: what was to be kept would be lost."""
+    assert "unknown store ''" in refusal(capsys, "bare_app.py", "--store", "")

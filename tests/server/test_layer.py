@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from mcp.server import MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -332,3 +333,19 @@ def test_elsewhere_than_on_asyncio_a_layer_says_so_and_starts_nothing(kind: Kind
         layer.lifespan().__aenter__().send(None)  # pyright: ignore[reportAttributeAccessIssue]
 
     assert app.lifespans == 0
+
+
+@pytest.mark.parametrize(("port", "asked"), [(None, 8000), (0, 0), (9000, 9000)])
+def test_port_0_is_any_free_one_and_none_is_the_default(
+    monkeypatch: pytest.MonkeyPatch, port: int | None, asked: int
+) -> None:
+    ports: list[int] = []
+
+    def listen_on(_: str, port: int) -> None:
+        ports.append(port)
+        raise OSError("enough")
+
+    monkeypatch.setattr("mcp_sessions.layer.listen_on", listen_on)
+    with pytest.raises(OSError, match="enough"):
+        SessionLayer(MCPServer[Any]("any")).run("http", port=port)
+    assert ports == [asked]

@@ -26,6 +26,13 @@ SECRET = "s3cret"
         (f"redis://:{SECRET}@localhost?client_nam=a", "not with such a value: client_nam"),
         (f"redis://:{SECRET}@localhost?db={SECRET}", "not with such a value: db"),
         ("unix://", "a unix:// URL names a socket"),
+        ("sqlite:notes.db", "a sqlite URL names a file: sqlite:///relative.db or sqlite:////abs"),
+        ("sqlite:/notes.db", "a sqlite URL names a file: sqlite:///relative.db or sqlite:////abs"),
+        ("sqlite://notes.db", "a sqlite URL names a file: sqlite:///relative.db or sqlite:////abs"),
+        ("memory://notes", "a memory URL names nothing: memory://"),
+        ("memory:", "a memory URL names nothing: memory://"),
+        ("", "unknown store ''"),
+        ("notes.db", "sqlite:///relative.db or sqlite:////absolute.db"),
     ],
 )
 def test_what_is_wrong_with_a_url_is_named(url: str, said: str) -> None:
