@@ -14,7 +14,7 @@ operator       holds if
 ``$not``       the value does not have that shape
 ``$any``       the value has one of these shapes
 ``$exact``     the value equals this, with no further members anywhere
-``$keys``      the value is an object with exactly these members
+``$keys``      the value is an object with exactly these members, or those of this object
 ``$contains``  the value is an array, and one of its elements has that shape
 ``$every``     the value is an array, and each of its elements has that shape
 ``$length``    the value is a string or an array whose length has that shape
@@ -144,7 +144,7 @@ def _exact(argument: Any, value: Any, where: str) -> str | None:
     return f"{where or '/'} is {_short(value)}, expected exactly {_short(argument)}"
 
 
-def _keys(argument: list[str], value: Any, where: str) -> str | None:
+def _keys(argument: list[str] | Json, value: Any, where: str) -> str | None:
     if isinstance(value, dict) and set(cast("Json", value)) == set(argument):
         return None
     return f"{where or '/'} is {_short(value)}, expected exactly the members {argument}"
