@@ -19,8 +19,11 @@ pytestmark = pytest.mark.anyio
 IMPATIENT = Limits(wait=1.0, quiet=0.05)
 
 NEEDS_NO_SESSION = {
+    "a-foreign-host-is-refused",
     "a-foreign-origin-is-refused",
+    "a-foreign-origin-is-refused-in-the-modern-era",
     "a-request-without-a-connection-is-400",
+    "a-request-without-a-version-is-of-the-handshake-era",
     "an-unknown-connection-is-404",
     "named-elsewhere-is-not-named-2",
     "one-endpoint-both-eras",

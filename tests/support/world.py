@@ -297,6 +297,9 @@ async def world(
     clock = clock or Clock()
     if store is None:
         store = _store_by_name(os.environ.get("MCP_SESSIONS_TEST_STORE", "memory"))
+    if security is None and conversations is not None:
+        # Over a store that others share they are found by keys that others have, too.
+        security = SessionSecurity(["k" * 32])
     layer = SessionLayer(
         server if server is not None else box.server,
         store=store,
