@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+import mcp_sessions
+import mcp_sessions_transports
 from tests.house.source import ROOT
 from tests.support.duplex import DECLARED, WITHIN, duplex_world
 from tests.support.raw import at_most, uris
@@ -43,7 +45,14 @@ Walk = Callable[[Measured], Awaitable[None]]
 @contextmanager
 def noted(files: list[str]) -> Generator[None]:
     """Add each file of the packages that this thread comes to, unless it is there."""
-    folders = {f"{ROOT}/mcp_sessions/": "mcp_sessions/", f"{ROOT}/transports/": "transports/"}
+    # Where they are installed: in this checkout, or from a wheel.
+    folders = {
+        f"{package.__path__[0]}/": folder
+        for package, folder in (
+            (mcp_sessions, "mcp_sessions/"),
+            (mcp_sessions_transports, "transports/mcp_sessions_transports/"),
+        )
+    }
     short: dict[str, str] = {}
 
     def shortened(path: str) -> str:
