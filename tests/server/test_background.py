@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from mcp_sessions.background import Background, watched
+from mcp_sessions.background import Background, give_way, watched
 from mcp_sessions.errors import StoreUnavailable
 from tests.support.virtual_time import cycles
 
@@ -128,3 +128,15 @@ async def test_an_owner_that_closes_cancels_and_waits() -> None:
     await cycles()
     await background.close()
     assert sorted(ended) == ["loop", "work"]
+
+
+async def test_between_two_pieces_of_a_long_work_a_small_request_is_served() -> None:
+    """It is read, run, answered and written, a turn of the event loop each."""
+
+    async def small() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    request = asyncio.create_task(small())
+    await give_way()
+    assert request.done()
