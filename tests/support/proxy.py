@@ -230,6 +230,7 @@ class TcpProxy:
         self._board = Board()
         self._connections: list[ProxiedConnection] = []
         self._is_refusing = False
+        self._stalled: set[Side] = set()
         self._cut_next_after: tuple[int, Side] | None = None
         self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -291,7 +292,8 @@ class TcpProxy:
         return tuple(c for c in self._connections if c.is_open)
 
     def cut_all(self, *, reset: bool = True) -> int:
-        """Cut every open connection and return how many there were."""
+        """Cut every open connection and return how many there were; what comes next flows."""
+        self._stalled.clear()
         cut = self.connections
         for connection in cut:
             connection.cut(reset=reset)
@@ -302,12 +304,18 @@ class TcpProxy:
         self._cut_next_after = (count, sent_by)
 
     def stall_all(self, *sides: Side) -> None:
-        """`ProxiedConnection.stall` for every open connection."""
+        """`ProxiedConnection.stall` for every open connection, and for those that come.
+
+        A client's pool may open one more for what it sends next, so that those that are open
+        now would not be all. `unstall_all` and `cut_all` end it.
+        """
+        self._stalled.update(sides or tuple(Side))
         for connection in self.connections:
             connection.stall(*sides)
 
     def unstall_all(self, *sides: Side) -> None:
-        """`ProxiedConnection.unstall` for every open connection."""
+        """`ProxiedConnection.unstall` for every open connection, and for those that come."""
+        self._stalled.difference_update(sides or tuple(Side))
         for connection in self.connections:
             connection.unstall(*sides)
 
@@ -409,6 +417,8 @@ class TcpProxy:
                 board=self._board,
                 piece_bytes=self._piece_bytes,
             )
+            if self._stalled:
+                connection.stall(*self._stalled)
             if self._cut_next_after is not None:
                 count, side = self._cut_next_after
                 self._cut_next_after = None

@@ -132,6 +132,23 @@ async def test_a_stall_keeps_bytes_until_it_ends() -> None:
         assert await client.receive(4) == b"late"
 
 
+async def test_a_stall_of_all_holds_a_connection_that_opens_during_it() -> None:
+    async with line() as (proxy, client, server, _connection):
+        proxy.stall_all(Side.CLIENT)
+        _reader, writer = await asyncio.open_connection(proxy.host, proxy.port)
+        await proxy.accepted_total(2)
+        (second,) = (each for each in proxy.connections if each.number == 2)
+        await client.send(b"first")
+        writer.write(b"second")
+        await anyio.wait_all_tasks_blocked()
+        assert [each.total_sent_by(Side.CLIENT) for each in proxy.connections] == [0, 0]
+
+        proxy.unstall_all()
+        assert await server.receive(5) == b"first"
+        await second.sent(b"second", by=Side.CLIENT)
+        writer.transport.abort()
+
+
 async def test_a_half_close_ends_one_direction_only() -> None:
     async with line() as (_, client, server, connection):
         connection.half_close(Side.CLIENT)
