@@ -42,7 +42,7 @@ class Noise:
 
     def __init__(self, kind: str, port: int) -> None:
         self._process = subprocess.Popen(
-            ["nice", "-n", "19", sys.executable, "-m", "tests.bench.bench_noise", kind, str(port)],
+            [sys.executable, "-m", "tests.bench.bench_noise", kind, str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

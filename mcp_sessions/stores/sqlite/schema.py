@@ -202,6 +202,23 @@ def open_beside(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def open_again(path: Path, durability: Durability) -> sqlite3.Connection:
+    """One more connection, for who serves from the file, and syncs as the first one does.
+
+    Raises:
+        sqlite3.Error: It cannot be opened.
+    """
+    connection = _connect(path)
+    try:
+        _sync(connection, durability)
+        # SQLite before 3.41 does not know of the log until something was read.
+        connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 def migrate(connection: sqlite3.Connection) -> None:
     """Bring a file to this version, whole or not at all."""
     (found,) = connection.execute("PRAGMA user_version").fetchone()
@@ -349,12 +366,16 @@ def _pragmas(connection: sqlite3.Connection, durability: Durability) -> None:
             f"SQLite cannot keep a write-ahead log here (journal_mode is {mode}): "
             "the file must be on a local disk"
         )
-    connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
-    # macOS: else the disk's own cache may still hold what fsync was asked for.
-    connection.execute(f"PRAGMA fullfsync = {'ON' if durability == 'full' else 'OFF'}")
+    _sync(connection, durability)
     connection.execute(f"PRAGMA journal_size_limit = {LOG_SIZE}")
     # What ended is overwritten where that costs no write of its own.
     connection.execute("PRAGMA secure_delete = FAST")
+
+
+def _sync(connection: sqlite3.Connection, durability: Durability) -> None:
+    connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
+    # macOS: else the disk's own cache may still hold what fsync was asked for.
+    connection.execute(f"PRAGMA fullfsync = {'ON' if durability == 'full' else 'OFF'}")
 
 
 def _reason(failed: OSError | sqlite3.Error) -> str:

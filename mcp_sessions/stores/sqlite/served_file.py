@@ -18,9 +18,15 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.sqlite import sessions
 from mcp_sessions.stores.sqlite.cache import RecordCache
+from mcp_sessions.stores.sqlite.checkpointing import WriteAheadLog
 from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
 from mcp_sessions.stores.sqlite.recovery import shut_down, start_up
-from mcp_sessions.stores.sqlite.schema import Durability, check_no_directory, open_file
+from mcp_sessions.stores.sqlite.schema import (
+    Durability,
+    check_no_directory,
+    open_again,
+    open_file,
+)
 from mcp_sessions.stores.sqlite.seen import Seen
 from mcp_sessions.stores.sqlite.transaction import Changes, Transaction
 from mcp_sessions.stores.sqlite.writer import Writer
@@ -57,7 +63,11 @@ class ServedFile:
         self._seen = Seen(self._place)
         self._writer = Writer(
             self.path,
-            self._place.with_name(self._place.name + "-wal"),
+            WriteAheadLog(
+                self.path,
+                self._place.with_name(self._place.name + "-wal"),
+                lambda: open_again(self._place, durability),
+            ),
             self._open_file,
             closing=lambda connection: shut_down(connection, self._seen),
             resting=self._seen.count,

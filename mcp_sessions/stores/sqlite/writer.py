@@ -16,14 +16,13 @@ Rules, owned by ``tests/stores/sqlite/test_writer.py``:
    woken by it takes longer. It never waits there: not for another program's lock, nor for a
    disk to sync, and it does not spend long there (``commit_budget.py``). Where a commit means to
    sync (``full``), where the thread has something to do, where more turns out to be due, and
-   where the write-ahead log is to be copied into the file, the thread does it.
+   where the write-ahead log is to be begun anew (``checkpointing.py``), the thread does it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import queue
 import sqlite3
 import threading
@@ -38,6 +37,7 @@ from mcp_sessions.background import report
 from mcp_sessions.errors import SessionsError, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.sqlite import schema
+from mcp_sessions.stores.sqlite.checkpointing import WriteAheadLog, checkpoint
 from mcp_sessions.stores.sqlite.commit_budget import CommitBudget
 from mcp_sessions.stores.sqlite.schema import committing, error_code, opening_failed, unavailable
 from mcp_sessions.stores.sqlite.transaction import Changes, KeyCounts, TakesLong, Transaction
@@ -57,9 +57,6 @@ IDLE = 0.5
 
 ROWS = 64
 """Rows that the event loop takes out by the way: what expired, or has to make room."""
-
-_LOOK = 16
-"""Commits of the event loop between two looks at how long the write-ahead log is."""
 
 _FREE_PAGES = 64
 """Pages that an idle file keeps for what comes next; all other free ones are given back."""
@@ -91,7 +88,7 @@ class Writer:
 
     Args:
         path: The file, as its user names it.
-        log_file: Its write-ahead log.
+        log: Its write-ahead log.
         opened: Opens the file; called in the thread.
         resting: Called in the thread between two commits, twice a second.
         closing: Has the last word, in the thread, when it is closed in order.
@@ -104,7 +101,7 @@ class Writer:
     def __init__(
         self,
         path: Path,
-        log_file: Path,
+        log: WriteAheadLog,
         opened: Callable[[], sqlite3.Connection],
         closing: Callable[[sqlite3.Connection], None],
         resting: Callable[[sqlite3.Connection], None],
@@ -115,7 +112,7 @@ class Writer:
         syncs: bool,
     ) -> None:
         self._path = path
-        self._log_file = log_file
+        self._log = log
         self._opened = opened
         self._closing = closing
         self._resting = resting
@@ -137,8 +134,6 @@ class Writer:
         self._waits = True
         # The one that was used last is at the end.
         self._known: OrderedDict[SessionId, KeyCounts] = OrderedDict()
-        self._commits = 0
-        self._log_is_long = False
 
     async def start(self) -> None:
         """Open the file.
@@ -191,7 +186,7 @@ class Writer:
         if not self._writing.acquire(blocking=False):
             return False
         try:
-            if self._connection is None or self._log_is_long or not self._budget.begin():
+            if self._connection is None or self._log.is_due or not self._budget.begin():
                 return False
             try:
                 self._wait_for_others(self._connection, False)
@@ -202,9 +197,7 @@ class Writer:
                 return False
             finally:
                 self._budget.end()
-            self._commits += 1
-            if not self._commits % _LOOK:
-                self._log_is_long = self._is_log_long()
+            self._log.look()
         finally:
             self._writing.release()
         for each in done:
@@ -257,6 +250,7 @@ class Writer:
         try:
             self._serve(connection)
         finally:
+            self._log.join()
             with self._writing:
                 self._connection = None
                 self._close(connection)
@@ -278,6 +272,9 @@ class Writer:
                 with self._writing:
                     self._rest(connection)
                 rested = monotonic()
+            if self._log.is_due:
+                with self._writing:
+                    self._log.begin_anew(connection)
             try:
                 first = self._queue.get(timeout=IDLE)
             except queue.Empty:
@@ -295,13 +292,10 @@ class Writer:
             if batch:
                 with self._writing:
                     outcomes = self._outcomes(connection, batch)
-                    self._log_is_long = self._is_log_long()
+                    self._log.look()
                 # Whoever goes on now finds the connection free.
                 for done in outcomes:
                     self._tell(self._answer, *done)
-                if self._log_is_long:
-                    with self._writing:
-                        self._tidy(connection)
             if call is None:
                 return
 
@@ -320,14 +314,6 @@ class Writer:
             left = [call.future for call in batch if call.future not in told]
             outcomes.append(((), [(future, None, refused) for future in left]))
         return outcomes
-
-    def _tidy(self, connection: sqlite3.Connection) -> None:
-        try:
-            checkpoint(connection)
-            self._log_is_long = self._is_log_long()
-        except sqlite3.Error as failed:
-            # What the log holds is as safe as before; the next one tries again.
-            logger.warning("%s: %s", self._path, failed)
 
     def _rest(self, connection: sqlite3.Connection) -> None:
         try:
@@ -429,14 +415,6 @@ class Writer:
             connection.execute(f"PRAGMA busy_timeout = {timeout}")
             self._waits = waits
 
-    def _is_log_long(self) -> bool:
-        # A log that was begun anew is cut to this size: a longer one is one that is in use.
-        try:
-            return os.stat(self._log_file).st_size > schema.LOG_SIZE
-        except OSError:
-            # It is not there before the first commit.
-            return False
-
 
 def give_back_space(connection: sqlite3.Connection, *, keep: int = _FREE_PAGES) -> None:
     """Return free pages to the file system, some at a time."""
@@ -447,14 +425,6 @@ def give_back_space(connection: sqlite3.Connection, *, keep: int = _FREE_PAGES) 
         connection.executescript(f"PRAGMA incremental_vacuum({step})")
         # The file itself becomes shorter when the write-ahead log is copied into it.
         checkpoint(connection)
-
-
-def checkpoint(connection: sqlite3.Connection) -> None:
-    """Copy the write-ahead log into the file, and begin it anew unless somebody reads it."""
-    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-    # Whoever writes next begins it anew, and waits for the disk: it is not one who is not to.
-    with committing(connection):
-        connection.execute("UPDATE meta SET value = value WHERE name = 'sessions'")
 
 
 def _data_version(connection: sqlite3.Connection) -> int:

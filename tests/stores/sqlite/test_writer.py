@@ -26,7 +26,7 @@ from mcp_sessions.stores.records import Admitted, CurrentSession, KeyUse
 from mcp_sessions.stores.sqlite import schema as sqlite_schema
 from mcp_sessions.stores.sqlite.commit_budget import AT_ONCE
 from mcp_sessions.stores.sqlite.keys import keys_of
-from mcp_sessions.stores.sqlite.schema import Durability
+from mcp_sessions.stores.sqlite.schema import Durability, open_again
 from mcp_sessions.stores.sqlite.store import SQLiteStore
 from mcp_sessions.stores.sqlite.transaction import KeyCounts
 from mcp_sessions.stores.sqlite.writer import ROWS
@@ -166,6 +166,60 @@ async def test_the_log_is_copied_and_begun_anew_by_the_thread(
         assert sum(thread == here for each, thread in spoken if each == "COMMIT") > 200
         assert max(sizes) < 1_500_000
         assert sizes[-1] <= 1_000_000
+
+
+async def test_nobody_waits_while_the_log_is_copied(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 5 of the writer; but the log grows by a quarter at the most."""
+    monkeypatch.setattr(sqlite_schema, "LOG_SIZE", 500_000)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.commit_budget.AT_ONCE", 10_000)
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.commit_budget.SHARE", 60.0)
+    log = path.with_name(path.name + "-wal")
+    copying, go_on = threading.Event(), threading.Event()
+
+    def slowly(*arguments: Any) -> sqlite3.Connection:
+        copying.set()
+        assert go_on.wait(10)
+        return open_again(*arguments)
+
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.served_file.open_again", slowly)
+    async with opened(path) as store:
+        of = await new(store)
+        async with spoken_of(store) as spoken:
+            while not copying.is_set():
+                assert await store.append(of, Draft(b"x" * 3_000), now=NOW)
+            spoken.clear()
+            assert await store.append(of, Draft(b"x" * 3_000), now=NOW)
+            assert spoken[-1] == ("COMMIT", threading.get_ident())
+
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(60):
+                    tasks.create_task(store.append(of, Draft(b"x" * 3_000), now=NOW))
+                    await asyncio.sleep(0)
+                assert log.stat().st_size < 1_000_000
+                go_on.set()
+        assert await sql(store, "SELECT max(number) FROM events") == (
+            (await store.append(of, Draft(b"{}"), now=NOW)).event.number - 1,  # type: ignore[union-attr]
+        )
+        assert log.stat().st_size <= 500_000
+
+
+async def test_a_log_that_cannot_be_copied_is_said_and_tried_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sqlite_schema, "LOG_SIZE", 500_000)
+
+    def cannot(*_: Any) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.served_file.open_again", cannot)
+    async with opened(path) as store:
+        of = await new(store)
+        for _ in range(120):
+            assert await store.append(of, Draft(b"x" * 3_000), now=NOW)
+    said = [each.getMessage() for each in caplog.records if "disk I/O error" in each.message]
+    assert len(said) >= 2 and said[0] == f"{path}: disk I/O error"
 
 
 async def test_who_comes_with_what_cannot_be_stored_fails_alone(path: Path) -> None:

@@ -1,0 +1,125 @@
+"""The write-ahead log of a file that is served: copied into the file, and begun anew.
+
+To copy it (SQLite's checkpoint) is to wait for the disk, for tens of milliseconds where it is
+long. So a thread of its own does it, by a connection of its own, beside whoever writes; only
+the little that was written meanwhile is copied while they wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from mcp_sessions.background import report
+from mcp_sessions.stores.sqlite import schema
+from mcp_sessions.stores.sqlite.schema import committing
+
+logger = logging.getLogger(__name__)
+
+_LOOK = 16
+"""Commits between two looks at how long it is."""
+
+_FEW = 64
+"""Pages of the log that are copied while others wait."""
+
+_PASSES = 4
+"""Over what came since the pass before: whoever writes faster than the disk is not followed."""
+
+_ROOM = 1.25
+"""Times ``LOG_SIZE``: a log of this length grows no more, and who writes waits for the copy."""
+
+
+class WriteAheadLog:
+    """How long it is, and whether it is copied.
+
+    Args:
+        path: The file, as its user names it.
+        log_file: The log.
+        connect: Another connection to the file.
+    """
+
+    def __init__(
+        self, path: Path, log_file: Path, connect: Callable[[], sqlite3.Connection]
+    ) -> None:
+        self._path = path
+        self._log_file = log_file
+        self._connect = connect
+        self._copying: threading.Thread | None = None
+        self._is_due = False
+        self._commits = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the writer's thread is to begin it anew: it is copied but for a little, or it
+        becomes too long meanwhile.
+        """
+        return self._is_due
+
+    def look(self) -> None:
+        """Have it copied if it is long: after each commit, by one caller at a time."""
+        self._commits += 1
+        if self._copying is None and self._commits % _LOOK:
+            return
+        size = self._size()
+        if self._copying is None and size > schema.LOG_SIZE:
+            self._copying = threading.Thread(
+                target=self._copy, name="mcp-sessions-sqlite-checkpoint", daemon=True
+            )
+            self._copying.start()
+        elif size > schema.LOG_SIZE * _ROOM:
+            self._is_due = True
+
+    def begin_anew(self, connection: sqlite3.Connection) -> None:
+        """Copy the rest and begin the log anew, by the connection that writes to the file."""
+        self.join()
+        try:
+            checkpoint(connection)
+        except sqlite3.Error as failed:
+            # What the log holds is as safe as before; the next look tries again.
+            logger.warning("%s: %s", self._path, failed)
+
+    def join(self) -> None:
+        """Wait for who copies it."""
+        if self._copying is not None:
+            self._copying.join()
+        self._copying, self._is_due = None, False
+
+    def _size(self) -> int:
+        # A log that was begun anew is cut to LOG_SIZE: a longer one is one that is in use.
+        try:
+            return os.stat(self._log_file).st_size
+        except OSError:
+            # It is not there before the first commit.
+            return 0
+
+    def _copy(self) -> None:
+        try:
+            with closing(self._connect()) as connection:
+                copied = 0
+                for _ in range(_PASSES):
+                    row = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                    _, length, now_copied = row
+                    if length - copied <= _FEW:
+                        break
+                    copied = now_copied
+        except sqlite3.Error as failed:
+            logger.warning("%s: %s", self._path, failed)
+        except Exception as failed:
+            # The boundary to a thread that nobody awaits.
+            report("copying the write-ahead log", failed)
+        finally:
+            # Also where it failed: whoever begins it anew copies what is left, or says why not.
+            self._is_due = True
+
+
+def checkpoint(connection: sqlite3.Connection) -> None:
+    """Copy the write-ahead log into the file, and begin it anew unless somebody reads it."""
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    # Whoever writes next begins it anew, and waits for the disk: it is not one who is not to.
+    with committing(connection):
+        connection.execute("UPDATE meta SET value = value WHERE name = 'sessions'")
