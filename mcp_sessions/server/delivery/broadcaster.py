@@ -217,7 +217,9 @@ class ChangeBroadcaster:
                     raise
                 failed = away
             if start + step < len(session_ids):
+                # Turns too: an event loop may round that little time to nothing.
                 await asyncio.sleep(loop.time() - begun)
+                await give_way()
         return failed
 
     async def _tell_busy(self, waiting: WaitingChange) -> StoreUnavailable | None:
