@@ -95,6 +95,27 @@ async def busy(w: World) -> list[str]:
     return secrets
 
 
+async def test_an_ordinary_session_is_no_line_for_an_operator(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """However many there are: what a session does in its life is for whoever debugs."""
+    caplog.set_level(logging.DEBUG, "mcp_sessions")
+    async with world() as w:
+        client, other = await w.connected(), await w.connected()
+        _streams = await client.get().started(), await other.get().started()
+        started = await client.start()
+        await other.resume(started["sessionId"], started["sessionEventId"])
+        await other.text("echo", text="x")
+        await other.end(started["sessionId"])
+        await client.delete().done()
+    said = {
+        each.levelname: each.getMessage()
+        for each in caplog.records
+        if each.name.startswith("mcp_sessions") and "session" in each.getMessage()
+    }
+    assert list(said) == ["DEBUG"]
+
+
 def logged(caplog: pytest.LogCaptureFixture) -> str:
     """Everything that was logged, as text, with arguments and tracebacks."""
     lines: list[str] = []

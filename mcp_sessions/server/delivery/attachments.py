@@ -322,7 +322,7 @@ class Attachments:
         await connection.withdraw(session_id, epoch)
         await self.unwatch(session_id, connection)
         metrics.detached(reason.value)
-        logger.info("session %s left its connection: %s", digest(session_id), reason.value)
+        logger.debug("session %s left its connection: %s", digest(session_id), reason.value)
 
     async def check_attached(
         self,

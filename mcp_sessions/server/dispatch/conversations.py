@@ -77,7 +77,7 @@ class BoundSessions:
         except LimitReached as reached:
             logger.warning("%s: a request is served without its conversation", reached.limit)
             return None
-        logger.info("session %s is that of a key in %s", digest(ids[0]), key.source)
+        logger.debug("session %s is that of a key in %s", digest(ids[0]), key.source)
         return record
 
     async def _admitted(self, session_id: SessionId, inbound: Inbound) -> SessionRecord | None:

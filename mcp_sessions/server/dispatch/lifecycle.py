@@ -107,7 +107,7 @@ class Lifecycle:
         # when the store is back.
         await self._owed.settle({("forget", session_id): partial(self.forget, record)})
         metrics.session_over(record.mode.value, "ended")
-        logger.info("session %s ended", digest(session_id))
+        logger.debug("session %s ended", digest(session_id))
         return True
 
     async def forget(self, record: SessionRecord) -> None:
@@ -240,7 +240,7 @@ class Lifecycle:
         self._over.extend(records)
         for record in records:
             metrics.session_over(record.mode.value, reason)
-            logger.info("session %s %s", digest(record.session_id), reason)
+            logger.debug("session %s %s", digest(record.session_id), reason)
 
     async def _forget_all(self) -> None:
         """End what is at work here for sessions that are over. One for which that fails has its

@@ -108,7 +108,7 @@ class SessionMethods:
 
     async def _begin(self, record: SessionRecord, inbound: Inbound) -> SessionEventId:
         """The head of a new session: a valid position before its first event."""
-        logger.info("session %s started", digest(record.session_id))
+        logger.debug("session %s started", digest(record.session_id))
         head = await self._store.head(record.session_id)
         if head is None:
             raise SessionNotFound(record.session_id)
@@ -168,7 +168,7 @@ class SessionMethods:
         }
         if refusal is not None:
             result["reason"] = refusal.value
-        logger.info(
+        logger.debug(
             "session %s resumed: %s",
             digest(session_id),
             f"{len(attached.replay)} events" if refusal is None else refusal.value,
