@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from mcp_sessions.conversations import Conversations
@@ -40,210 +39,150 @@ from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import Outcomes
+from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream, primes_streams
+from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Peer, SessionRecord
 from mcp_sessions.stores.stateless import Stateless
 from mcp_sessions.stores.urls import open_store
-from mcp_sessions_transports.credentials import CredentialWatch, StillValid
 from mcp_sessions_transports.http.cluster import ClusterStreams
 from mcp_sessions_transports.http.transport import HttpTransport
-from mcp_sessions_transports.served import Served
 
 MAX_BODY = 4 * 1024 * 1024
 """Bytes of one HTTP request body; a larger one is answered 413."""
 
 
-@dataclass(frozen=True, slots=True)
 class Assembly:
-    """What one layer consists of."""
-
-    policy: SessionPolicy
-    security: SessionSecurity
-    store: SessionStore
-    clock: Callable[[], float]
-    upstream: SdkUpstream
-    bus: ClusterBus
-    sealed: SealedState
-    questions: PendingQuestions
-    connections: ConnectionRegistry
-    attachments: Attachments
-    publisher: Publisher
-    broadcaster: ChangeBroadcaster
-    runner: RequestRunner
-    lifecycle: Lifecycle
-    router: Router
-    listening: Listening
-    transport_sessions: TransportSessions
-    conversations: BoundSessions | None
-    associations: Associations
-    sessions: Sessions
-    endpoints: list[Endpoint]
-    availability: Availability
-    draining: Draining
-    lifetime: Lifetime
-    health: Health
-
-    def served(self, max_body: int, still_valid: StillValid | None) -> Served:
-        """What a binding serves, and with what.
-
-        Args:
-            max_body: Bytes of one HTTP request body.
-            still_valid: Asks again whether a credential is good; None: there are none.
-        """
-        return Served(
-            router=self.router,
-            connections=self.connections,
-            attachments=self.attachments,
-            runner=self.runner,
-            lifecycle=self.lifecycle,
-            listening=self.listening,
-            transport_sessions=self.transport_sessions,
-            conversations=self.conversations,
-            policy=self.policy,
-            remembers=self.store.remembers,
-            availability=self.availability,
-            max_body=max_body,
-            credentials=CredentialWatch(still_valid, self.policy.credential_check, self.clock),
-            bus=self.bus,
-        )
-
-
-def assemble(
-    server: object,
-    *,
-    store: SessionStore | str | None,
-    policy: SessionPolicy,
-    security: SessionSecurity | None,
-    clock: Callable[[], float],
-    conversations: Conversations | None = None,
-) -> Assembly:
-    """Make what serves ``server``; see :class:`~mcp_sessions.layer.SessionLayer`.
+    """What one layer consists of, and what its bindings serve
+    (:class:`~mcp_sessions_transports.served.Served`); see
+    :class:`~mcp_sessions.layer.SessionLayer`.
 
     Raises:
         ConfigurationError: The server cannot be wrapped, the URL names no store, or conversations
             would not be found again.
     """
-    upstream = SdkUpstream(server, adds_subscriptions=store is not None)
-    security = (security or SessionSecurity.default()).bound_to(upstream.name)
-    if store is None:
-        store = Stateless(security)
-    elif isinstance(store, str):
-        store = open_store(store)
-    if conversations is not None:
-        _check_conversations(store, security)
-    bus = _bus(store)
-    add_capabilities = partial(advertise, policy=policy, remembers=store.remembers)
 
-    owed = Owed()
-    sealed = SealedState(store, security, clock)
-    questions = PendingQuestions(bus.process if bus.is_shared else None)
-    streams = partial(StreamLog, store, clock)
+    def __init__(
+        self,
+        server: object,
+        *,
+        store: SessionStore | str | None,
+        policy: SessionPolicy,
+        security: SessionSecurity | None,
+        clock: Callable[[], float],
+        conversations: Conversations | None = None,
+    ) -> None:
+        self.policy, self.clock = policy, clock
+        self.upstream = upstream = SdkUpstream(server, adds_subscriptions=store is not None)
+        self.rules: ModernRules = SdkModernRules(upstream)
+        security = self.security = (security or SessionSecurity.default()).bound_to(upstream.name)
+        if store is None:
+            store = Stateless(security)
+        elif isinstance(store, str):
+            store = open_store(store)
+        if conversations is not None:
+            _check_conversations(store, security)
+        self.store, self.remembers = store, store.remembers
+        self.bus = bus = _bus(store)
+        add_capabilities = partial(advertise, policy=policy, remembers=store.remembers)
 
-    def new_connection(record: SessionRecord, peer: Peer) -> StoredConnection:
-        transport = HttpTransport(
-            record.session_id,
-            streams,
-            policy,
-            primes=primes_streams(peer.protocol_version),
-            is_shared=bus.is_shared,
+        owed = Owed()
+        self.sealed = sealed = SealedState(store, security, clock)
+        self.questions = questions = PendingQuestions(bus.process if bus.is_shared else None)
+        streams = partial(StreamLog, store, clock)
+
+        def new_connection(record: SessionRecord, peer: Peer) -> StoredConnection:
+            transport = HttpTransport(
+                record.session_id,
+                streams,
+                policy,
+                primes=primes_streams(peer.protocol_version),
+                is_shared=bus.is_shared,
+            )
+            return StoredConnection(record, peer, transport, store=store, clock=clock, bus=bus)
+
+        self.connections = connections = ConnectionRegistry(store, clock, bus, new_connection)
+        self.attachments = attachments = Attachments(
+            store, connections, questions, bus, owed, clock
         )
-        return StoredConnection(record, peer, transport, store=store, clock=clock, bus=bus)
-
-    connections = ConnectionRegistry(store, clock, bus, new_connection)
-    attachments = Attachments(store, connections, questions, bus, owed, clock)
-    publisher = Publisher(store, connections, attachments, policy, clock, bus, questions)
-    broadcaster = ChangeBroadcaster(store, connections, attachments, publisher, policy, clock, bus)
-    outcomes = Outcomes(store, policy, clock, owed, sealed.stamp)
-    runner = RequestRunner(outcomes, questions, policy, process=bus.process)
-    lifecycle = Lifecycle(store, connections, attachments, runner, sealed, bus, owed, policy, clock)
-    transport_sessions = TransportSessions(
-        store, connections, attachments, clock, bus, runner.held, upstream.listed
-    )
-    peers = UpstreamPeers(
-        upstream, store, connections, publisher, runner, questions, policy, add_capabilities
-    )
-    bound = None
-    if conversations is not None:
-        bound = BoundSessions(conversations, store, lifecycle, security, clock, runner.held)
-    associations = Associations(store, connections, attachments, runner, sealed, clock, bound)
-    idempotency = Idempotency(runner, associations, sealed, bus)
-    methods = SessionMethods(store, attachments, runner, lifecycle, sealed, clock)
-    router = Router(
-        store,
-        connections,
-        runner,
-        questions,
-        upstream,
-        peers,
-        associations,
-        idempotency,
-        methods,
-        SessionHandles(store, publisher, policy, clock, sealed.check_state),
-        policy,
-        add_capabilities,
-        clock,
-        bus,
-    )
-    handlers = ClusterHandlers(
-        bus,
-        store,
-        connections,
-        attachments,
-        publisher,
-        broadcaster,
-        questions,
-        runner,
-        idempotency.joining,
-        ClusterStreams(connections, runner, bus, transport_sessions, policy, clock),
-        lifecycle.forget_here,
-        upstream.echo,
-    )
-    endpoints: list[Endpoint] = []
-    availability = Availability()
-    draining = Draining(
-        endpoints, store, connections, attachments, runner, owed, policy, bus, availability
-    )
-    lifetime = Lifetime(
-        store,
-        policy,
-        security,
-        upstream,
-        bus,
-        handlers,
-        lifecycle,
-        broadcaster,
-        draining,
-        availability,
-    )
-    return Assembly(
-        policy=policy,
-        security=security,
-        store=store,
-        clock=clock,
-        upstream=upstream,
-        bus=bus,
-        sealed=sealed,
-        questions=questions,
-        connections=connections,
-        attachments=attachments,
-        publisher=publisher,
-        broadcaster=broadcaster,
-        runner=runner,
-        lifecycle=lifecycle,
-        router=router,
-        transport_sessions=transport_sessions,
-        conversations=bound,
-        listening=Listening(store, attachments, router, sealed, upstream),
-        associations=associations,
-        sessions=Sessions(store, clock, lifecycle.finish),
-        endpoints=endpoints,
-        availability=availability,
-        draining=draining,
-        lifetime=lifetime,
-        health=Health(store, clock, availability),
-    )
+        self.publisher = publisher = Publisher(
+            store, connections, attachments, policy, clock, bus, questions
+        )
+        self.broadcaster = broadcaster = ChangeBroadcaster(
+            store, connections, attachments, publisher, policy, clock, bus
+        )
+        outcomes = Outcomes(store, policy, clock, owed, sealed.stamp)
+        self.runner = runner = RequestRunner(outcomes, questions, policy, process=bus.process)
+        self.lifecycle = lifecycle = Lifecycle(
+            store, connections, attachments, runner, sealed, bus, owed, policy, clock
+        )
+        self.transport_sessions = TransportSessions(
+            store, connections, attachments, clock, bus, runner.held, upstream.listed
+        )
+        peers = UpstreamPeers(
+            upstream, store, connections, publisher, runner, questions, policy, add_capabilities
+        )
+        self.conversations = bound = None
+        if conversations is not None:
+            self.conversations = bound = BoundSessions(
+                conversations, store, lifecycle, security, clock, runner.held
+            )
+        self.associations = associations = Associations(
+            store, connections, attachments, runner, sealed, clock, bound
+        )
+        idempotency = Idempotency(runner, associations, sealed, bus)
+        self.router = Router(
+            store,
+            connections,
+            runner,
+            questions,
+            upstream,
+            peers,
+            associations,
+            idempotency,
+            SessionMethods(store, attachments, runner, lifecycle, sealed, clock),
+            SessionHandles(store, publisher, policy, clock, sealed.check_state),
+            policy,
+            add_capabilities,
+            clock,
+            bus,
+        )
+        self.listening = Listening(store, attachments, self.router, sealed, upstream)
+        self.sessions = Sessions(store, clock, lifecycle.finish)
+        handlers = ClusterHandlers(
+            bus,
+            store,
+            connections,
+            attachments,
+            publisher,
+            broadcaster,
+            questions,
+            runner,
+            idempotency.joining,
+            ClusterStreams(connections, runner, bus, self.transport_sessions, policy, clock),
+            lifecycle.forget_here,
+            upstream.echo,
+        )
+        self.endpoints: list[Endpoint] = []
+        self.availability = availability = Availability()
+        self.health = Health(store, clock, availability)
+        self.draining = draining = Draining(
+            self.endpoints, store, connections, attachments, runner, owed, policy, bus, availability
+        )
+        self.lifetime = Lifetime(
+            store,
+            policy,
+            security,
+            upstream,
+            bus,
+            handlers,
+            lifecycle,
+            broadcaster,
+            draining,
+            availability,
+        )
 
 
 def _check_conversations(store: SessionStore, security: SessionSecurity) -> None:

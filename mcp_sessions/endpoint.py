@@ -16,8 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions.server.upstream.sdk.http import http_shell, principal_of, security_settings
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
-from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
-from mcp_sessions_transports.credentials import StillValid
+from mcp_sessions_transports.credentials import CredentialWatch
 from mcp_sessions_transports.http.endpoint import MountedApp, StreamableHttp
 from mcp_sessions_transports.http.handshake import HandshakeHttp
 from mcp_sessions_transports.http.modern import ModernHttp
@@ -35,8 +34,9 @@ class Endpoint:
         path: Where clients connect.
         host: Where it will listen.
         security: Allowed hosts and origins; None: on a loopback host, loopback ones.
-        served_with: What the bindings serve, given how they ask again whether a
-            credential is good; None: there are no credentials.
+        served: What the bindings serve.
+        clock: Seconds since 1970.
+        max_body: Bytes of one HTTP request body; a larger one is answered 413.
         application: Answers with what the HTTP server calls; None: it is found.
 
     Raises:
@@ -46,28 +46,31 @@ class Endpoint:
     def __init__(
         self,
         upstream: SdkUpstream,
+        served: Served,
+        clock: Callable[[], float],
         *,
         path: str,
         host: str,
         security: SecuritySettings | None,
-        served_with: Callable[[StillValid | None], Served],
+        max_body: int,
         application: Callable[[], ASGIApp] | None,
     ) -> None:
         settings = security_settings(upstream, host, security)
-        self._upstream = upstream
+        self._served = served
         self._path = path
         self._application = application
         self._shell = http_shell(upstream, self._serve, path=path, host=host, security=settings)
-        self._served = served_with(self._shell.still_valid)
+        interval = served.policy.credential_check
+        self._credentials = CredentialWatch(self._shell.still_valid, interval, clock)
         self._guard = OriginGuard(settings)
-        self.handshake = HandshakeHttp(self._served)
+        self.handshake = HandshakeHttp(served, self._credentials, max_body)
         self.http = StreamableHttp(
             handshake=self.handshake,
-            modern=ModernHttp(self._served, SdkModernRules(upstream), self._guard),
+            modern=ModernHttp(served, self._guard, self._credentials, max_body),
             handshake_versions=HANDSHAKE_VERSIONS,
             guard=self._guard,
             principal_of=principal_of,
-            availability=self._served.availability,
+            availability=served.availability,
         )
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,7 +116,7 @@ class Endpoint:
         """
         return WebSocketBinding(
             self._served,
-            SdkModernRules(self._upstream),
             self._guard,
             HandshakeAuthorizer(door, principal_of, self._application),
+            self._credentials,
         )

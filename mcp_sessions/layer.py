@@ -11,14 +11,13 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import Any, Literal
 
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from mcp_sessions.access_log import AccessLog
-from mcp_sessions.assembly import MAX_BODY, assemble
+from mcp_sessions.assembly import MAX_BODY, Assembly
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.endpoint import Endpoint
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
@@ -78,7 +77,7 @@ class SessionLayer:
             ConfigurationError: The server cannot be wrapped, or the URL names no store; or there
                 are ``conversations``, and no store, or one that outlives keys of this process.
         """
-        self._assembly = assemble(
+        self._assembly = Assembly(
             server,
             store=store,
             policy=policy if policy is not None else SessionPolicy(),
@@ -336,10 +335,12 @@ class SessionLayer:
         parts = self._assembly
         endpoint = Endpoint(
             parts.upstream,
+            parts,
+            parts.clock,
             path=path,
             host=host,
             security=security,
-            served_with=partial(parts.served, max_body),
+            max_body=max_body,
             application=application,
         )
         parts.endpoints.append(endpoint)

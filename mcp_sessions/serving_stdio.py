@@ -8,8 +8,7 @@ import signal
 import socket
 from typing import Any
 
-from mcp_sessions.assembly import MAX_BODY, Assembly
-from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
+from mcp_sessions.assembly import Assembly
 from mcp_sessions.serving import DrainingServer
 from mcp_sessions_transports.stdio.server import StdioBinding, standard_streams
 
@@ -39,7 +38,7 @@ async def serve_stdio(
                 server, listener = beside
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
                 await server.ready.wait()
-            binding = StdioBinding(parts.served(MAX_BODY, None), SdkModernRules(parts.upstream))
+            binding = StdioBinding(parts)
             piped = asyncio.create_task(binding.serve(wire_in, wire_out))
             stopped = asyncio.create_task(stop.wait())
             waiting: set[asyncio.Task[Any]] = {piped, stopped}

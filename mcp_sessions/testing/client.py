@@ -16,7 +16,6 @@ from mcp_sessions.client.dialer import Event, Link, Received
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.layer import SessionLayer
-from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
 from mcp_sessions_transports.in_memory import InMemoryDialer
 
 
@@ -54,8 +53,7 @@ async def connect(
     async with AsyncExitStack() as stack:
         if not parts.availability.is_running:
             await stack.enter_async_context(layer.lifespan())
-        served = parts.served(layer.policy.max_message, None)
-        dialer = InMemoryDialer(served, SdkModernRules(parts.upstream))
+        dialer = InMemoryDialer(parts)
         transport = _resumable(dialer) if session else _stock(dialer)
         client = await stack.enter_async_context(Client(transport, **options))
         try:

@@ -24,7 +24,6 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from mcp_sessions import SessionLayer
-from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
 from mcp_sessions_transports.stdio.server import StdioBinding
 from tests.support.board import Board
 from tests.support.modern import envelope
@@ -320,8 +319,7 @@ class PipePeer(DuplexPeer):
         """Start to serve it."""
         theirs_in, self._out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        served = self._layer._assembly.served(4_194_304, None)  # pyright: ignore[reportPrivateUsage]
-        rules = SdkModernRules(self._layer._assembly.upstream)  # pyright: ignore[reportPrivateUsage]
+        served = self._layer._assembly  # pyright: ignore[reportPrivateUsage]
         wire_in = os.fdopen(theirs_in, "rb", buffering=0)
         wire_out = os.fdopen(theirs_out, "wb", buffering=0)
         reader = asyncio.StreamReader(limit=2**24)
@@ -332,7 +330,7 @@ class PipePeer(DuplexPeer):
 
         async def serve() -> None:
             try:
-                await StdioBinding(served, rules).serve(wire_in, wire_out)
+                await StdioBinding(served).serve(wire_in, wire_out)
             finally:
                 wire_out.close()
 

@@ -11,7 +11,6 @@ from starlette.types import ASGIApp
 from starlette.types import Message as AsgiMessage
 
 from mcp_sessions import SessionLayer
-from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
 from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.stdio.server import StdioBinding
 from tests.support.duplex import DuplexPeer
@@ -109,9 +108,7 @@ class _Lines(StdioBinding):
     """Reads and writes lines of this event loop."""
 
     def __init__(self, layer: SessionLayer, peer: "MemoryPipe") -> None:
-        served = layer._assembly.served(4_194_304, None)  # pyright: ignore[reportPrivateUsage]
-        rules = SdkModernRules(layer._assembly.upstream)  # pyright: ignore[reportPrivateUsage]
-        super().__init__(served, rules)
+        super().__init__(layer._assembly)  # pyright: ignore[reportPrivateUsage]
         self._peer = peer
 
     async def _read(self, connection: DuplexConnection, wire_in: BinaryIO) -> None:

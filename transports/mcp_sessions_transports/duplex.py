@@ -42,7 +42,6 @@ from mcp_sessions.security import mint_connection_id
 from mcp_sessions.server.connection import DEFAULT_VERSION, ClientConnection, Inbound
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
 from mcp_sessions.server.requests.running import STORE_AWAY
-from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stores.records import Peer
 from mcp_sessions_transports.duplex_transport import DuplexChannel, DuplexTransport
@@ -60,7 +59,6 @@ class DuplexConnection:
         kind: str,
         principal: Principal,
         served: Served,
-        rules: ModernRules,
         scope: Mapping[str, Any] | None = None,
     ) -> None:
         """A client is there.
@@ -75,7 +73,6 @@ class DuplexConnection:
             connection_id, kind, principal, Peer(DEFAULT_VERSION), self.transport, scope=scope
         )
         self._served = served
-        self._rules = rules
         # A handler may wait for its client, and what that reports of its work comes as a
         # notification, too.
         self._handled = self._handler_queue()
@@ -206,7 +203,7 @@ class DuplexConnection:
             del self.client.upstream_peers[stale]
 
     async def _modern(self, request: Request, channel: DuplexChannel) -> None:
-        route = self._rules.route(request.method, request.params)
+        route = self._served.rules.route(request.method, request.params)
         if isinstance(route, tuple):
             code, text, data = route
             await channel.answer(error_message(request.id, error_body(code, text, data)), code=code)

@@ -22,7 +22,6 @@ from mcp_sessions.client.dialer import (
 from mcp_sessions.core.messages import RequestId, decode, encode
 from mcp_sessions.core.resume import Cause
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.served import Served
 
@@ -32,13 +31,12 @@ class InMemoryDialer:
 
     target = "memory:"
 
-    def __init__(self, served: Served, rules: ModernRules) -> None:
+    def __init__(self, served: Served) -> None:
         self._served = served
-        self._rules = rules
 
     def link(self) -> InMemoryLink:
         """See `Dialer`."""
-        return InMemoryLink(self._served, self._rules)
+        return InMemoryLink(self._served)
 
 
 class InMemoryLink:
@@ -47,9 +45,9 @@ class InMemoryLink:
     kind = "memory"
     name = "memory:"
 
-    def __init__(self, served: Served, rules: ModernRules) -> None:
+    def __init__(self, served: Served) -> None:
         self._served = served
-        self._connection = DuplexConnection(self.kind, ANONYMOUS, served, rules)
+        self._connection = DuplexConnection(self.kind, ANONYMOUS, served)
         # As on a wire: a message is taken after the one before it.
         self._taking = asyncio.Lock()
         self._runs = False

@@ -1,8 +1,8 @@
-"""What every binding of a server serves, and with what: one object, made by the layer."""
+"""What every binding of a server serves: the port to the layer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Protocol
 
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.policy import SessionPolicy
@@ -15,12 +15,11 @@ from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions_transports.credentials import CredentialWatch
+from mcp_sessions.server.upstream.modern_rules import ModernRules
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What a binding serves, and with what."""
+class Served(Protocol):
+    """What a binding serves."""
 
     router: Router
     connections: ConnectionRegistry
@@ -32,13 +31,10 @@ class Served:
     conversations: BoundSessions | None
     """None: requests have no other sessions than those that their clients start."""
 
+    rules: ModernRules
     policy: SessionPolicy
     remembers: bool
     """False: nothing is stored, so that no session outlives its request."""
 
-    max_body: int
-    """Bytes."""
-
-    credentials: CredentialWatch
     availability: Availability
     bus: ClusterBus

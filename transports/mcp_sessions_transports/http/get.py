@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from starlette.types import Receive, Scope, Send
 
 from mcp_sessions.core.messages import error_message, wire_error
@@ -17,6 +19,7 @@ from mcp_sessions.ids import process_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions_transports.credentials import CredentialWatch
 from mcp_sessions_transports.http.io import Headers, send_not_found
 from mcp_sessions_transports.http.post_streams import (
     PostPosition,
@@ -29,11 +32,12 @@ from mcp_sessions_transports.http.transport import http_transport
 from mcp_sessions_transports.served import Served
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HttpGet:
     """Serves GET of the handshake era."""
 
-    def __init__(self, served: Served) -> None:
-        self._served = served
+    _served: Served
+    _credentials: CredentialWatch
 
     async def serve(
         self,
@@ -78,7 +82,7 @@ class HttpGet:
             await send_not_found(send)
             return
         transport = http_transport(connection)
-        async with served.credentials.over(scope, principal, transport.cut_get):
+        async with self._credentials.over(scope, principal, transport.cut_get):
             await transport.serve_get(
                 connection,
                 after,
@@ -109,7 +113,7 @@ class HttpGet:
             await _answer_unknown(send, connection.session_id, request_id)
             return
         if channel is not None:
-            async with served.credentials.over(scope, principal, channel.cut):
+            async with self._credentials.over(scope, principal, channel.cut):
                 await channel.resume(position, receive, send)
             return
         remote = RemoteResponse(
@@ -124,7 +128,7 @@ class HttpGet:
                 older.supersede()
         responses.remote[remote] = None
         try:
-            async with served.credentials.over(scope, principal, remote.stream.cut):
+            async with self._credentials.over(scope, principal, remote.stream.cut):
                 await remote.serve(position, receive, send)
         finally:
             del responses.remote[remote]

@@ -45,7 +45,7 @@ from mcp_sessions.server.connection import DEFAULT_VERSION, Inbound
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
 from mcp_sessions.stores.records import Peer, SessionRecord
-from mcp_sessions_transports.credentials import Watch
+from mcp_sessions_transports.credentials import CredentialWatch, Watch
 from mcp_sessions_transports.http.channel import PostChannel
 from mcp_sessions_transports.http.get import HttpGet
 from mcp_sessions_transports.http.io import (
@@ -67,10 +67,12 @@ logger = logging.getLogger(__name__)
 class HandshakeHttp:
     """Serves POST, GET and DELETE of the handshake era."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, credentials: CredentialWatch, max_body: int) -> None:
         self._served = served
+        self._credentials = credentials
+        self._max_body = max_body
         self._sessions = served.transport_sessions
-        self._get = HttpGet(served)
+        self._get = HttpGet(served, credentials)
         self._background = Background()
         self._handled: dict[ConnectionId | Principal, int] = {}
         """How many notifications of a sender are handled now."""
@@ -144,7 +146,7 @@ class HandshakeHttp:
         principal: Principal,
         draining: bool,
     ) -> None:
-        post = await read_post(receive, send, headers, self._served.max_body)
+        post = await read_post(receive, send, headers, self._max_body)
         message = await _parse(post.body, send) if post is not None else None
         if post is None or message is None:
             return
@@ -198,7 +200,7 @@ class HandshakeHttp:
         )
         if isinstance(message, Request):
             if message.method == "initialize":
-                watch = partial(self._served.credentials.over, scope, principal)
+                watch = partial(self._credentials.over, scope, principal)
                 await self._initialize(message, inbound, channel, receive, send, watch)
             elif connection is None and not self._may_be_alone(message):
                 await _send_missing(send)
@@ -209,7 +211,7 @@ class HandshakeHttp:
                     # Also if it is the store's absence that is answered.
                     channel.over()
                     raise
-                watch = partial(self._served.credentials.over, scope, principal)
+                watch = partial(self._credentials.over, scope, principal)
                 await channel.respond(receive, send, watch)
         elif isinstance(message, Notification):
             if connection is None and not self._may_be_alone(message):

@@ -26,10 +26,10 @@ from mcp_sessions.errors import WireError
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
 from mcp_sessions.server.connection import ClientConnection, Inbound
-from mcp_sessions.server.upstream.modern_rules import ModernRules, Refused, Route
+from mcp_sessions.server.upstream.modern_rules import Refused, Route
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stores.records import Peer
-from mcp_sessions_transports.credentials import Watch
+from mcp_sessions_transports.credentials import CredentialWatch, Watch
 from mcp_sessions_transports.http.io import (
     BodyTooLarge,
     Disconnected,
@@ -51,8 +51,9 @@ class ModernHttp:
     """Serves POST of the modern era."""
 
     _served: Served
-    _rules: ModernRules
     _guard: OriginGuard
+    _credentials: CredentialWatch
+    _max_body: int
     _loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(
@@ -60,7 +61,7 @@ class ModernHttp:
     ) -> None:
         """Serve one HTTP request. The order of the checks is the SDK's."""
         try:
-            body = await read_body(receive, headers, self._served.max_body)
+            body = await read_body(receive, headers, self._max_body)
         except BodyTooLarge:
             await send_text(send, 413, "Request body too large")
             return
@@ -84,7 +85,7 @@ class ModernHttp:
             await send_text(send, 406)
             return
         http_request = HttpRequest(scope, replay_body(body))
-        checked = await self._rules.check(http_request, body)
+        checked = await self._served.rules.check(http_request, body)
         if isinstance(checked, Refused):
             await _send_refused(send, checked)
         elif isinstance(checked, Notification):
@@ -94,7 +95,7 @@ class ModernHttp:
         else:
             request, route = checked
             if _header_mismatch(request, headers):
-                await _send_refused(send, self._rules.header_mismatch(request.id))
+                await _send_refused(send, self._served.rules.header_mismatch(request.id))
                 return
             peer = Peer(
                 route.protocol_version, {"capabilities": route.client_capabilities}, modern=True
@@ -106,7 +107,7 @@ class ModernHttp:
         self, request: Request, inbound: Inbound, receive: Receive, send: Send
     ) -> None:
         channel = cast(ModernChannel, inbound.channel)
-        watch = partial(self._served.credentials.over, inbound.context.scope, inbound.principal)
+        watch = partial(self._credentials.over, inbound.context.scope, inbound.principal)
         if request.method == LISTEN and self._served.remembers and names_session(request.params):
             await self._listen(request, inbound, receive, send, watch)
             return
@@ -180,7 +181,7 @@ class ModernHttp:
     ) -> Inbound:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        channel = ModernChannel(self._served.policy, self._loop, self._rules.status_of)
+        channel = ModernChannel(self._served.policy, self._loop, self._served.rules.status_of)
         header = headers.get(b"mcp-session-id")
         return Inbound(
             principal,
@@ -194,7 +195,7 @@ class ModernHttp:
             modern=True,
             cancels=True,
             route=route,
-            encode=self._rules.dumps,
+            encode=self._served.rules.dumps,
         )
 
 

@@ -19,7 +19,6 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, BinaryIO
 
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.served import Served
 
@@ -53,16 +52,15 @@ def standard_streams() -> Generator[tuple[BinaryIO, BinaryIO]]:
 class StdioBinding:
     """Serves the one client at the other end of standard input and output."""
 
-    def __init__(self, served: Served, rules: ModernRules) -> None:
+    def __init__(self, served: Served) -> None:
         self._served = served
-        self._rules = rules
 
     async def serve(self, wire_in: BinaryIO, wire_out: BinaryIO) -> None:
         """Serve until the input ends; then its sessions wait, detached.
 
         A peer that closed its end, or takes nothing for too long, ends it as well.
         """
-        connection = DuplexConnection("stdio", ANONYMOUS, self._served, self._rules)
+        connection = DuplexConnection("stdio", ANONYMOUS, self._served)
         self._served.connections.add(connection.client)
         writer = asyncio.ensure_future(self._write(connection, wire_out))
         reader = asyncio.ensure_future(self._read(connection, wire_in))

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.modern_rules import ModernRules
+from mcp_sessions_transports.credentials import CredentialWatch
 from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.http.io import Headers
 from mcp_sessions_transports.origin import OriginGuard
@@ -36,9 +36,9 @@ class WebSocketBinding:
     """Serves WebSocket connections."""
 
     _served: Served
-    _rules: ModernRules
     _guard: OriginGuard
     _authorizer: HandshakeAuthorizer
+    _credentials: CredentialWatch
     _open: dict[Principal, int] = field(init=False, default_factory=dict[Principal, int])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,7 +99,7 @@ class WebSocketBinding:
             accept["subprotocol"] = SUBPROTOCOL
         await send(accept)
         served = self._served
-        connection = DuplexConnection("websocket", principal, served, self._rules, scope)
+        connection = DuplexConnection("websocket", principal, served, scope)
         served.connections.add(connection.client)
         logger.info("websocket %s opened", digest(connection.client.id))
         closing = Closing()
@@ -113,7 +113,7 @@ class WebSocketBinding:
             connection.transport.outbox.cut()
 
         try:
-            async with served.credentials.over(scope, principal, expired):
+            async with self._credentials.over(scope, principal, expired):
                 await asyncio.wait({reader, writer, cut}, return_when=asyncio.FIRST_COMPLETED)
             if writer.done() and not writer.cancelled() and writer.exception() is not None:
                 # The peer is gone, and perhaps said why.

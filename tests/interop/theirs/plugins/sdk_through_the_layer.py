@@ -42,7 +42,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.layer import SessionLayer
-from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
 from mcp_sessions_transports.stdio.server import StdioBinding
 
 LEG = os.environ["MCP_SESSIONS_LEG"]
@@ -181,13 +180,12 @@ def _as_file(connection: socket.socket) -> BinaryIO:
 async def on_stdio(server: Any) -> AsyncGenerator[StdioServerParameters]:
     """A server behind the layer; the child to start for it, which relays."""
     layer = SessionLayer(server)
-    served = layer._assembly.served(MAX_BODY, None)  # pyright: ignore[reportPrivateUsage]
-    rules = SdkModernRules(layer._assembly.upstream)  # pyright: ignore[reportPrivateUsage]
+    served = layer._assembly  # pyright: ignore[reportPrivateUsage]
     loop = asyncio.get_running_loop()
 
     async def serve(connection: socket.socket) -> None:
         with connection, _as_file(connection) as wire:
-            await StdioBinding(served, rules).serve(wire, wire)
+            await StdioBinding(served).serve(wire, wire)
 
     async def accept(listener: socket.socket) -> None:
         async with asyncio.TaskGroup() as tasks:
