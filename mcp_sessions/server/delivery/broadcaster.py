@@ -208,7 +208,7 @@ class ChangeBroadcaster:
             free: list[SessionId] = []
             for session_id in dict.fromkeys(session_ids[start : start + step]):
                 # Whoever waits for one keeps all others waiting.
-                is_busy = self._attachments.session_lock(session_id).locked()
+                is_busy = self._attachments.is_busy(session_id)
                 (waiting.busy if is_busy else free).append(session_id)
             try:
                 await self._tell_some(waiting, free)

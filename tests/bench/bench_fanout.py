@@ -1,0 +1,133 @@
+"""One update to many subscribed sessions that nobody has attached: what it costs, who waits.
+
+    python -m tests.bench.bench_fanout [--stores memory,sqlite,redis] [--rounds N] [--most N]
+
+In process, without a network. For growing numbers of subscribers: the CPU of this process for
+each of them (and Redis's own), how long the whole update took, and the slowest of the calls
+that another client makes meanwhile, one after the other, beside the slowest of as many calls
+without an update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import uvloop
+from mcp.server import MCPServer
+
+from mcp_sessions import SessionLayer, SessionPolicy
+from mcp_sessions.core.states import Mode
+from mcp_sessions.principal import ANONYMOUS
+from tests.bench.bench_core import Loopback
+from tests.support.redis_server import redis_server
+
+URI = "note://1"
+SIZES = {"memory": (3_125, 12_500, 50_000), "sqlite": (5_000, 20_000), "redis": (2_000, 8_000)}
+MOST = {"memory": (8.0, 30.0), "sqlite": (40.0, 50.0), "redis": (60.0, 50.0)}
+"""Microseconds for each subscriber, and milliseconds that a call waits at the most."""
+
+
+class Found(NamedTuple):
+    """Of one size."""
+
+    cpu: float
+    """Microseconds of this process for each subscriber; the least of all rounds."""
+
+    store_cpu: float
+    took: float
+    """Seconds."""
+
+    alone: float
+    """Milliseconds of the slowest call."""
+
+    beside: float
+
+
+async def slowest(client: Loopback, session: bytes, until: Callable[[int], bool]) -> float:
+    """Milliseconds of the slowest of some calls."""
+    slowest, calls = 0.0, 0
+    while not until(calls):
+        begun = time.perf_counter()
+        await client.post({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, session)
+        slowest = max(slowest, time.perf_counter() - begun)
+        calls += 1
+        await asyncio.sleep(0.001)
+    return slowest * 1_000
+
+
+async def measure(store: str, count: int, rounds: int, store_cpu: Callable[[], float]) -> Found:
+    """One store with that many subscribers."""
+    server: MCPServer[None] = MCPServer("bench", log_level="ERROR")
+    policy = SessionPolicy(max_sessions=1_000_000, max_sessions_per_principal=None)
+    layer = SessionLayer(server, store=store, policy=policy)
+    client = Loopback(layer.asgi_app())
+    async with layer.lifespan():
+        for _ in range(count):
+            session = await layer.store.create(
+                Mode.PROTOCOL, ANONYMOUS, peer=None, now=time.time()
+            )
+            await layer.store.subscribe(session.session_id, URI)
+        bystander = await client.initialize()
+        cpu, store_used, took = list[float](), list[float](), list[float]()
+        alone, beside = list[float](), list[float]()
+        for _ in range(rounds):
+            begun, used, its = time.perf_counter(), time.process_time(), store_cpu()
+            await layer.notify_resource_updated(URI)
+            cpu.append((time.process_time() - used) / count * 1e6)
+            store_used.append((store_cpu() - its) / count * 1e6)
+            took.append(time.perf_counter() - begun)
+            told = asyncio.create_task(layer.notify_resource_updated(URI))
+            beside.append(await slowest(client, bystander, lambda _, told=told: told.done()))
+            await told
+            alone.append(await slowest(client, bystander, lambda calls: calls >= 200))
+        return Found(min(cpu), min(store_used), min(took), min(alone), min(beside))
+
+
+def cpu_of(process: int | None) -> float:
+    """Seconds of CPU that another process used so far."""
+    if process is None:
+        return 0.0
+    values = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--stores", default="memory,sqlite,redis")
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    failed = False
+    with tempfile.TemporaryDirectory() as directory, redis_server() as redis:
+        for store in asked.stores.split(","):
+            for count in SIZES[store]:
+                url = {
+                    "memory": "memory://",
+                    "sqlite": f"sqlite:///{Path(directory)}/{count}.db",
+                    "redis": f"{redis.url}?namespace={count}",
+                }[store]
+                pid = redis.pid if store == "redis" else None
+                found = uvloop.run(measure(url, count, asked.rounds, lambda pid=pid: cpu_of(pid)))
+                most_cpu, most_wait = MOST[store]
+                is_over = found.cpu > most_cpu or found.beside > most_wait
+                failed = failed or is_over
+                print(
+                    f"  {store:<7} {count:>6}   {found.cpu:6.1f} µs each"
+                    f" (+ {found.store_cpu:5.1f} of Redis)   {found.took:6.2f} s"
+                    f"   slowest call {found.alone:6.2f} ms alone {found.beside:7.2f} beside"
+                    f"{'   TOO MUCH' if is_over else ''}",
+                    flush=True,
+                )
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
