@@ -63,14 +63,15 @@ class Endpoint:
         interval = served.policy.credential_check
         self._credentials = CredentialWatch(self._shell.still_valid, interval, clock)
         self._guard = OriginGuard(settings)
-        self.handshake = HandshakeHttp(served, self._credentials, max_body)
+        self.handshake = HandshakeHttp(served, max_body)
         self.http = StreamableHttp(
-            handshake=self.handshake,
-            modern=ModernHttp(served, self._guard, self._credentials, max_body),
-            handshake_versions=HANDSHAKE_VERSIONS,
-            guard=self._guard,
-            principal_of=principal_of,
-            availability=served.availability,
+            self.handshake,
+            ModernHttp(served, self._guard, max_body),
+            frozenset(version.encode() for version in HANDSHAKE_VERSIONS),
+            self._guard,
+            principal_of,
+            served.availability,
+            self._credentials,
         )
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:

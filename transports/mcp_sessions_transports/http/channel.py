@@ -10,8 +10,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from starlette.types import Receive, Send
-
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import RequestId, plain_draft
 from mcp_sessions.errors import StoreUnavailable
@@ -19,8 +17,7 @@ from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import WatchedChannel
 from mcp_sessions.server.delivery.streams import StreamLog, Streams
-from mcp_sessions_transports.credentials import Watch
-from mcp_sessions_transports.http.io import send_json
+from mcp_sessions_transports.http.io import HttpCall, send_json
 from mcp_sessions_transports.http.post_streams import (
     MAX_REQUEST_ID,
     post_event_id,
@@ -28,10 +25,10 @@ from mcp_sessions_transports.http.post_streams import (
 )
 from mcp_sessions_transports.http.remote_response import RemoteResponse
 from mcp_sessions_transports.http.sse import (
-    SSE_HEADERS,
     SseStream,
     priming_event,
     sse_event,
+    sse_headers,
 )
 from mcp_sessions_transports.log_feed import LogFeed
 
@@ -251,17 +248,11 @@ class PostChannel(WatchedChannel):
         """Whether something was emitted, and who is to read it has not been given up."""
         return self._stream is not None and not self._stream.closed
 
-    async def respond(
-        self, receive: Receive, send: Send, watch: Watch, *, opened: SessionId | None = None
-    ) -> None:
+    async def respond(self, call: HttpCall, *, opened: SessionId | None = None) -> None:
         """Send the response: called once, by the task that took the POST.
 
         Args:
             opened: The transport session that the request made.
-            receive: ASGI's.
-            send: ASGI's.
-            watch: Over the credential that the POST came with. A stream ends with it (SEC4), and
-                is one that was cut: its request runs on, unheard.
         """
         try:
             try:
@@ -277,12 +268,12 @@ class PostChannel(WatchedChannel):
             session_id = self._streams.session_id if self._streams is not None else opened
             if self._json is not None:
                 self._is_read = False
-                await send_json(send, self._json, session_id=session_id)
+                await send_json(call.send, self._json, session_id=session_id)
                 return
             if stream is None:
                 raise AssertionError("a response is either JSON or a stream")
-            async with watch(stream.cut):
-                await self._serve(stream, session_id, receive, send)
+            async with call.watch(stream.cut):
+                await self._serve(stream, session_id, call)
         finally:
             self.over()
 
@@ -299,7 +290,7 @@ class PostChannel(WatchedChannel):
             await self._commit()
         return self._stream
 
-    async def resume(self, position: str, receive: Receive, send: Send) -> None:
+    async def resume(self, position: str, call: HttpCall) -> None:
         """Serve the stream again, from a position on, on a GET."""
         streams, log = self._streams, self._log
         if streams is None or log is None:
@@ -312,7 +303,7 @@ class PostChannel(WatchedChannel):
             stream.push(priming_event(self._sse_id(position)))
         self._is_read = True
         self._on_reopened()
-        await self._serve(stream, streams.session_id, receive, send)
+        await self._serve(stream, streams.session_id, call)
 
     def read_elsewhere(self, process: str) -> None:
         """Another process serves the stream, from the store; what is open here is dead."""
@@ -331,14 +322,9 @@ class PostChannel(WatchedChannel):
         self._on_closed()
         await self._retire()
 
-    async def _serve(
-        self, stream: SseStream, session_id: SessionId | None, receive: Receive, send: Send
-    ) -> None:
-        headers = list(SSE_HEADERS)
-        if session_id is not None:
-            headers.append((b"mcp-session-id", session_id.encode("ascii")))
+    async def _serve(self, stream: SseStream, session_id: SessionId | None, call: HttpCall) -> None:
         try:
-            await stream.serve(receive, send, headers)
+            await stream.serve(call.receive, call.send, sse_headers(session_id))
         finally:
             stream.cut()
             if self._stream is stream:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,8 +21,9 @@ from mcp_sessions.core.availability import Availability
 from mcp_sessions.core.messages import encode, error_body
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
 from mcp_sessions.principal import Principal
+from mcp_sessions_transports.credentials import CredentialWatch
 from mcp_sessions_transports.http.handshake import HandshakeHttp
-from mcp_sessions_transports.http.io import Draining, Headers, send_json, send_text
+from mcp_sessions_transports.http.io import Draining, Headers, HttpCall, send_json, send_text
 from mcp_sessions_transports.http.modern import ModernHttp
 from mcp_sessions_transports.origin import OriginGuard
 from mcp_sessions_transports.websocket.authorizer import ASKED
@@ -95,30 +97,23 @@ class MountedApp:
         )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class StreamableHttp:
     """The ASGI endpoint.
 
     Args:
         modern: Serves every request whose version is not of the handshake era.
+        handshake_versions: Those that are, as in a header.
         principal_of: Who sent a request, by what authentication left in the scope.
     """
 
-    def __init__(
-        self,
-        *,
-        handshake: HandshakeHttp,
-        modern: ModernHttp,
-        handshake_versions: frozenset[str],
-        guard: OriginGuard,
-        principal_of: Callable[[Scope], Principal],
-        availability: Availability,
-    ) -> None:
-        self._handshake = handshake
-        self._modern = modern
-        self._handshake_versions = frozenset(v.encode() for v in handshake_versions)
-        self._guard = guard
-        self._principal_of = principal_of
-        self._availability = availability
+    _handshake: HandshakeHttp
+    _modern: ModernHttp
+    _handshake_versions: frozenset[bytes]
+    _guard: OriginGuard
+    _principal_of: Callable[[Scope], Principal]
+    _availability: Availability
+    _credentials: CredentialWatch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
@@ -141,20 +136,23 @@ class StreamableHttp:
             await _unavailable(send, _DRAINING, retry_after)
             return
         if is_modern:
-            modern = self._modern.serve(scope, receive, send, headers, self._principal_of(scope))
-            await _guarded(modern, send)
+            await _guarded(self._modern.serve(self._call(scope, receive, send, headers)), send)
             return
         refused = self._guard.check(headers)
         if refused is not None:
             status, text = refused
             await send_text(send, status, text)
             return
-        principal, draining = self._principal_of(scope), retry_after is not None
-        handshake = self._handshake.serve(scope, receive, send, headers, principal, draining)
+        call = self._call(scope, receive, send, headers)
         try:
-            await _guarded(handshake, send)
+            await _guarded(self._handshake.serve(call, draining=retry_after is not None), send)
         except Draining:
             await _unavailable(send, _DRAINING, retry_after or 0)
+
+    def _call(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> HttpCall:
+        principal = self._principal_of(scope)
+        watch = partial(self._credentials.over, scope, principal)
+        return HttpCall(scope, receive, send, headers, principal, watch)
 
 
 async def _guarded(serving: Coroutine[Any, Any, None], send: Send) -> None:

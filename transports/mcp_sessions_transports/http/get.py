@@ -11,23 +11,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
 from mcp_sessions.core.messages import error_message, wire_error
 from mcp_sessions.errors import OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import process_of
-from mcp_sessions.principal import Principal
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.stores.records import SessionRecord
-from mcp_sessions_transports.credentials import CredentialWatch
-from mcp_sessions_transports.http.io import Headers, send_not_found
+from mcp_sessions_transports.http.io import HttpCall, send_not_found
 from mcp_sessions_transports.http.post_streams import (
     PostPosition,
     may_read,
     post_position_of,
 )
 from mcp_sessions_transports.http.remote_response import RemoteResponse
-from mcp_sessions_transports.http.sse import SSE_HEADERS, sse_event
+from mcp_sessions_transports.http.sse import sse_event, sse_headers
 from mcp_sessions_transports.http.transport import http_transport
 from mcp_sessions_transports.served import Served
 
@@ -37,41 +35,28 @@ class HttpGet:
     """Serves GET of the handshake era."""
 
     _served: Served
-    _credentials: CredentialWatch
 
-    async def serve(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        headers: Headers,
-        principal: Principal,
-        record: SessionRecord,
-    ) -> None:
+    async def serve(self, call: HttpCall, record: SessionRecord) -> None:
         """Serve one GET until its stream ends.
 
         Args:
             record: The transport session that it was admitted to.
-            principal: Who sent it.
-            headers: Its own.
-            scope: ASGI's.
-            receive: ASGI's.
-            send: ASGI's.
 
         Raises:
             StoreUnavailable: Nothing was sent.
         """
         served, sessions = self._served, self._served.transport_sessions
+        send, principal = call.send, call.principal
         connection = served.connections.stored(record)
         if not await sessions.may_hear(record, principal):
             # A weaker credential does not hear what a stronger one may (SEC3).
             await send_not_found(send)
             return
-        last_event_id = headers.get(b"last-event-id", b"").decode("latin-1") or None
+        last_event_id = call.headers.get(b"last-event-id", b"").decode("latin-1") or None
         at = post_position_of(last_event_id) if last_event_id is not None else None
         if at is not None:
             if may_read(at.stream, principal.scopes - record.principal.scopes):
-                await self._resume_post(scope, receive, send, connection, principal, at)
+                await self._resume_post(call, connection, at)
             else:
                 # SEC11: its request was sent by a stronger one than made the connection.
                 await send_not_found(send)
@@ -82,27 +67,13 @@ class HttpGet:
             await send_not_found(send)
             return
         transport = http_transport(connection)
-        async with self._credentials.over(scope, principal, transport.cut_get):
-            await transport.serve_get(
-                connection,
-                after,
-                first,
-                receive,
-                send,
-                scopes=principal.scopes,
-                cleared=record.carried,
-            )
+        async with call.watch(transport.cut_get):
+            await transport.serve_get(connection, after, first, call, cleared=record.carried)
 
     # --- the rest of a response ------------------------------------------------------------
 
     async def _resume_post(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        connection: StoredConnection,
-        principal: Principal,
-        at: PostPosition,
+        self, call: HttpCall, connection: StoredConnection, at: PostPosition
     ) -> None:
         served = self._served
         name, position, request_id = at.stream, at.event_id, at.request_id
@@ -110,26 +81,20 @@ class HttpGet:
         channel, log = responses.channels.get(name), responses.log(name)
         here = process_of(name) == served.bus.process
         if (channel is None and here) or (await log.read(position))[1] is not None:
-            await _answer_unknown(send, connection.session_id, request_id)
+            await _answer_unknown(call.send, connection.session_id, request_id)
             return
         if channel is not None:
-            async with self._credentials.over(scope, principal, channel.cut):
-                await channel.resume(position, receive, send)
+            async with call.watch(channel.cut):
+                await channel.resume(position, call)
             return
-        remote = RemoteResponse(
-            log,
-            request_id,
-            policy=served.policy,
-            bus=served.bus,
-            primes=responses.primes,
-        )
+        remote = RemoteResponse(log, request_id, served.policy, served.bus, responses.primes)
         for older in responses.remote:
             if older.log.name == name:
                 older.supersede()
         responses.remote[remote] = None
         try:
-            async with self._credentials.over(scope, principal, remote.stream.cut):
-                await remote.serve(position, receive, send)
+            async with call.watch(remote.stream.cut):
+                await remote.serve(position, call)
         finally:
             del responses.remote[remote]
 
@@ -137,6 +102,6 @@ class HttpGet:
 async def _answer_unknown(send: Send, session_id: str, request_id: str | int) -> None:
     """A response stream that nobody can go on with: its request is answered, and it ends."""
     body = error_message(request_id, wire_error(OutcomeUnknown()))
-    headers = [*SSE_HEADERS, (b"mcp-session-id", session_id.encode("ascii"))]
+    headers = sse_headers(session_id)
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": sse_event(body)})

@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.messages import (
@@ -45,12 +44,11 @@ from mcp_sessions.server.connection import DEFAULT_VERSION, Inbound
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
 from mcp_sessions.stores.records import Peer, SessionRecord
-from mcp_sessions_transports.credentials import CredentialWatch, Watch
 from mcp_sessions_transports.http.channel import PostChannel
 from mcp_sessions_transports.http.get import HttpGet
 from mcp_sessions_transports.http.io import (
     Draining,
-    Headers,
+    HttpCall,
     accepts,
     read_post,
     refusal,
@@ -67,12 +65,11 @@ logger = logging.getLogger(__name__)
 class HandshakeHttp:
     """Serves POST, GET and DELETE of the handshake era."""
 
-    def __init__(self, served: Served, credentials: CredentialWatch, max_body: int) -> None:
+    def __init__(self, served: Served, max_body: int) -> None:
         self._served = served
-        self._credentials = credentials
         self._max_body = max_body
         self._sessions = served.transport_sessions
-        self._get = HttpGet(served, credentials)
+        self._get = HttpGet(served)
         self._background = Background()
         self._handled: dict[ConnectionId | Principal, int] = {}
         """How many notifications of a sender are handled now."""
@@ -86,15 +83,7 @@ class HandshakeHttp:
             self._loop_or_none = asyncio.get_running_loop()
         return self._loop_or_none
 
-    async def serve(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        headers: Headers,
-        principal: Principal,
-        draining: bool = False,
-    ) -> None:
+    async def serve(self, call: HttpCall, draining: bool = False) -> None:
         """Serve one HTTP request whose Host and Origin are right.
 
         Args:
@@ -104,22 +93,22 @@ class HandshakeHttp:
         Raises:
             Draining: This is a new request.
         """
-        method = scope["method"]
+        method, send = call.scope["method"], call.send
         if method in ("GET", "DELETE") and not self._served.remembers:
             # Without a store there is neither a stream to open nor a session to delete.
             method = "none"
         match method:
             case "POST":
-                await self._post(scope, receive, send, headers, principal, draining)
-            case "GET" if not accepts(headers)[1]:
+                await self._post(call, draining)
+            case "GET" if not accepts(call.headers)[1]:
                 text = "Not Acceptable: Client must accept text/event-stream"
                 await send_json(send, refusal(text), status=406)
             case "GET":
-                record = await self._admitted(send, headers, principal)
+                record = await self._admitted(call)
                 if record is not None:
-                    await self._get.serve(scope, receive, send, headers, principal, record)
+                    await self._get.serve(call, record)
             case "DELETE":
-                record = await self._admitted(send, headers, principal)
+                record = await self._admitted(call)
                 if record is not None:
                     await self._served.lifecycle.finish(record.session_id)
                     await send_text(send, Status.OK, session_id=record.session_id)
@@ -137,23 +126,15 @@ class HandshakeHttp:
 
     # --- POST ----------------------------------------------------------------------------------
 
-    async def _post(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        headers: Headers,
-        principal: Principal,
-        draining: bool,
-    ) -> None:
-        post = await read_post(receive, send, headers, self._max_body)
+    async def _post(self, call: HttpCall, draining: bool) -> None:
+        scope, send, principal = call.scope, call.send, call.principal
+        post = await read_post(call, self._max_body)
         message = await _parse(post.body, send) if post is not None else None
         if post is None or message is None:
             return
         if draining and isinstance(message, Request):
             raise Draining
-        header = headers.get(b"mcp-session-id")
-        session_header = header.decode("latin-1") if header is not None else None
+        session_header = call.session_header
         connection: StoredConnection | None = None
         record: SessionRecord | None = None
         if (
@@ -173,8 +154,8 @@ class HandshakeHttp:
                 if not is_platforms:
                     await _send_refused(send, message, refused)
                     return
-        version = headers.get(b"mcp-protocol-version", DEFAULT_VERSION.encode()).decode("latin-1")
-        peer = connection.peer if connection is not None else Peer(version)
+        version = call.headers.get(b"mcp-protocol-version", DEFAULT_VERSION.encode())
+        peer = connection.peer if connection is not None else Peer(version.decode("latin-1"))
         # SEC11. As this very message was admitted: by whom its connection was made.
         needed = record.principal.scopes if record is not None else principal.scopes
         transport = connection.transport if connection is not None else None
@@ -194,14 +175,13 @@ class HandshakeHttp:
             channel,
             context=HttpRequest(scope, post.again),
             has_stream=connection is not None,
-            resumes_stream=b"last-event-id" in headers,
+            resumes_stream=call.resumes_stream,
             session_header=session_header,
             record=record,
         )
         if isinstance(message, Request):
             if message.method == "initialize":
-                watch = partial(self._credentials.over, scope, principal)
-                await self._initialize(message, inbound, channel, receive, send, watch)
+                await self._initialize(message, inbound, channel, call)
             elif connection is None and not self._may_be_alone(message):
                 await _send_missing(send)
             else:
@@ -211,8 +191,7 @@ class HandshakeHttp:
                     # Also if it is the store's absence that is answered.
                     channel.over()
                     raise
-                watch = partial(self._credentials.over, scope, principal)
-                await channel.respond(receive, send, watch)
+                await channel.respond(call)
         elif isinstance(message, Notification):
             if connection is None and not self._may_be_alone(message):
                 await _send_missing(send)
@@ -252,13 +231,7 @@ class HandshakeHttp:
             del self._handled[sender]
 
     async def _initialize(
-        self,
-        request: Request,
-        inbound: Inbound,
-        channel: PostChannel,
-        receive: Receive,
-        send: Send,
-        watch: Watch,
+        self, request: Request, inbound: Inbound, channel: PostChannel, call: HttpCall
     ) -> None:
         served = self._served
         # A client that initializes has no connection yet, whatever header came along.
@@ -274,11 +247,11 @@ class HandshakeHttp:
         answer, connection = await served.router.initialize(request, alone, register)
         session_id = connection.transport_session if connection is not None else None
         if not channel.has_stream:
-            await send_json(send, answer, session_id=session_id)
+            await send_json(call.send, answer, session_id=session_id)
             return
         # The server said something meanwhile. It had to wait: the headers name the session.
         await channel.answer(answer)
-        await channel.respond(receive, send, watch, opened=session_id)
+        await channel.respond(call, opened=session_id)
 
     def _may_be_alone(self, message: Request | Notification) -> bool:
         """Whether a message is served without ``initialize`` and ``Mcp-Session-Id``."""
@@ -293,18 +266,16 @@ class HandshakeHttp:
         # What is wrong with a notification's metadata is owed no answer.
         return well_named(message.params) is not None
 
-    async def _admitted(
-        self, send: Send, headers: Headers, principal: Principal
-    ) -> SessionRecord | None:
+    async def _admitted(self, call: HttpCall) -> SessionRecord | None:
         """The transport session that a GET or DELETE names; None if it was refused here."""
-        session_header = headers.get(b"mcp-session-id")
+        session_header = call.session_header
         if session_header is None:
-            await _send_missing(send)
+            await _send_missing(call.send)
             return None
         try:
-            return await self._sessions.admit(session_header.decode("latin-1"), principal)
+            return await self._sessions.admit(session_header, call.principal)
         except (SessionNotFound, InvalidRequest) as refused:
-            await _send_refused(send, None, refused)
+            await _send_refused(call.send, None, refused)
             return None
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from mcp_sessions.background import give_way
 from mcp_sessions.core.messages import encode, error_body
 from mcp_sessions.errors import INVALID_REQUEST
+from mcp_sessions.principal import Principal
+from mcp_sessions_transports.credentials import Watch
 
 Headers = dict[bytes, bytes]
 
@@ -29,6 +31,33 @@ class Draining(Exception):
 
 class Disconnected(Exception):
     """The client went away before its body was here."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class HttpCall:
+    """One HTTP request, and the way to its response."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    headers: Headers
+    principal: Principal
+    """Who sent it."""
+
+    watch: Watch
+    """Over the credential that it came with. A stream ends with it (SEC4), and is one that was cut:
+    its request runs on, unheard."""
+
+    @property
+    def session_header(self) -> str | None:
+        """Its ``Mcp-Session-Id``."""
+        header = self.headers.get(b"mcp-session-id")
+        return header.decode("latin-1") if header is not None else None
+
+    @property
+    def resumes_stream(self) -> bool:
+        """Whether it has a ``Last-Event-ID``."""
+        return b"last-event-id" in self.headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +110,13 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
             return b"".join(chunks)
 
 
-async def read_post(receive: Receive, send: Send, headers: Headers, limit: int) -> Post | None:
+async def read_post(call: HttpCall, limit: int) -> Post | None:
     """A POST of the handshake era; None if it was refused here, or its client is gone.
 
     Args:
         limit: Bytes of its body.
     """
+    headers, send = call.headers, call.send
     if accepts(headers) != (True, True):
         text = "Not Acceptable: Client must accept both application/json and text/event-stream"
         await send_json(send, refusal(text), status=406)
@@ -95,7 +125,7 @@ async def read_post(receive: Receive, send: Send, headers: Headers, limit: int) 
         await send_json(send, refusal(text), status=415)
     else:
         try:
-            body = await read_body(receive, headers, limit)
+            body = await read_body(call.receive, headers, limit)
             return Post(body, replay_body(body), prefers_sse(headers))
         except BodyTooLarge:
             await send_text(send, 413, "Request body too large")

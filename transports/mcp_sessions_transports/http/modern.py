@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
 from starlette.requests import Request as HttpRequest
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
 from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import (
@@ -23,17 +22,15 @@ from mcp_sessions.core.messages import (
     wire_error,
 )
 from mcp_sessions.errors import WireError
-from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
 from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.upstream.modern_rules import Refused, Route
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stores.records import Peer
-from mcp_sessions_transports.credentials import CredentialWatch, Watch
 from mcp_sessions_transports.http.io import (
     BodyTooLarge,
     Disconnected,
-    Headers,
+    HttpCall,
     accepts,
     read_body,
     replay_body,
@@ -52,22 +49,20 @@ class ModernHttp:
 
     _served: Served
     _guard: OriginGuard
-    _credentials: CredentialWatch
     _max_body: int
     _loop: asyncio.AbstractEventLoop | None = None
 
-    async def serve(
-        self, scope: Scope, receive: Receive, send: Send, headers: Headers, principal: Principal
-    ) -> None:
+    async def serve(self, call: HttpCall) -> None:
         """Serve one HTTP request. The order of the checks is the SDK's."""
+        headers, send = call.headers, call.send
         try:
-            body = await read_body(receive, headers, self._max_body)
+            body = await read_body(call.receive, headers, self._max_body)
         except BodyTooLarge:
             await send_text(send, 413, "Request body too large")
             return
         except Disconnected:
             return
-        is_post = scope["method"] == "POST"
+        is_post = call.scope["method"] == "POST"
         if is_post and not headers.get(b"content-type", b"").lower().startswith(
             b"application/json"
         ):
@@ -84,47 +79,37 @@ class ModernHttp:
         if not (takes_json and takes_sse):
             await send_text(send, 406)
             return
-        http_request = HttpRequest(scope, replay_body(body))
+        http_request = HttpRequest(call.scope, replay_body(body))
         checked = await self._served.rules.check(http_request, body)
         if isinstance(checked, Refused):
             await _send_refused(send, checked)
         elif isinstance(checked, Notification):
-            inbound = self._inbound(principal, Peer("", None, modern=True), http_request, headers)
+            inbound = self._inbound(call, Peer("", None, modern=True), http_request)
             await self._served.router.cancel_keyed(checked, inbound)
             await send_text(send, 202)
         else:
             request, route = checked
-            if _header_mismatch(request, headers):
+            if _header_mismatch(request, call):
                 await _send_refused(send, self._served.rules.header_mismatch(request.id))
                 return
             peer = Peer(
                 route.protocol_version, {"capabilities": route.client_capabilities}, modern=True
             )
-            inbound = self._inbound(principal, peer, http_request, headers, route)
-            await self._serve(request, inbound, receive, send)
+            inbound = self._inbound(call, peer, http_request, route)
+            await self._serve(request, inbound, call)
 
-    async def _serve(
-        self, request: Request, inbound: Inbound, receive: Receive, send: Send
-    ) -> None:
+    async def _serve(self, request: Request, inbound: Inbound, call: HttpCall) -> None:
         channel = cast(ModernChannel, inbound.channel)
-        watch = partial(self._credentials.over, inbound.context.scope, inbound.principal)
         if request.method == LISTEN and self._served.remembers and names_session(request.params):
-            await self._listen(request, inbound, receive, send, watch)
+            await self._listen(request, inbound, call)
             return
         try:
             await self._served.router.request(request, inbound)
-            await channel.respond(receive, send, watch)
+            await channel.respond(call)
         finally:
             channel.over()
 
-    async def _listen(
-        self,
-        request: Request,
-        inbound: Inbound,
-        receive: Receive,
-        send: Send,
-        watch: Watch,
-    ) -> None:
+    async def _listen(self, request: Request, inbound: Inbound, call: HttpCall) -> None:
         served = self._served
         try:
             connection, stream = await self._open(request, inbound)
@@ -134,15 +119,15 @@ class ModernHttp:
             error = failed.error
         else:
             try:
-                async with watch(stream.cut):
-                    await stream.serve(receive, send)
+                async with call.watch(stream.cut):
+                    await stream.serve(call.receive, call.send)
             finally:
                 stream.cut()
                 await served.attachments.remove(connection)
             return
         channel = cast(ModernChannel, inbound.channel)
         await channel.answer(inbound.error(request.id, error), code=error["code"])
-        await channel.respond(receive, send, watch)
+        await channel.respond(call)
 
     async def _open(
         self, request: Request, inbound: Inbound
@@ -172,26 +157,20 @@ class ModernHttp:
         return connection, stream
 
     def _inbound(
-        self,
-        principal: Principal,
-        peer: Peer,
-        http_request: HttpRequest,
-        headers: Headers,
-        route: Route | None = None,
+        self, call: HttpCall, peer: Peer, http_request: HttpRequest, route: Route | None = None
     ) -> Inbound:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         channel = ModernChannel(self._served.policy, self._loop, self._served.rules.status_of)
-        header = headers.get(b"mcp-session-id")
         return Inbound(
-            principal,
+            call.principal,
             peer,
             None,
             channel,
             context=http_request,
             has_stream=False,
-            resumes_stream=b"last-event-id" in headers,
-            session_header=header.decode("latin-1") if header is not None else None,
+            resumes_stream=call.resumes_stream,
+            session_header=call.session_header,
             modern=True,
             cancels=True,
             route=route,
@@ -199,9 +178,9 @@ class ModernHttp:
         )
 
 
-def _header_mismatch(request: Request, headers: Headers) -> bool:
-    header, named = headers.get(b"mcp-session-id"), well_named(request.params)
-    return header is not None and named is not None and named != header.decode("latin-1")
+def _header_mismatch(request: Request, call: HttpCall) -> bool:
+    header, named = call.session_header, well_named(request.params)
+    return header is not None and named is not None and named != header
 
 
 async def _send_refused(send: Send, refused: Refused) -> None:

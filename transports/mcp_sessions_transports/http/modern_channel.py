@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from starlette.types import Receive, Send
+from starlette.types import Receive
 
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import WatchedChannel
-from mcp_sessions_transports.credentials import Watch
-from mcp_sessions_transports.http.io import send_json
+from mcp_sessions_transports.http.io import HttpCall, send_json
 from mcp_sessions_transports.http.sse import KEEP_ALIVE, SseStream
 
 MODERN_SSE_HEADERS: list[tuple[bytes, bytes]] = [
@@ -83,29 +82,23 @@ class ModernChannel(WatchedChannel):
         """See :class:`RequestChannel`."""
         self._callbacks.append(callback)
 
-    async def respond(self, receive: Receive, send: Send, watch: Watch) -> None:
+    async def respond(self, call: HttpCall) -> None:
         """Send the response: called once, by the task that took the POST.
-
-        Args:
-            receive: ASGI's.
-            send: ASGI's.
-            watch: Over the credential that the POST came with. A stream ends with it (SEC4), and
-                is one that was cut.
 
         Raises:
             StoreUnavailable: The request cannot be served. Nothing was sent.
         """
         try:
-            await self._wait(receive)
+            await self._wait(call.receive)
             if self._answer is not None:
                 status, body = self._answer
                 self.is_open = False
                 if self._is_away:
                     raise StoreUnavailable("this request could not be served")
-                await send_json(send, body, status=status)
+                await send_json(call.send, body, status=status)
             elif self._stream is not None:
-                async with watch(self._stream.cut):
-                    await self._stream.serve(receive, send, MODERN_SSE_HEADERS)
+                async with call.watch(self._stream.cut):
+                    await self._stream.serve(call.receive, call.send, MODERN_SSE_HEADERS)
         finally:
             self._close()
             self.over()

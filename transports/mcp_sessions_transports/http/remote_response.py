@@ -11,8 +11,6 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-from starlette.types import Receive, Send
-
 from mcp_sessions.background import Background
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import RequestId, decode, error_message, wire_error
@@ -23,12 +21,13 @@ from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import StreamRead
 from mcp_sessions.server.delivery.streams import StreamLog
 from mcp_sessions.stores.records import Attachment
+from mcp_sessions_transports.http.io import HttpCall
 from mcp_sessions_transports.http.post_streams import post_event_id
 from mcp_sessions_transports.http.sse import (
-    SSE_HEADERS,
     SseStream,
     priming_event,
     sse_event,
+    sse_headers,
 )
 from mcp_sessions_transports.log_feed import LogFeed
 
@@ -43,7 +42,6 @@ class RemoteResponse:
         self,
         log: StreamLog,
         request_id: RequestId,
-        *,
         policy: SessionPolicy,
         bus: ClusterBus,
         primes: bool,
@@ -68,7 +66,7 @@ class RemoteResponse:
         self._superseded = True
         self.stream.cut()
 
-    async def serve(self, position: str, receive: Receive, send: Send) -> None:
+    async def serve(self, position: str, call: HttpCall) -> None:
         """Send what follows ``position``, until the answer.
 
         Raises:
@@ -78,14 +76,13 @@ class RemoteResponse:
         self._feed = LogFeed(stream, log.read, position, self._frame, is_checked=True)
         if self._primes:
             stream.push(priming_event(self._sse_id(position)))
-        headers = [*SSE_HEADERS, (b"mcp-session-id", log.session_id.encode("ascii"))]
         background = Background()
         try:
             await self._bus.watch(log.session_id, log.name, self)
             await self._tell(is_read=True)
             feed = self._feed
             background.loop("watching who answers", lambda: self._watch_runner(feed))
-            await stream.serve(receive, send, headers)
+            await stream.serve(call.receive, call.send, sse_headers(log.session_id))
         finally:
             stream.cut()
             await background.close()

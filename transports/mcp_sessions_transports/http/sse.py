@@ -32,6 +32,13 @@ SSE_HEADERS: list[tuple[bytes, bytes]] = [
 ]
 
 
+def sse_headers(session_id: str | None) -> list[tuple[bytes, bytes]]:
+    """Those of a stream, with the transport session's ``Mcp-Session-Id`` if it is of one."""
+    if session_id is None:
+        return SSE_HEADERS
+    return [*SSE_HEADERS, (b"mcp-session-id", session_id.encode("ascii"))]
+
+
 def sse_event(payload: bytes, event_id: str | None = None) -> bytes:
     """``payload`` (JSON without line breaks) as one event."""
     if event_id is None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
-from starlette.types import Receive, Send
-
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import Position, SessionId
@@ -18,13 +16,14 @@ from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.streams import Streams
 from mcp_sessions.stores.records import Attached
 from mcp_sessions_transports.http.channel import ResponseStreams
+from mcp_sessions_transports.http.io import HttpCall
 from mcp_sessions_transports.http.sse import (
-    SSE_HEADERS,
     SseStream,
     plain_frame,
     priming_event,
     retry_event,
     sse_event,
+    sse_headers,
 )
 from mcp_sessions_transports.log_feed import LogFeed
 
@@ -231,10 +230,8 @@ class HttpTransport:
         connection: StoredConnection,
         after: Position,
         first: Sequence[bytes],
-        receive: Receive,
-        send: Send,
+        call: HttpCall,
         *,
-        scopes: frozenset[str],
         cleared: Collection[SessionId],
     ) -> None:
         """Serve the GET stream until it ends; the one before it ends now, wherever it is.
@@ -243,10 +240,8 @@ class HttpTransport:
             connection: The one whose transport this is.
             after: What the client has.
             first: Messages that it opens with; see :meth:`GetStream.open_with`.
-            receive: ASGI's.
-            send: ASGI's.
-            scopes: Those of the credential that opened it.
-            cleared: The sessions that were found to need no others.
+            call: What opens it.
+            cleared: The sessions that were found to need no other scopes.
 
         Raises:
             StoreUnavailable: Nothing was sent.
@@ -256,7 +251,7 @@ class HttpTransport:
             connection,
             after,
             self._policy,
-            scopes=scopes,
+            scopes=call.principal.scopes,
             cleared=cleared,
             is_checked=self._is_shared,
         )
@@ -265,10 +260,10 @@ class HttpTransport:
         if self._is_over:
             # Closed after this GET was admitted: its client comes back, and hears so.
             get.stream.finish()
-        headers = [*SSE_HEADERS, (b"mcp-session-id", connection.session_id.encode("ascii"))]
+        headers = sse_headers(connection.session_id)
         try:
             async with connection.streaming(get):
-                await get.stream.serve(receive, send, headers)
+                await get.stream.serve(call.receive, call.send, headers)
         finally:
             if self._get is get:
                 self._get = None
