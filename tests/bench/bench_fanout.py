@@ -71,9 +71,7 @@ async def measure(store: str, count: int, rounds: int, store_cpu: Callable[[], f
     client = Loopback(layer.asgi_app())
     async with layer.lifespan():
         for _ in range(count):
-            session = await layer.store.create(
-                Mode.PROTOCOL, ANONYMOUS, peer=None, now=time.time()
-            )
+            session = await layer.store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=time.time())
             await layer.store.subscribe(session.session_id, URI)
         bystander = await client.initialize()
         cpu, store_used, took = list[float](), list[float](), list[float]()
