@@ -308,14 +308,17 @@ class Router:
             handle = self._handles.of_conversation(association.bound, inbound)
         elif not association.declined:
             handle = await self._handles.of_connection(inbound)
-        self._runner.start(
+        running = self._runner.call(
             waiter,
-            peer,
+            record,
             partial(self._peers.standalone, inbound, record),
-            record=record,
             key=key,
             handle=handle,
             bound=association.bound.session_id if association.bound is not None else None,
+        )
+        self._runner.start(
+            running,
+            peer,
             close_peer=inbound.connection is None or inbound.modern,
             run=admitted.run if admitted is not None and key is not None else None,
         )

@@ -120,33 +120,23 @@ class RequestRunner:
         )
 
     def start(
-        self,
-        waiter: Waiter,
-        peer: UpstreamPeer,
-        standalone: Callable[[], Outbound],
-        *,
-        record: SessionRecord | None,
-        key: RequestKey | None,
-        handle: SessionHandle | None,
-        bound: SessionId | None = None,
-        close_peer: bool = False,
-        run: str | None = None,
-    ) -> RunningRequest:
+        self, running: RunningRequest, peer: UpstreamPeer, *, close_peer: bool, run: str | None
+    ) -> None:
         """Run a request in a task of its own; the answer goes to its waiters.
 
         Args:
-            standalone: Makes the way to its client outside of the request.
+            peer: Its client, as the wrapped server sees it.
             close_peer: The peer was made for this request alone.
             run: Of a request with a key: the run that recorded it.
         """
         if run is not None:
             self.runs.settle(run)
-        running = self.call(waiter, record, standalone, key=key, handle=handle, bound=bound)
         self._running[running] = None
+        (waiter,) = running.waiters
         for session_id in running.sessions:
             self._by_session.setdefault(session_id, {})[running] = None
-        if record is not None and key is not None:
-            self._by_key[record.session_id, key] = running
+        if running.session_id is not None and running.key is not None:
+            self._by_key[running.session_id, running.key] = running
         connection = waiter.inbound.connection
         if connection is not None:
             self._by_connection.setdefault(connection, {})[waiter.request.id] = running
@@ -158,7 +148,6 @@ class RequestRunner:
         if not waiter.inbound.channel.is_open:
             # It closed while the request was let in, when nobody listened for that yet.
             self._closed(running, waiter)
-        return running
 
     async def join(self, running: RunningRequest, waiter: Waiter) -> None:
         """Answer a request that was sent again when the one that runs is done."""
