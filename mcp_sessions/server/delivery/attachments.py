@@ -51,14 +51,14 @@ class Attachments:
     _clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        locks = Locks[SessionId]()
-        self.session_lock = locks.of
+        self._session_locks = Locks[SessionId]()
+        self.session_lock = self._session_locks.of
         """Held for one step of a session's story: an event that was stored must be handed
         over before the next one is, and before or after a takeover, never in its middle,
         however the store suspends in between (ATT6).
         """
 
-        self.is_busy = locks.is_held
+        self.is_busy = self._session_locks.is_held
         """Whether a session is in such a step."""
 
     async def attach(
