@@ -7,13 +7,13 @@ from functools import partial
 
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import Availability
-from mcp_sessions.draining import Draining
-from mcp_sessions.endpoint import Endpoint
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.health import Health
-from mcp_sessions.lifetime import Lifetime
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
+from mcp_sessions.serve.draining import Draining
+from mcp_sessions.serve.endpoint import Endpoint
+from mcp_sessions.serve.health import Health
+from mcp_sessions.serve.lifetime import Lifetime
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.handlers import ClusterHandlers
 from mcp_sessions.server.cluster.shared_bus import SharedBus

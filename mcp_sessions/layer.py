@@ -11,28 +11,29 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Literal
 
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from mcp_sessions.access_log import AccessLog
 from mcp_sessions.assembly import MAX_BODY, Assembly
 from mcp_sessions.conversations import Conversations
-from mcp_sessions.endpoint import Endpoint
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
-from mcp_sessions.server.delivery.waiting_changes import noting
-from mcp_sessions.serving import (
+from mcp_sessions.serve.access_log import AccessLog
+from mcp_sessions.serve.endpoint import Endpoint
+from mcp_sessions.serve.http import (
     RUN_IS_REFUSED,
     ClosingResponses,
     DrainingServer,
     Leaving,
     http_config,
 )
-from mcp_sessions.serving_stdio import serve_stdio
-from mcp_sessions.sockets import listen_on
+from mcp_sessions.serve.sockets import listen_on
+from mcp_sessions.serve.stdio import serve_stdio
+from mcp_sessions.server.delivery.waiting_changes import noting
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions_transports.http.endpoint import MountedApp
 from mcp_sessions_transports.origin import SecuritySettings
@@ -223,8 +224,9 @@ class SessionLayer:
             refuse()
         app = self.asgi_app(path, host=host, security=security, max_body=max_body, health=health)
         parts = self._assembly
+        serve_pipe = partial(serve_stdio, parts, parts.lifetime, parts.draining, grace)
         if transport == "stdio" and port is None and sock is None:
-            asyncio.run(serve_stdio(parts, grace))
+            asyncio.run(serve_pipe())
             return
         listener = sock if sock is not None else listen_on(host, 8000 if port is None else port)
         if drain_delay is None:
@@ -246,7 +248,7 @@ class SessionLayer:
         server = DrainingServer(config, responses, leaving, on_started, parts.lifetime.open_store)
         with listener:
             if transport == "stdio":
-                asyncio.run(serve_stdio(parts, grace, (server, listener)))
+                asyncio.run(serve_pipe((server, listener)))
             else:
                 server.run(sockets=[listener])
         if server.interrupted:

@@ -24,7 +24,7 @@ from mcp_sessions.cli.targets import load_target
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.sockets import listen_on
+from mcp_sessions.serve.sockets import listen_on
 
 if TYPE_CHECKING:
     from mcp_sessions.layer import SessionLayer

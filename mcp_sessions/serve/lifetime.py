@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.availability import Availability
-from mcp_sessions.draining import Draining
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
+from mcp_sessions.serve.draining import Draining
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.handlers import ClusterHandlers
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster

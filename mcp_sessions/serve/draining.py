@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.core.availability import Availability
-from mcp_sessions.endpoint import Endpoint
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.serve.endpoint import Endpoint
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.attachments import Attachments

@@ -17,7 +17,7 @@ from typing import NoReturn, cast
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mcp_sessions.sockets import LISTEN_BACKLOG
+from mcp_sessions.serve.sockets import LISTEN_BACKLOG
 
 logger = logging.getLogger(__name__)
 

@@ -8,18 +8,24 @@ import signal
 import socket
 from typing import Any
 
-from mcp_sessions.assembly import Assembly
-from mcp_sessions.serving import DrainingServer
+from mcp_sessions.serve.draining import Draining
+from mcp_sessions.serve.http import DrainingServer
+from mcp_sessions.serve.lifetime import Lifetime
+from mcp_sessions_transports.served import Served
 from mcp_sessions_transports.stdio.server import StdioBinding, standard_streams
 
 
 async def serve_stdio(
-    parts: Assembly, grace: float, beside: tuple[DrainingServer, socket.socket] | None = None
+    served: Served,
+    lifetime: Lifetime,
+    draining: Draining,
+    grace: float,
+    beside: tuple[DrainingServer, socket.socket] | None = None,
 ) -> None:
     """Serve until the input ends, then drain.
 
     Args:
-        parts: What is served.
+        served: What is served, and lives and drains by the next two.
         grace: Seconds that running calls get at the end.
         beside: A server, and the socket it listens on, that serves the same.
     """
@@ -32,13 +38,13 @@ async def serve_stdio(
         async with contextlib.AsyncExitStack() as stack:
             serving: asyncio.Task[None] | None = None
             if beside is None:
-                await stack.enter_async_context(parts.lifetime.run())
+                await stack.enter_async_context(lifetime.run())
             else:
-                await parts.lifetime.open_store()
+                await lifetime.open_store()
                 server, listener = beside
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
                 await server.ready.wait()
-            binding = StdioBinding(parts)
+            binding = StdioBinding(served)
             piped = asyncio.create_task(binding.serve(wire_in, wire_out))
             stopped = asyncio.create_task(stop.wait())
             waiting: set[asyncio.Task[Any]] = {piped, stopped}
@@ -46,7 +52,7 @@ async def serve_stdio(
                 waiting.add(serving)
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
-            await parts.draining.drain(grace)
+            await draining.drain(grace)
             if not piped.done():
                 await asyncio.wait({piped}, timeout=2)
                 piped.cancel()

@@ -1,0 +1,1 @@
+"""Running a layer: where clients connect, from its start to an end in good order."""
