@@ -142,7 +142,7 @@ class Assembly:
             peers,
             associations,
             idempotency,
-            SessionMethods(store, attachments, runner, lifecycle, sealed, clock),
+            SessionMethods(store, attachments, runner.held, lifecycle, sealed, clock),
             SessionHandles(store, publisher, policy, clock, sealed.check_state),
             policy,
             add_capabilities,
@@ -161,7 +161,7 @@ class Assembly:
             questions,
             runner,
             idempotency.joining,
-            ClusterStreams(connections, runner, bus, self.transport_sessions, policy, clock),
+            ClusterStreams(connections, bus, self.transport_sessions, policy, clock),
             lifecycle.forget_here,
             upstream.echo,
         )

@@ -7,6 +7,7 @@ cannot be pushed to. A *request channel* is the way back for one request.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -169,6 +170,23 @@ class Transport(Protocol):
         ...
 
 
+class OpenRequest(Protocol):
+    """A request that was asked on a connection, until what became of it is kept."""
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """Runs it; None: not yet."""
+        ...
+
+    def is_awaited_at(self, connection: ClientConnection, request_id: RequestId) -> bool:
+        """Whether a connection still listens for its answer under that id."""
+        ...
+
+    async def abort(self, error: dict[str, Any]) -> None:
+        """End it, with that error for whoever waits."""
+        ...
+
+
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class ClientConnection:
     """A connection that can be pushed to, as the server knows it. That of a transport-mode
@@ -190,6 +208,9 @@ class ClientConnection:
     attached: dict[SessionId, FencingEpoch] = field(default_factory=dict[SessionId, FencingEpoch])
     """The protocol-mode sessions whose events go here. Over HTTP they are in the store
     (:attr:`SessionRecord.carried`), and this stays empty."""
+
+    requests: dict[RequestId, OpenRequest] = field(default_factory=dict[RequestId, OpenRequest])
+    """What it asked and can still be answered in this process; the newest by each id."""
 
     upstream_peers: dict[SessionId | None, UpstreamPeer] = field(
         default_factory=dict[SessionId | None, UpstreamPeer]

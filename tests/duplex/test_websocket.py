@@ -355,8 +355,7 @@ async def test_what_is_owed_no_answer_leaves_nothing_behind(kind: str) -> None:
             await peer.resume(session_id)
         (connection,) = connections(world)
         assert not connection.transport.channels
-        runner = world.layer._assembly.runner  # pyright: ignore[reportPrivateUsage]
-        assert not runner.by_connection(connection)
+        assert not connection.requests
 
 
 # --- the modern era --------------------------------------------------------------------------

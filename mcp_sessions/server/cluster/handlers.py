@@ -189,7 +189,7 @@ class ClusterHandlers:
         if join is not None:
             await self._joining.cancel(join)
         connection = self._connections.local(message.connection_id)
-        running = self._runner.by_connection(connection).get(message.id) if connection else None
+        running = connection.requests.get(message.id) if connection else None
         if running is not None:
             await running.abort(_CANCELLED)
 

@@ -199,7 +199,7 @@ class Attachments:
         """A session has a new connection: what is open goes there too (ASK2), if its
         client can answer it; else it waits for one that can.
         """
-        for question in self._questions.of_session(session_id):
+        for question in list(self._questions.by_session.get(session_id, ())):
             if may_ask(connection.peer, question.method):
                 await connection.send(Draft(question.message, None, question.log_key, session_id))
 

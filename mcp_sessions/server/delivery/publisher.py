@@ -161,7 +161,7 @@ class Publisher:
 
     async def push_open(self, session_id: SessionId) -> None:
         """A session has a new connection in another process: what is open here goes there."""
-        for question in self._questions.of_session(session_id):
+        for question in list(self._questions.by_session.get(session_id, ())):
             await self.push(session_id, question.message, question)
 
     async def push(self, session_id: SessionId, message: bytes, question: PendingQuestion) -> None:

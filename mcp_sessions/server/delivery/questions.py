@@ -88,6 +88,9 @@ class PendingQuestions:
 
     def __init__(self, process: str | None = None) -> None:
         self._open: dict[str, PendingQuestion] = {}
+        self.by_session: dict[SessionId | None, dict[PendingQuestion, None]] = {}
+        """Those that a session's standalone channel sent; None: of no session."""
+
         self._process = process
 
     def new(
@@ -130,6 +133,8 @@ class PendingQuestions:
             PeerError: See :meth:`Outbound.send_request`.
         """
         self._open[question.id] = question
+        of_session = self.by_session.setdefault(question.session_id, {})
+        of_session[question] = None
         try:
             await send(question.message)
             async with asyncio.timeout(timeout):
@@ -142,6 +147,9 @@ class PendingQuestions:
             raise
         finally:
             self._open.pop(question.id, None)
+            del of_session[question]
+            if not of_session:
+                del self.by_session[question.session_id]
         if answer.error is not None:
             error = answer.error
             raise PeerError(error["code"], error["message"], error.get("data"))
@@ -169,10 +177,6 @@ class PendingQuestions:
                 float(total) if isinstance(total, (int, float)) else None,
                 message if isinstance(message, str) else None,
             )
-
-    def of_session(self, session_id: SessionId) -> list[PendingQuestion]:
-        """The open requests that a session's standalone channel sent."""
-        return [question for question in self._open.values() if question.session_id == session_id]
 
     def fail(self, question: PendingQuestion, code: int, message: str) -> None:
         """Nobody will answer ``question``."""

@@ -43,7 +43,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.forwarding import forward_answer, forward_progress
 from mcp_sessions.server.cluster.messages import CancelKeyed, CancelRequest
-from mcp_sessions.server.connection import ClientConnection, Inbound
+from mcp_sessions.server.connection import ClientConnection, Inbound, OpenRequest
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.dispatch.association import Associations
@@ -52,7 +52,7 @@ from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS, Sessio
 from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.outbound import LateOutbound
 from mcp_sessions.server.requests.runner import REQUEST_CANCELLED, RequestRunner
-from mcp_sessions.server.requests.running import RunningRequest, Waiter
+from mcp_sessions.server.requests.running import Waiter
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream, UpstreamError
 from mcp_sessions.stores.contract import SessionStore
@@ -336,7 +336,7 @@ class Router:
             yield
             return
         here = (connection.id, request.id)
-        running = self._runner.by_connection(connection).get(request.id)
+        running = connection.requests.get(request.id)
         if (
             here in self._arriving
             or here in self._idempotency.joining.by_request
@@ -350,7 +350,7 @@ class Router:
             self._arriving.discard(here)
 
     async def _cancel(self, params: Mapping[str, Any] | None, inbound: Inbound) -> None:
-        running: RunningRequest | None = None
+        running: OpenRequest | None = None
         try:
             named, key = named_session(params), request_key(params)
         except InvalidParams as malformed:
@@ -366,7 +366,7 @@ class Router:
             request_id, connection = (params or {}).get("requestId"), inbound.connection
             if connection is None or not isinstance(request_id, (str, int)):
                 return
-            running = self._runner.by_connection(connection).get(request_id)
+            running = connection.requests.get(request_id)
             if running is None:
                 join = self._idempotency.joining.by_request.get((connection.id, request_id))
                 if join is not None:

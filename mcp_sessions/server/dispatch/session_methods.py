@@ -7,7 +7,7 @@ and ``sessions/delete`` (STA, RES, END, CRE, DEL). One kind of session, one id n
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -35,7 +35,6 @@ from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.sealed_state import SealedState
-from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attached, CurrentSession, SessionRecord
@@ -53,7 +52,7 @@ class SessionMethods:
 
     _store: SessionStore
     _attachments: Attachments
-    _runner: RequestRunner
+    _held: Collection[SessionId]
     _lifecycle: Lifecycle
     _sealed: SealedState
     _clock: Callable[[], float]
@@ -202,7 +201,7 @@ class SessionMethods:
             inbound.principal,
             mode=Mode.PROTOCOL,
             now=self._clock(),
-            held=session_id in self._runner.held,
+            held=session_id in self._held,
         )
         if admitted is None:
             raise SessionNotFound(session_id)

@@ -13,7 +13,7 @@ from typing import Any
 
 from mcp_sessions.background import watched
 from mcp_sessions.core.load import Load
-from mcp_sessions.core.messages import RequestId, error_body, wire_error
+from mcp_sessions.core.messages import error_body, wire_error
 from mcp_sessions.core.unheard import Unheard
 from mcp_sessions.errors import (
     OutcomeUnknown,
@@ -60,7 +60,6 @@ class RequestRunner:
         self._running: dict[RunningRequest, None] = {}
         self._by_session: dict[SessionId, dict[RunningRequest, None]] = {}
         self._by_key: dict[tuple[SessionId, RequestKey], RunningRequest] = {}
-        self._by_connection: dict[ClientConnection, dict[RequestId, RunningRequest]] = {}
         self._detached_timeout = policy.detached_timeout
         self._unheard = Unheard[RunningRequest](
             most=policy.max_detached_requests,
@@ -89,10 +88,6 @@ class RequestRunner:
     def by_key(self, session_id: SessionId, key: RequestKey) -> RunningRequest | None:
         """The request with that key that runs, or is about to be answered."""
         return self._by_key.get((session_id, key))
-
-    def by_connection(self, connection: ClientConnection) -> Mapping[RequestId, RunningRequest]:
-        """What a connection asked and can still be answered; the newest by each id."""
-        return self._by_connection.get(connection, {})
 
     def call(
         self,
@@ -139,7 +134,7 @@ class RequestRunner:
             self._by_key[running.session_id, running.key] = running
         connection = waiter.inbound.connection
         if connection is not None:
-            self._by_connection.setdefault(connection, {})[waiter.request.id] = running
+            connection.requests[waiter.request.id] = running
         self.load.add(waiter.load)
         self._listen(running, waiter)
         if self._loop is None:
@@ -153,7 +148,7 @@ class RequestRunner:
         """Answer a request that was sent again when the one that runs is done."""
         connection = waiter.inbound.connection
         if connection is not None:
-            self._by_connection.setdefault(connection, {})[waiter.request.id] = running
+            connection.requests[waiter.request.id] = running
         self.load.add(waiter.load)
         self._listen(running, waiter)
         self._heard(running)
@@ -162,7 +157,7 @@ class RequestRunner:
     async def abort_session(self, session_id: SessionId) -> None:
         """A session is over: its requests and its questions to the client fail."""
         error = wire_error(SessionNotFound(session_id))
-        for question in self._questions.of_session(session_id):
+        for question in list(self._questions.by_session.get(session_id, ())):
             self._questions.fail(question, error["code"], error["message"])
         # Beside what every -32043 says: this request was begun, so it is not one to send
         # again in another session.
@@ -182,8 +177,7 @@ class RequestRunner:
         """Wait until nothing is at work that a connection asked for, ``timeout`` seconds at
         the most.
         """
-        asked = self.by_connection(connection).values()
-        tasks = [running.task for running in asked if running.task]
+        tasks = [running.task for running in connection.requests.values() if running.task]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout)
 
@@ -261,10 +255,8 @@ class RequestRunner:
         for waiter in running.waiters:
             self.load.remove(waiter.load)
             connection, request_id = waiter.inbound.connection, waiter.request.id
-            if connection is not None and self.by_connection(connection).get(request_id) is running:
-                del self._by_connection[connection][request_id]
-                if not self._by_connection[connection]:
-                    del self._by_connection[connection]
+            if connection is not None and connection.requests.get(request_id) is running:
+                del connection.requests[request_id]
 
     def log_state(self) -> dict[str, int]:
         """How much is at work, for logs and tests."""

@@ -18,7 +18,6 @@ from mcp_sessions.server.cluster.messages import StreamRead
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
-from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions_transports.http.channel import PostChannel
 from mcp_sessions_transports.http.transport import http_transport
 
@@ -28,7 +27,6 @@ class ClusterStreams:
     """The :class:`~mcp_sessions.server.cluster.handlers.HttpStreams` of a layer."""
 
     _connections: ConnectionRegistry
-    _runner: RequestRunner
     _bus: ClusterBus
     _sessions: TransportSessions
     _policy: SessionPolicy
@@ -60,7 +58,7 @@ class ClusterStreams:
                 self._connections.in_use(connection)
                 await self._sessions.catch_up(connection)
             elif self._connections.in_use_at(connection) < unused and not (
-                channels or self._runner.by_connection(connection)
+                channels or connection.requests
             ):
                 await self._connections.let_go(connection)
             for channel in list(channels.values()):
