@@ -111,7 +111,8 @@ class SessionPolicy:
 
     max_finished_streams: int = 16
     """Response streams of one connection whose end can still be fetched with
-    ``Last-Event-ID``."""
+    ``Last-Event-ID``. Those that were sent whole have ``max_bytes`` in sum, those that nobody
+    read ``max_unread_bytes``; the newest always stays."""
 
     max_unread_bytes: int = 67_108_864
     """Of answers that wait for one WebSocket or stdio client beyond its ``send_buffer``. While

@@ -121,6 +121,13 @@ def encode(message: Any) -> bytes:
         return _encode_rare(message)
 
 
+def compact(encoded: bytes) -> bytes:
+    """What :func:`encode` made, for who keeps it: orjson leaves up to eight times as much memory
+    behind it as it is long.
+    """
+    return bytes(memoryview(encoded))
+
+
 def _encode_rare(message: Any) -> bytes:
     """What orjson refuses and JSON can say: an integer beyond 64 bits, a lone surrogate,
     more than 254 levels. A handler may return it, and a modern-era client may send it.
@@ -439,4 +446,4 @@ class EventTemplate:
 
 def plain_draft(message: bytes, key: str | None = None) -> Draft:
     """A message that carries no event id of ours: of a bare connection or a response stream."""
-    return Draft(message, None, key)
+    return Draft(compact(message), None, key)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from mcp_sessions.core.messages import compact
 from mcp_sessions.errors import InvalidParams
 from mcp_sessions.ids import RequestKey
 
@@ -241,7 +242,7 @@ class RequestKeys:
         if outcome is None or not self._make_room(len(outcome)):
             entry.state = KeyState.DROPPED
             return False
-        entry.state, entry.outcome = KeyState.ANSWERED, outcome
+        entry.state, entry.outcome = KeyState.ANSWERED, compact(outcome)
         self._answered.append(key)
         self.size += len(outcome)
         self._answers += len(outcome)

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import tracemalloc
+from collections.abc import Callable
 from typing import Any, cast
 
 import orjson
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mcp_sessions.core.log import Draft
 from mcp_sessions.core.messages import (
     REQUEST_KEY_META,
     SESSION_META,
@@ -39,8 +42,9 @@ from mcp_sessions.core.messages import (
     wire_error,
     without_session,
 )
+from mcp_sessions.core.request_keys import RequestKeys
 from mcp_sessions.errors import InvalidParams, LimitReached, SessionDetached
-from mcp_sessions.ids import Position, SessionEventId, SessionId, log_epoch
+from mcp_sessions.ids import Position, RequestKey, SessionEventId, SessionId, log_epoch
 
 EVENT_ID: SessionEventId = Position(log_epoch(1_800_000_000_000, 0), 42).event_id()
 
@@ -480,3 +484,29 @@ def test_a_plain_draft_is_the_message_itself() -> None:
 
     assert draft.encode(EVENT_ID) == b"{}"
     assert (draft.key, draft.origin) == ("key", None)
+
+
+def kept_as_draft(message: bytes) -> object:
+    draft: Draft = plain_draft(message)
+    return draft.encode(SessionEventId("1-1"))
+
+
+def kept_under_a_key(message: bytes) -> object:
+    keys = RequestKeys(lifetime=60, max_bytes=100_000)
+    keys.begin(RequestKey("k"), b"digest", runner="here", now=0)
+    assert keys.finish(RequestKey("k"), message, now=0)
+    return keys
+
+
+@pytest.mark.parametrize("kept", [kept_as_draft, kept_under_a_key])
+def test_what_is_kept_takes_the_memory_that_is_counted(kept: Callable[[bytes], object]) -> None:
+    """A bound in bytes bounds the memory too."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        everything = [kept(encode({"text": "x" * 4_000})) for _ in range(100)]
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(everything) == 100
+    assert after - before < 100 * 6_000

@@ -1,14 +1,19 @@
 """The POST side of handshake-era HTTP: JSON or a stream, and what becomes of a cut one."""
 
 import asyncio
+import gc
+from collections.abc import Sequence
 
 import mcp_types as types
 import pytest
 from mcp.server.context import CallNext, HandlerResult
 
+from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.requests.running import RunningRequest
 from tests.support.raw import (
     NEWEST,
     VERSIONS,
+    Json,
     RawClient,
     Reply,
     Sent,
@@ -376,6 +381,73 @@ async def test_the_ends_of_finished_streams_are_kept_within_a_bound() -> None:
 
         codes = [reply.messages[-1].get("error", {}).get("code") for reply in replies]
         assert codes == [-31012, -31012, None, None, None]
+
+
+def say(w: World, client: RawClient, number: int, gate: str | None = None) -> Sent:
+    """A call that is answered on a stream, with 2,000 letters."""
+
+    async def tool(ctx: Ctx, arguments: Json) -> str:
+        await ctx.session.report_progress(1, 1)
+        if "gate" in arguments:
+            await w.box.gate(arguments["gate"]).arrive()
+        return "x" * 2_000
+
+    w.box.tools["say"] = tool
+    arguments = {} if gate is None else {"gate": gate}
+    return client.call("say", meta={"progressToken": number}, **arguments)
+
+
+async def fetched(client: RawClient, sent: Sequence[Sent]) -> list[int | None]:
+    """Which of these calls' answers come again: None, or the error's code."""
+    replies = [await client.get(one.reply.events[0].id).done() for one in sent]
+    return [reply.messages[-1].get("error", {}).get("code") for reply in replies]
+
+
+async def test_the_ends_of_finished_streams_are_bounded_in_bytes() -> None:
+    """ATT7: what was sent whole stands within one window, however few that are."""
+    async with world(max_bytes=5_000) as w:
+        client = await w.connected()
+        sent = [say(w, client, number) for number in range(4)]
+        for one in sent:
+            assert "result" in await one.answer()
+            await one.reply.done()
+
+        assert await fetched(client, sent) == [-31012, -31012, None, None]
+
+
+async def test_an_answer_that_nobody_read_is_not_forgotten_for_one_that_was_read() -> None:
+    """HTL10: until answers that nobody read are more than ``max_unread_bytes``."""
+    async with world(max_bytes=5_000, max_unread_bytes=7_000) as w:
+        client = await w.connected()
+        unread = [say(w, client, number, "g") for number in range(4)]
+        for one in unread:
+            await one.reply.event(0)
+            one.reply.leave()
+        await cycles(50)
+        w.box.gate("g").go.set()
+        await cycles(50)
+        read = [say(w, client, number) for number in range(4, 7)]
+        for one in read:
+            await one.reply.done()
+
+        assert await fetched(client, read) == [-31012, None, None]
+        assert await fetched(client, unread) == [-31012, None, None, None]
+
+
+async def test_nothing_of_a_request_stays_but_what_it_sent() -> None:
+    """Its channel is kept for ``Last-Event-ID``; what ran, and who asked for it, is not."""
+    async with world() as w:
+        client = await w.connected()
+        for number in range(5):
+            sent = client.call("progress", steps=1, meta={"progressToken": number})
+            await sent.answer()
+            await sent.reply.done()
+        del sent
+        await cycles(20)
+
+        gc.collect()
+        left = [each for each in gc.get_objects() if type(each) in (RunningRequest, Inbound)]
+        assert left == []
 
 
 async def test_a_stream_is_not_forgotten_while_it_is_read() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import RequestId, plain_draft
@@ -38,6 +39,16 @@ JSON_DEADLINE = 0.1
 """Seconds within which an answer without anything before it goes as plain JSON."""
 
 
+class Finished(NamedTuple):
+    """A response stream that was answered and that nobody reads."""
+
+    size: int
+    """Bytes of its messages."""
+
+    is_sent: bool
+    """All of them were handed to the network."""
+
+
 class ResponseStreams:
     """The response streams of one transport-mode session that this process answers: those that
     are at work, and the newest of those that were answered, which can be fetched for a while;
@@ -47,7 +58,7 @@ class ResponseStreams:
     __slots__ = (
         "_finished",
         "_forgotten",
-        "_most",
+        "_policy",
         "_streams",
         "channels",
         "primes",
@@ -55,8 +66,10 @@ class ResponseStreams:
         "session_id",
     )
 
-    def __init__(self, session_id: SessionId, streams: Streams, most: int, *, primes: bool) -> None:
-        """Keep ``most`` that were answered; see ``SessionPolicy.max_finished_streams``.
+    def __init__(
+        self, session_id: SessionId, streams: Streams, policy: SessionPolicy, *, primes: bool
+    ) -> None:
+        """None is open yet.
 
         Args:
             primes: The client understands an event without data.
@@ -66,22 +79,21 @@ class ResponseStreams:
         self.channels: dict[StreamName, PostChannel] = {}
         self.remote: dict[RemoteResponse, None] = {}
         self._streams = streams
-        self._most = most
+        self._policy = policy
         # A process has many connections, and most of them have none.
-        self._finished: dict[StreamName, None] | None = None
+        self._finished: dict[StreamName, Finished] | None = None
         self._forgotten: list[StreamName] | None = None
 
     def log(self, name: StreamName) -> StreamLog:
         """One of them, as the store has it."""
         return self._streams(self.session_id, name)
 
-    async def finished(self, name: StreamName) -> None:
+    async def finished(self, name: StreamName, what: Finished) -> None:
         """One has its answer and no reader: it can be fetched for a while yet."""
         if self._finished is None:
             self._finished = {}
-        self._finished[name] = None
-        while len(self._finished) > self._most:
-            oldest = next(iter(self._finished))
+        self._finished[name] = what
+        while (oldest := self._surplus(self._finished)) is not None:
             del self._finished[oldest]
             # Before the store forgets it: nobody may begin to read it any more.
             self.channels.pop(oldest, None)
@@ -95,6 +107,19 @@ class ResponseStreams:
                 logger.warning("a response stream is forgotten later: the store is away")
                 return
             self._forgotten = [name for name in self._forgotten or () if name != oldest] or None
+
+    def _surplus(self, finished: dict[StreamName, Finished]) -> StreamName | None:
+        """The one that goes next; None: there is room for all. The newest always stays."""
+        policy = self._policy
+        if len(finished) > policy.max_finished_streams:
+            return next(iter(finished))
+        # Of what was sent only the last bytes can be missing at the client; of what was not,
+        # all of them.
+        for is_sent, most in ((True, policy.max_bytes), (False, policy.max_unread_bytes)):
+            some = {name: each.size for name, each in finished.items() if each.is_sent is is_sent}
+            if len(some) > 1 and sum(some.values()) > most:
+                return next(iter(some))
+        return None
 
     def reopened(self, name: StreamName) -> None:
         """One is read again: while it is, it is not forgotten."""
@@ -155,6 +180,8 @@ class PostChannel(WatchedChannel):
         self._feed: LogFeed[SseStream] | None = None
         self._log: StreamLog | None = None
         self._final: SessionEventId | None = None
+        self._size = 0
+        self._is_whole = False
         self._is_stream = False
         self._opening: asyncio.Lock | None = None
         self._wanted: StreamLog | None = None
@@ -211,8 +238,13 @@ class PostChannel(WatchedChannel):
         """Answered, and nobody reads: from now on the stream may be forgotten for others."""
         if self._final is None or self.is_open or self._streams is None:
             return
-        if self._log is not None:
-            await self._streams.finished(self._log.name)
+        if self._log is None:
+            return
+        is_sent = self._is_whole and self._feed is not None and self._feed.last == self._final
+        # Of the request nothing stays but its messages.
+        self.watch()
+        self.close_stream = self._stream = self._feed = self._opening = None
+        await self._streams.finished(self._log.name, Finished(self._size, is_sent))
 
     async def _store_and_push(self, message: bytes, *, final: bool, key: str | None = None) -> None:
         if self._log is None:
@@ -230,6 +262,7 @@ class PostChannel(WatchedChannel):
             # is told what became of it (END6).
             self._push_unkept(message, final=final)
             return
+        self._size += len(message)
         if final:
             self._final = appended.event.event_id
         if self._feed is not None:
@@ -324,7 +357,8 @@ class PostChannel(WatchedChannel):
 
     async def _serve(self, stream: SseStream, session_id: SessionId | None, call: HttpCall) -> None:
         try:
-            await stream.serve(call.receive, call.send, sse_headers(session_id))
+            self._is_whole = False
+            self._is_whole = await stream.serve(call.receive, call.send, sse_headers(session_id))
         finally:
             stream.cut()
             if self._stream is stream:

@@ -76,14 +76,15 @@ class SseStream(Outbox):
         super().__init__(limit=limit, slow_timeout=slow_timeout)
         self._comment = comment
 
-    async def serve(self, receive: Receive, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
-        """Send until the stream ends, is cut, or its peer is gone."""
+    async def serve(self, receive: Receive, send: Send, headers: list[tuple[bytes, bytes]]) -> bool:
+        """Send until the stream ends, is cut, or its peer is gone; whether all was sent."""
         watcher = asyncio.ensure_future(self._watch(receive))
         writer = asyncio.ensure_future(self._send_all(send, headers))
         try:
             await asyncio.wait({watcher, writer, self._cut}, return_when=asyncio.FIRST_COMPLETED)
             if self._cut.done() and not writer.done() and not watcher.done():
                 await asyncio.wait({writer}, timeout=_LAST_WORDS)
+            is_whole = writer.done() and not self.closed
         finally:
             self.cut()
             watcher.cancel()
@@ -93,6 +94,7 @@ class SseStream(Outbox):
             # OSError: the server says that the peer is gone, which is how streams end.
             if isinstance(result, Exception) and not isinstance(result, OSError):
                 raise result
+        return is_whole and results[1] is None
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -160,9 +160,7 @@ class HttpTransport:
             primes: The client understands an event without data.
             is_shared: Other processes may serve the session, too.
         """
-        self.responses = ResponseStreams(
-            session_id, streams, policy.max_finished_streams, primes=primes
-        )
+        self.responses = ResponseStreams(session_id, streams, policy, primes=primes)
         self.close_stream: Callable[[], Awaitable[None]] | None = None
         if primes:
             self.close_stream = self._close_stream
