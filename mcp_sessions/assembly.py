@@ -14,6 +14,7 @@ from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.endpoint import Endpoint
 from mcp_sessions.serve.health import Health
 from mcp_sessions.serve.lifetime import Lifetime
+from mcp_sessions.server.audit import Audit
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.handlers import ClusterHandlers
 from mcp_sessions.server.cluster.shared_bus import SharedBus
@@ -148,6 +149,7 @@ class Assembly:
             add_capabilities,
             clock,
             bus,
+            Audit(security, bus.process),
         )
         self.listening = Listening(store, attachments, self.router, sealed, upstream)
         self.sessions = Sessions(store, clock, lifecycle.finish)

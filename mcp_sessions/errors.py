@@ -41,6 +41,10 @@ METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 
+REQUEST_CANCELLED = -32800
+"""The SDK's answer to a cancelled request on the handshake era's HTTP wire, which ends a
+response stream with a response only."""
+
 
 class Refusal(Enum):
     """Why a resume replays nothing; the value is the wire's ``reason``."""

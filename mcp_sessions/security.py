@@ -336,6 +336,12 @@ class SessionSecurity:
         """
         return [SessionId(each) for each in self._names.of(source, name, *self._binding(principal))]
 
+    def pseudonym(self, *parts: str | None) -> str:
+        """What stands for these in an operator's records: the same as long as the newest key is,
+        and without that key nobody can tell it, nor what it was made of.
+        """
+        return self._names.of("pseudonym", self.audience, *parts)[0]
+
     def _binding(self, principal: Principal, session_id: str | None = None) -> Binding:
         """Whom and what a token is good for. Scopes are not the principal's identity."""
         owner = (principal.client_id, principal.issuer, principal.subject)

@@ -122,7 +122,7 @@ class TextFormatter(logging.Formatter):
         """One line, and a traceback below it if there is one."""
         # A peer may put line breaks into what is logged; they must not forge a record.
         text = " ".join(record.getMessage().splitlines())
-        line = f"{_time(record)} {record.levelname} {record.name}: {text}"
+        line = f"{time_of(record)} {record.levelname} {record.name}: {text}"
         return f"{line}\n{trace}" if (trace := _traceback(self, record)) else line
 
 
@@ -132,21 +132,26 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One line, also with a traceback."""
         content: dict[str, object] = {
-            "time": _time(record),
+            "time": time_of(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
         if trace := _traceback(self, record):
             content["traceback"] = trace
-        attributes: Mapping[str, object] = vars(record)
-        for name, value in attributes.items():
-            if name not in _STANDARD:
-                content.setdefault(name, value)
+        for name, value in extra_of(record).items():
+            content.setdefault(name, value)
         return json.dumps(content, default=str)
 
 
-def _time(record: logging.LogRecord) -> str:
+def extra_of(record: logging.LogRecord) -> dict[str, object]:
+    """What it was given as ``extra=``."""
+    members: Mapping[str, object] = vars(record)
+    return {name: value for name, value in members.items() if name not in _STANDARD}
+
+
+def time_of(record: logging.LogRecord) -> str:
+    """When it was made: UTC, with milliseconds."""
     moment = datetime.fromtimestamp(record.created, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

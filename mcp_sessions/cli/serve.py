@@ -19,6 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 from mcp_sessions import __version__
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.arguments import INTERRUPTED
+from mcp_sessions.cli.audit_file import AuditFile
 from mcp_sessions.cli.serve_options import DEFAULT_PORT, DEFAULT_STORE, parsed, wants_json
 from mcp_sessions.cli.targets import load_target
 from mcp_sessions.conversations import Conversations
@@ -46,9 +47,13 @@ def main(arguments: Sequence[str]) -> int:
         logs.configure(level="info", format="json")
     options = parsed(arguments)
     logs.configure(level=options.log_level, format=options.log_format, access=options.access_log)
+    audit = AuditFile(options.audit) if options.audit is not None else None
     if options.workers is not None and options.worker is None:
         return _keep_workers(options, arguments)
     layer, store = _layer(options)
+    if audit is not None:
+        # Now: what the target's code does to logging is done.
+        audit.install()
     if options.worker is not None:
         return _work(options, layer, store)
     if options.stdio and options.port is None:

@@ -51,6 +51,8 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigurationError(f"{given[0]} goes with --conversations")
     if options.stdio and options.workers is not None:
         raise ConfigurationError("--workers: standard input and output belong to one process")
+    if options.stdio and options.audit == "-":
+        raise ConfigurationError("--audit -: standard output is the client's; name a file")
     if options.stdio and options.port is None:
         given = {
             "--allowed-host": options.allowed_host,
@@ -177,6 +179,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--access-log", action="store_true", help="log a line for each HTTP request and WebSocket"
+    )
+    parser.add_argument(
+        "--audit",
+        metavar="FILE",
+        help="append a line of JSON for each request that was served: who, what, in which session, "
+        "how it ended; no arguments, results, ids or keys; '-': standard output; default: none",
     )
     parser.add_argument(
         "--log-format", choices=logs.FORMATS, default="text", help="default: %(default)s"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, cast
 
+from mcp_sessions.core.conversations import ConversationKey
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import (
     EXTENSION,
@@ -24,6 +25,7 @@ from mcp_sessions.core.messages import (
 from mcp_sessions.errors import Detached, Refusal
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.audit import AuditEntry
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
 
@@ -398,6 +400,12 @@ class Inbound:
     changed_current: CurrentSession | NotChanged | None = NotChanged.HERE
     """What this message made of the connection's current session."""
 
+    conversation: ConversationKey | None = None
+    """Its session is that of the conversation with this key."""
+
+    audit: AuditEntry | None = None
+    """None: what becomes of it is not written down."""
+
     @property
     def asked(self) -> Peer | None:
         """Who can be asked something on this message's way back; None: nobody."""
@@ -418,6 +426,11 @@ class Inbound:
         fields: list[tuple[bytes, bytes]] = list(self.scope["headers"]) if self.scope else []
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(fields)}
 
+    @property
+    def transport(self) -> str:
+        """The kind of transport that it came on."""
+        return self.connection.kind if self.connection is not None else self.kind
+
     async def current(self) -> CurrentSession | None:
         """The connection's current session (ASC2)."""
         if not isinstance(self.changed_current, NotChanged):
@@ -433,8 +446,35 @@ class Inbound:
         await self.connection.set_current(current)
         self.changed_current = current
 
+    def belongs_to(self, conversation: ConversationKey) -> None:
+        """Its session is that of a conversation."""
+        self.conversation = conversation
+
+    def audited(self, entry: AuditEntry | None) -> AuditEntry | None:
+        """From now on what becomes of it is written down there."""
+        self.audit = entry
+        return entry
+
+    async def answer(
+        self, message: bytes, *, code: int | None = None, is_away: bool = False
+    ) -> None:
+        """Send the answer on its way back; see :class:`RequestChannel`."""
+        is_heard = self.channel.is_open
+        try:
+            await self.channel.answer(message, code=code, is_away=is_away)
+        finally:
+            if self.audit is not None:
+                self.audit.write(is_heard=is_heard)
+
+    def acknowledged(self) -> None:
+        """What it asks for has begun, or is answered otherwise than by :meth:`answer`."""
+        if self.audit is not None:
+            self.audit.write(is_heard=True)
+
     def result(self, request_id: RequestId, result: Mapping[str, Any]) -> bytes:
         """The successful answer to a request."""
+        if self.audit is not None:
+            self.audit.is_result(result)
         return self.encode({"jsonrpc": "2.0", "id": request_id, "result": result})
 
     def of_its_era(self, result: dict[str, Any]) -> dict[str, Any]:
@@ -447,6 +487,8 @@ class Inbound:
 
     def error(self, request_id: RequestId, error: Mapping[str, Any]) -> bytes:
         """The failed answer to a request."""
+        if self.audit is not None:
+            self.audit.is_error(error)
         return self.encode({"jsonrpc": "2.0", "id": request_id, "error": error})
 
     def notification(self, method: str, params: Mapping[str, Any] | None) -> bytes:

@@ -23,6 +23,7 @@ object's constructor, or by a method of its own.
 
 FOREIGN = {
     "logger.propagate": "a logger has no other way",
+    "logger.disabled": "a logger has no other way",
     "sys.excepthook": "where Python asks for it",
     "threading.excepthook": "where Python asks for it",
     "sys.unraisablehook": "where Python asks for it",

@@ -42,6 +42,28 @@ def test_a_span_of_a_session_names_its_digest_and_no_span_names_an_id() -> None:
         assert session_id not in json.dumps([seen["spans"], seen["points"]])
 
 
+def test_a_span_of_a_conversation_has_the_hosts_own_id() -> None:
+    """By that the host's own spans are found. In a session that its client named it is the
+    digest; and each line of the audit names the trace and the session of its span.
+    """
+    seen = told("conversation")
+    calls = [
+        (attributes["mcp_sessions.session"], attributes["gen_ai.conversation.id"])
+        for name, attributes in seen["spans"]
+        if name == "tools/call echo"
+    ]
+    host, bound, named = "the host's own id", seen["bound"], seen["named"]
+    assert calls == [(bound, host), (bound, host), (named, named)]
+    traces = [
+        trace
+        for (name, _), trace in zip(seen["spans"], seen["traces"], strict=True)
+        if name == "tools/call echo"
+    ]
+    assert traces[1] == "4bf92f3577b34da6a3ce929d0e0e4736" and len(set(traces)) == 3
+    sessions = [session for session, _ in calls]
+    assert seen["audit"] == [list(each) for each in zip(sessions, traces, strict=True)]
+
+
 def test_what_happens_to_sessions_is_counted() -> None:
     points = {
         (name.removeprefix("mcp_sessions."), *sorted(attributes.values())): value

@@ -2,11 +2,13 @@
 
 Prints one JSON object: the spans and the counters of what it did. With ``bare`` nothing is
 set up, and it prints which of OpenTelemetry's instruments were made real. With ``failing`` it
-does something else: work of the library's own fails, that nobody awaits.
+does something else: work of the library's own fails, that nobody awaits. With ``conversation``
+the requests are of a host's conversation, and the audit is on.
 """
 
 import asyncio
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -18,14 +20,30 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from mcp_sessions import Conversations
 from mcp_sessions.ids import digest
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.records import SessionRecord
+from tests.support.modern import ModernClient
 from tests.support.raw import in_session
 from tests.support.virtual_time import VirtualTimeLoop
 from tests.support.world import world
 
 UPDATED = "notifications/resources/updated"
+
+
+audited: list[list[Any]] = []
+"""Of each line of the audit: its session, and its trace."""
+
+
+class Kept(logging.Handler):
+    """Keeps what the audit says."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        members = vars(record)
+        if members["mcp.method.name"] == "tools/call":
+            audited.append([members["mcp_sessions.session"], members["trace_id"]])
 
 
 async def story() -> dict[str, Any]:
@@ -73,10 +91,29 @@ async def failing() -> dict[str, Any]:
         return {"raised": raised}
 
 
+async def conversation() -> dict[str, Any]:
+    """Two calls of a conversation, one in each era, and one in a session that is named."""
+    async with world(conversations=Conversations()) as w:
+        meta = {"openai/session": "the host's own id"}
+        await (await w.connected()).text("echo", meta=meta, text="x")
+        modern = ModernClient(w.carrier)
+        trace_of = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+        await modern.text("echo", {"text": "x"}, meta={**meta, **trace_of})
+        named = (await modern.create())["sessionId"]
+        await modern.text("echo", {"text": "x"}, meta={**meta, **in_session(named)})
+        [bound] = [each.id for each in await w.layer.sessions.list() if each.mode == "bound"]
+        return {"bound": digest(bound), "named": digest(named), "audit": audited}
+
+
 def main() -> None:
     """Do it, and print what was seen."""
     bare = sys.argv[1:] == ["bare"]
-    tell = failing if sys.argv[1:] == ["failing"] else story
+    tells = {"failing": failing, "conversation": conversation}
+    tell = tells.get(" ".join(sys.argv[1:]), story)
+    audit = logging.getLogger("mcp_sessions.audit")
+    audit.addHandler(Kept())
+    if tell is conversation:
+        audit.setLevel(logging.INFO)
     spans, reader = InMemorySpanExporter(), InMemoryMetricReader()
     if not bare:
         tracing = TracerProvider()
@@ -94,8 +131,10 @@ def main() -> None:
         for point in metric.data.data_points
         if scope.scope.name == "mcp_sessions"
     ]
-    seen = [[span.name, dict(span.attributes or {})] for span in spans.get_finished_spans()]
-    sys.stdout.write(json.dumps({**names, "spans": seen, "points": points}))
+    finished = spans.get_finished_spans()
+    seen = [[span.name, dict(span.attributes or {})] for span in finished]
+    traces = [f"{span.context.trace_id:032x}" for span in finished if span.context is not None]
+    sys.stdout.write(json.dumps({**names, "spans": seen, "points": points, "traces": traces}))
 
 
 if __name__ == "__main__":

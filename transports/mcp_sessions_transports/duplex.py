@@ -192,7 +192,8 @@ class DuplexConnection:
             return self.client
 
         # A client that initializes has no connection yet.
-        alone = Inbound(self.client.principal, self.client.peer, None, channel)
+        client = self.client
+        alone = Inbound(client.principal, client.peer, None, channel, kind=client.kind)
         router = self._served.router
         answer, connection = await router.initialize(request, alone, register, is_there=True)
         await alone.channel.answer(answer)
@@ -219,7 +220,7 @@ class DuplexConnection:
             refused = InvalidRequest(
                 InvalidReason.DUPLICATE_ID, "a request with this id is still open"
             )
-            await channel.answer(inbound.error(request.id, wire_error(refused)))
+            await inbound.answer(inbound.error(request.id, wire_error(refused)))
         elif request.method == LISTEN and names_session(request.params):
             await self._listen(request, inbound)
             # Its last message comes when it ends; nothing of it can break before.
@@ -231,16 +232,18 @@ class DuplexConnection:
         """Events are pushed here anyway: a listen sets the filter and adds its id."""
         listening = self._served.listening
         try:
-            record, wanted = await listening.admit(request, inbound)
-            if record.session_id not in self.client.attached:
-                await listening.attach(request, record, self.client)
+            with self._served.router.audited(request, inbound):
+                record, wanted = await listening.admit(request, inbound)
+                if record.session_id not in self.client.attached:
+                    await listening.attach(request, record, self.client)
         except WireError as refused:
-            await inbound.channel.answer(inbound.error(request.id, wire_error(refused)))
+            await inbound.answer(inbound.error(request.id, wire_error(refused)))
             return
         except UpstreamError as failed:
-            await inbound.channel.answer(inbound.error(request.id, failed.error))
+            await inbound.answer(inbound.error(request.id, failed.error))
             return
         self.transport.listens.begin(request.id, wanted, record)
+        inbound.acknowledged()
 
     # --- what goes out ---------------------------------------------------------------------
 

@@ -13,11 +13,10 @@ from typing import Any
 from mcp_sessions.core.listening import Filter, acknowledgement, completion, stamped
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import Notification, RequestId, encode, error_body, wire_error
-from mcp_sessions.errors import SessionNotFound
+from mcp_sessions.errors import REQUEST_CANCELLED, SessionNotFound
 from mcp_sessions.ids import Position, SessionId
 from mcp_sessions.server.connection import ReadEvents, WatchedChannel
 from mcp_sessions.server.dispatch.listening import Listening
-from mcp_sessions.server.requests.runner import REQUEST_CANCELLED
 from mcp_sessions.stores.records import Attached, SessionRecord
 from mcp_sessions_transports.log_feed import LogFeed
 from mcp_sessions_transports.outbox import Outbox, Refill

@@ -12,7 +12,7 @@ from typing import Any, Protocol, assert_never
 
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.messages import Answer, error_body
-from mcp_sessions.errors import INVALID_REQUEST
+from mcp_sessions.errors import INVALID_REQUEST, REQUEST_CANCELLED
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import (
@@ -42,7 +42,7 @@ from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions, may_ask
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.requests.joining import Joining
-from mcp_sessions.server.requests.runner import REQUEST_CANCELLED, RequestRunner
+from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.contract import SessionStore
 
 _ATTACHED_EVERY = 4

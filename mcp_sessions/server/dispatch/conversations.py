@@ -71,6 +71,7 @@ class BoundSessions:
         for session_id in ids:
             record = await self._admitted(session_id, inbound)
             if record is not None:
+                inbound.belongs_to(key)
                 return record
         try:
             record = await self._lifecycle.create(Mode.BOUND, principal, None, ids[0])
@@ -78,6 +79,7 @@ class BoundSessions:
             logger.warning("%s: a request is served without its conversation", reached.limit)
             return None
         logger.debug("session %s is that of a key in %s", digest(ids[0]), key.source)
+        inbound.belongs_to(key)
         return record
 
     async def _admitted(self, session_id: SessionId, inbound: Inbound) -> SessionRecord | None:

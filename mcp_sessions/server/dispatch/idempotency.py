@@ -109,12 +109,12 @@ class Idempotency:
         kept = decode_kept(admitted.outcome or b"")
         if "error" in kept:
             error = kept["error"]
-            await inbound.channel.answer(inbound.error(request_id, error), code=error["code"])
+            await inbound.answer(inbound.error(request_id, error), code=error["code"])
             return
         result = kept["result"]
         if waiter.named:
             result = self._sealed.stamp(result, admitted.record)
-        await inbound.channel.answer(inbound.result(request_id, inbound.of_its_era(result)))
+        await inbound.answer(inbound.result(request_id, inbound.of_its_era(result)))
 
     async def _admit_again(
         self, waiter: Waiter, session_id: SessionId, key: RequestKey

@@ -21,7 +21,6 @@ from mcp_sessions.core.messages import (
     Request,
     RequestId,
     error_body,
-    error_message,
     named_session,
     request_key,
     result_message,
@@ -31,6 +30,7 @@ from mcp_sessions.core.messages import (
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
+    REQUEST_CANCELLED,
     InvalidParams,
     InvalidReason,
     InvalidRequest,
@@ -38,8 +38,9 @@ from mcp_sessions.errors import (
     OutcomeUnknown,
     WireError,
 )
-from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
+from mcp_sessions.ids import ConnectionId, RequestKey, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.audit import Audit
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.forwarding import forward_answer, forward_progress
 from mcp_sessions.server.cluster.messages import CancelKeyed, CancelRequest
@@ -51,7 +52,7 @@ from mcp_sessions.server.dispatch.idempotency import Idempotency
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS, SessionMethods
 from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.outbound import LateOutbound
-from mcp_sessions.server.requests.runner import REQUEST_CANCELLED, RequestRunner
+from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import Waiter
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream, UpstreamError
@@ -86,6 +87,7 @@ class Router:
     _advertise: Callable[[dict[str, Any]], None]
     _clock: Callable[[], float]
     _bus: ClusterBus
+    _audit: Audit
     _arriving: set[tuple[ConnectionId, RequestId]] = field(
         init=False, default_factory=set[tuple[ConnectionId, RequestId]]
     )
@@ -103,6 +105,14 @@ class Router:
             register: Makes the connection from what was agreed.
             is_there: It needs no store to be one: a pipe or a WebSocket.
         """
+        with self.audited(request, inbound):
+            answer, connection = await self._initialize(request, inbound, register, is_there)
+            inbound.acknowledged()
+            return answer, connection
+
+    async def _initialize(
+        self, request: Request, inbound: Inbound, register: Register, is_there: bool
+    ) -> tuple[bytes, ClientConnection | None]:
         outbound = LateOutbound()
         waiter = Waiter(request, inbound, named=False)
         call = self._runner.call(waiter, None, partial(self._peers.standalone, inbound, None))
@@ -111,7 +121,7 @@ class Router:
                 call, request.params, outbound
             )
         except UpstreamError as failed:
-            return error_message(request.id, failed.error), None
+            return inbound.error(request.id, failed.error), None
         finally:
             call.end()
         keeps = is_there or self._store.remembers
@@ -120,7 +130,7 @@ class Router:
             connection = await register(peer) if keeps else None
         except WireError as refused:
             await upstream_peer.close()
-            return error_message(request.id, wire_error(refused)), None
+            return inbound.error(request.id, wire_error(refused)), None
         except BaseException:
             await upstream_peer.close()
             raise
@@ -134,6 +144,41 @@ class Router:
 
     async def request(self, request: Request, inbound: Inbound) -> None:
         """Serve a request; its answer goes to ``inbound.channel``, now or later."""
+        if not self._audit.logger.level:
+            await self._request(request, inbound)
+            return
+        with self.audited(request, inbound):
+            await self._request(request, inbound)
+
+    @contextmanager
+    def audited(self, request: Request, inbound: Inbound) -> Generator[None]:
+        """Write down what becomes of a request, if that is wanted: here, that it is not answered;
+        else whoever answers does.
+        """
+        if not self._audit.logger.level:
+            yield
+            return
+        entry = inbound.audited(
+            self._audit.begin(
+                request.method,
+                request.params,
+                principal=inbound.principal,
+                transport=inbound.transport,
+                version=inbound.peer.protocol_version,
+                modern=inbound.modern,
+            )
+        )
+        try:
+            yield
+        except (WireError, UpstreamError):
+            # That is its answer.
+            raise
+        except BaseException as failed:
+            if entry is not None:
+                entry.failed(failed)
+            raise
+
+    async def _request(self, request: Request, inbound: Inbound) -> None:
         is_leaving = inbound.connection is not None and inbound.connection.transport.is_leaving
         if self._runner.draining and not is_leaving:
             # Over HTTP nothing comes this far; what is open both ways hears it here.
@@ -151,7 +196,7 @@ class Router:
                     result = await self._methods.serve(request, inbound)
                     if inbound.modern:
                         result["resultType"] = "complete"
-                    await inbound.channel.answer(inbound.result(request.id, result))
+                    await inbound.answer(inbound.result(request.id, result))
                 else:
                     await self._serve(request, inbound, key)
         except WireError as refused:
@@ -293,7 +338,12 @@ class Router:
             )
             admitted = association.admitted
         waiter = Waiter(request, inbound, association.named, whose)
+        audit = inbound.audit
+        if audit is not None and admitted is not None:
+            audit.serve_in(digest(admitted.record.session_id), "session")
         if admitted is not None and admitted.key is not None and admitted.key is not Begun.FIRST:
+            if audit is not None:
+                audit.seen_before()
             await self._idempotency.again(waiter, association.key, admitted, self._begin_anew)
             return
         record = admitted.record if admitted is not None else None
@@ -308,6 +358,8 @@ class Router:
             handle = self._handles.of_conversation(association.bound, inbound)
         elif not association.declined:
             handle = await self._handles.of_connection(inbound)
+        if audit is not None and handle is not None:
+            audit.serve_in(handle.digest, handle.source, inbound.conversation)
         running = self._runner.call(
             waiter,
             record,
@@ -390,4 +442,4 @@ class Router:
 
 async def _refuse(request: Request, inbound: Inbound, error: dict[str, Any]) -> None:
     message = inbound.error(request.id, error)
-    await inbound.channel.answer(message, code=error.get("code"))
+    await inbound.answer(message, code=error.get("code"))

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from mcp_sessions.core.messages import encode
 from mcp_sessions.errors import ConfigurationError, DataConflict, SessionNotFound, SessionRequired
-from mcp_sessions.ids import SessionId
+from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.locks import Locks
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
@@ -185,6 +185,11 @@ class SessionHandle:
         if self.source == "session":
             return session_id
         return hashlib.sha256(session_id.encode()).hexdigest()
+
+    @property
+    def digest(self) -> str:
+        """What the layer's own log calls it."""
+        return digest(self._record.session_id)
 
     @property
     def created_at(self) -> float:

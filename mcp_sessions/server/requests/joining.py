@@ -262,7 +262,7 @@ class Joining:
         if started:
             error["data"] = {**error["data"], "started": True}
         message = inbound.error(waiter.request.id, error)
-        await inbound.channel.answer(message, code=refused.code)
+        await inbound.answer(message, code=refused.code)
 
     def _tell_heard(self, join: _Join, name: str, *, is_open: bool) -> None:
         listening = JoinerListening(join=name, is_open=is_open)

@@ -16,6 +16,7 @@ from mcp_sessions.core.load import Load
 from mcp_sessions.core.messages import error_body, wire_error
 from mcp_sessions.core.unheard import Unheard
 from mcp_sessions.errors import (
+    REQUEST_CANCELLED,
     OutcomeUnknown,
     SessionNotFound,
 )
@@ -30,10 +31,6 @@ from mcp_sessions.server.upstream.port import Outbound, UpstreamPeer
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
-
-REQUEST_CANCELLED = -32800
-"""The SDK's answer to a cancelled request on the handshake era's HTTP wire, which ends a
-response stream with a response only."""
 
 
 class RequestRunner:

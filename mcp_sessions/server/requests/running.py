@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from opentelemetry.trace import Span
+
 from mcp_sessions.core.messages import (
     Request,
     RequestId,
@@ -245,7 +247,7 @@ class RunningRequest:
         for waiter in self.waiters:
             message, code = self._outcomes.answer(self, waiter, outcome)
             try:
-                await waiter.inbound.channel.answer(message, code=code, is_away=outcome.is_away)
+                await waiter.inbound.answer(message, code=code, is_away=outcome.is_away)
             except StoreUnavailable as failed:
                 # It was told; what the store keeps of its stream is looked after there. The
                 # other senders are owed the answer all the same (KEY5).
@@ -256,8 +258,24 @@ class RunningRequest:
     @property
     def transport(self) -> str:
         """The kind of transport that carries it now."""
-        inbound = self.waiters[-1].inbound
-        return inbound.connection.kind if inbound.connection is not None else inbound.kind
+        return self.waiters[-1].inbound.transport
+
+    @property
+    def session(self) -> str | None:
+        """The digest of its session, as its handler has it."""
+        return self.handle.digest if self.handle is not None else None
+
+    @property
+    def conversation(self) -> str | None:
+        """What its host calls the conversation that it is of; None: its session is not that's."""
+        key = self.waiters[0].inbound.conversation
+        return key.text if key is not None else None
+
+    def is_traced(self, span: Span) -> None:
+        """It is handled in that span."""
+        audit = self.waiters[0].inbound.audit
+        if audit is not None:
+            audit.trace(span)
 
     @property
     def close_stream(self) -> Callable[[], Awaitable[None]] | None:

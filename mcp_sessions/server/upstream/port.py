@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from opentelemetry.trace import Span
+
 from mcp_sessions.core.messages import RequestId
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.records import Peer
@@ -88,6 +90,20 @@ class Call(Outbound, Protocol):
     @property
     def can_send_request(self) -> bool:
         """Whether the client can be asked something on this call's way back."""
+        ...
+
+    @property
+    def session(self) -> str | None:
+        """The digest of its session; None: a notification, or there is none."""
+        ...
+
+    @property
+    def conversation(self) -> str | None:
+        """What its host calls the conversation whose session it belongs to; None: it is none's."""
+        ...
+
+    def is_traced(self, span: Span) -> None:
+        """It is handled in that span."""
         ...
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:

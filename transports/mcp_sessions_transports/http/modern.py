@@ -112,7 +112,8 @@ class ModernHttp:
     async def _listen(self, request: Request, inbound: Inbound, call: HttpCall) -> None:
         served = self._served
         try:
-            connection, stream = await self._open(request, inbound)
+            with served.router.audited(request, inbound):
+                connection, stream = await self._open(request, inbound)
         except WireError as refused:
             error = wire_error(refused)
         except UpstreamError as failed:
@@ -126,7 +127,7 @@ class ModernHttp:
                 await served.attachments.remove(connection)
             return
         channel = cast(ModernChannel, inbound.channel)
-        await channel.answer(inbound.error(request.id, error), code=error["code"])
+        await inbound.answer(inbound.error(request.id, error), code=error["code"])
         await channel.respond(call)
 
     async def _open(
@@ -154,6 +155,7 @@ class ModernHttp:
             # Nobody serves it: it must not stay behind as a connection.
             await served.attachments.remove(connection)
             raise
+        inbound.acknowledged()
         return connection, stream
 
     def _inbound(

@@ -41,7 +41,7 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.upstream.port import Call, Outbound, PeerError, UpstreamError
 from mcp_sessions.server.upstream.sdk.modern_connection import Envelopes, RequestConnection
-from mcp_sessions.server.upstream.sdk.spans import is_tracing, traced
+from mcp_sessions.server.upstream.sdk.spans import CALL, is_tracing, traced
 from mcp_sessions.stores.records import Peer
 
 logger = logging.getLogger(__name__)
@@ -267,6 +267,7 @@ class SdkPeer:
         self, call: Call, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
         """See :class:`UpstreamPeer`. The SDK's exceptions become its wire errors here."""
+        CALL.set(call)
         try:
             result = await self._runner.on_request(_CallContext(call), method, params)
             if method in methods.SPEC_CLIENT_METHODS:
@@ -280,6 +281,7 @@ class SdkPeer:
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
         """See :class:`UpstreamPeer`."""
+        CALL.set(call)
         await self._runner.on_notify(_CallContext(call), method, params)
 
     def belongs_to(self, session_id: SessionId) -> None:

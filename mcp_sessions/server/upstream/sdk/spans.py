@@ -7,6 +7,7 @@ where no tracer is configured nothing stands between the kernel and the server.
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any, cast
 
 from mcp.server.connection import Connection
@@ -14,12 +15,17 @@ from mcp.server.lowlevel.server import Server
 from opentelemetry import trace
 
 from mcp_sessions.ids import digest
+from mcp_sessions.server.upstream.port import Call
 
 SESSION_DIGEST = "mcp_sessions.session"
 """The short digest of a session's id, as it stands in the logs; never the id."""
 
 CONVERSATION = "gen_ai.conversation.id"
-"""OpenTelemetry's name for what ties requests together; the same digest."""
+"""OpenTelemetry's name for what ties requests together: the host's own id of its conversation,
+as it was sent, for by that the host's spans are found; in any other session the same digest."""
+
+CALL: ContextVar[Call | None] = ContextVar("mcp_sessions_traced_call", default=None)
+"""What is handled."""
 
 
 def is_tracing() -> bool:
@@ -54,6 +60,12 @@ class _Traced:
         return self._server.get_notification_handler(method)
 
     def _tell(self) -> None:
-        if self._connection.session_id is not None:
-            name = digest(self._connection.session_id)
-            trace.get_current_span().set_attributes({SESSION_DIGEST: name, CONVERSATION: name})
+        call, span = CALL.get(), trace.get_current_span()
+        session = conversation = None
+        if call is not None:
+            call.is_traced(span)
+            session, conversation = call.session, call.conversation
+        if session is None and self._connection.session_id is not None:
+            session = digest(self._connection.session_id)
+        if session is not None:
+            span.set_attributes({SESSION_DIGEST: session, CONVERSATION: conversation or session})

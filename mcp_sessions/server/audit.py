@@ -1,0 +1,185 @@
+"""The audit: for each request that was served, who asked for what, in which session, and how it
+ended. One record of the logger ``mcp_sessions.audit``, when it is answered.
+
+It is off until that logger itself is given a level (``setLevel(logging.INFO)``), whatever that of
+its parents is. Names are those of OpenTelemetry's semantic conventions where they have one. What
+a client sends beside method and name, what it is answered, and every id and key are left out;
+digests stand for the last two.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry import propagate, trace
+
+from mcp_sessions.core.conversations import ConversationKey
+from mcp_sessions.core.messages import meta_of, well_named
+from mcp_sessions.errors import REQUEST_CANCELLED
+from mcp_sessions.ids import SessionId, digest
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.security import SessionSecurity
+
+logger = logging.getLogger("mcp_sessions.audit")
+
+_MOST = 200
+"""Characters of a method or a name: who asks chooses them."""
+
+_NAMES = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"}
+_PROTOCOLS = {"http", "websocket"}
+
+
+class Audit:
+    """What one server writes down.
+
+    Args:
+        security: Makes the digests that nobody can guess back.
+        process: This one.
+    """
+
+    def __init__(self, security: SessionSecurity, process: str) -> None:
+        self.logger = logger
+        self.security = security
+        self._process = process
+
+    def begin(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        principal: Principal,
+        transport: str,
+        version: str,
+        modern: bool,
+    ) -> AuditEntry | None:
+        """A request came in; None: nothing is written down.
+
+        Args:
+            transport: ``http``, ``websocket``, ``stdio`` or ``memory``.
+            version: Of the protocol.
+        """
+        if not logger.isEnabledFor(logging.INFO):
+            return None
+        members: dict[str, Any] = {"mcp.method.name": method[:_MOST]}
+        name = (params or {}).get("name")
+        if method in _NAMES and isinstance(name, str):
+            members[_NAMES[method]] = name[:_MOST]
+        members["mcp.protocol.version"] = version[:_MOST]
+        members["mcp_sessions.era"] = "modern" if modern else "handshake"
+        members["network.transport"] = "tcp" if transport in _PROTOCOLS else "pipe"
+        if transport in _PROTOCOLS:
+            members["network.protocol.name"] = transport
+        if principal != ANONYMOUS:
+            whose = (principal.client_id, principal.issuer, principal.subject)
+            members["enduser.pseudo.id"] = digest(self.security.pseudonym(*whose))
+        members["service.instance.id"] = self._process
+        entry = AuditEntry(self, members)
+        named = (params or {}).get("sessionId") if method.startswith("session/") else None
+        named = named if isinstance(named, str) else well_named(params)
+        if named is not None:
+            # Before it is known whether there is one: whoever tries others' ids is seen.
+            entry.serve_in(digest(named), "session")
+        entry.trace(_span_of(params))
+        return entry
+
+
+class AuditEntry:
+    """What is known of one request so far."""
+
+    __slots__ = ("_audit", "_begun", "_error", "_is_written", "_members")
+
+    def __init__(self, audit: Audit, members: dict[str, Any]) -> None:
+        self._audit = audit
+        self._members = members
+        self._begun = time.perf_counter()
+        self._error: dict[str, str] = {}
+        self._is_written = False
+
+    def serve_in(
+        self, session: str, source: str, conversation: ConversationKey | None = None
+    ) -> None:
+        """It belongs to a session.
+
+        Args:
+            session: Its digest.
+            source: How it came to that; see ``SessionHandle.source``.
+            conversation: Of a conversation's session: by which key.
+        """
+        self._members["mcp_sessions.session"] = session
+        self._members["mcp_sessions.session.source"] = source
+        if conversation is not None:
+            name = digest(self._audit.security.pseudonym(*conversation))
+            self._members["mcp_sessions.conversation"] = name
+            self._members["mcp_sessions.conversation.source"] = conversation.source or "principal"
+
+    def seen_before(self) -> None:
+        """Its request key was, so that its handler did not run for it."""
+        self._members["mcp_sessions.request_key.seen"] = True
+
+    def trace(self, span: trace.Span) -> None:
+        """It is part of a trace, if that is one."""
+        context = span.get_span_context()
+        if context.is_valid:
+            self._members["trace_id"] = trace.format_trace_id(context.trace_id)
+
+    def is_result(self, result: Mapping[str, Any]) -> None:
+        """That is what it is answered, unless something else is, later."""
+        self._error = {"error.type": "tool_error"} if result.get("isError") is True else {}
+        if self._members["mcp.method.name"] in ("session/start", "sessions/create"):
+            made: Any = result.get("session", result)
+            self.serve_in(digest(SessionId(made["sessionId"])), "session")
+
+    def is_error(self, error: Mapping[str, Any]) -> None:
+        """That is what it is answered, unless something else is, later."""
+        code = str(error.get("code"))
+        self._error = {"error.type": code, "rpc.response.status_code": code}
+
+    def failed(self, failure: BaseException) -> None:
+        """Whoever asked is not answered, or not here."""
+        self._error = {"error.type": type(failure).__name__}
+        # Of the ways out that are no error, who waited is gone.
+        self.write(is_heard=isinstance(failure, Exception))
+
+    def write(self, *, is_heard: bool) -> None:
+        """It is over.
+
+        Args:
+            is_heard: Somebody listens for the answer.
+        """
+        if self._is_written:
+            return
+        self._is_written = True
+        outcome = _outcome(self._error, is_heard=is_heard)
+        seconds = time.perf_counter() - self._begun
+        members = {
+            **self._members,
+            "mcp_sessions.outcome": outcome,
+            **self._error,
+            "mcp.server.operation.duration": round(seconds, 6),
+        }
+        method = self._members["mcp.method.name"]
+        logger.info("%s %s %.0f ms", method, outcome, seconds * 1000, extra=members)
+
+
+def _outcome(error: Mapping[str, str], *, is_heard: bool) -> str:
+    if not is_heard:
+        return "cut"
+    match error.get("error.type"):
+        case None:
+            return "ok"
+        case "tool_error":
+            return "tool_error"
+        case code:
+            return "cancelled" if code == str(REQUEST_CANCELLED) else "error"
+
+
+def _span_of(params: Mapping[str, Any] | None) -> trace.Span:
+    """What a request says that it is part of; else what was begun when it came."""
+    try:
+        return trace.get_current_span(propagate.extract(meta_of(params) or {}))
+    except (TypeError, ValueError):
+        # The carrier is its sender's.
+        return trace.INVALID_SPAN

@@ -1,0 +1,283 @@
+"""The audit: one record for each request that was served, and nothing in it that opens anything."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from mcp import types
+
+from mcp_sessions import Conversations, SessionSecurity
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.ids import digest
+from mcp_sessions.server.audit import Audit
+from tests.support.audit import Lines
+from tests.support.modern import ModernClient, session_meta
+from tests.support.raw import Json, at_most, in_process, in_session, keyed
+from tests.support.replicas import cluster, user
+from tests.support.world import Ctx, Toolbox, world
+
+pytestmark = pytest.mark.anyio
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+class Broken(Toolbox):
+    """With ``cannot``, whose result is that it could not."""
+
+    async def _on_call_tool(
+        self, ctx: Ctx, params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        if params.name == "cannot":
+            text = types.TextContent(text="it is broken")
+            return types.CallToolResult(content=[text], is_error=True)
+        return await super()._on_call_tool(ctx, params)
+
+
+async def _until(look: Callable[[], bool]) -> None:
+    while not look():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
+    """The audit is on."""
+    caplog.set_level(logging.INFO, "mcp_sessions.audit")
+    return Lines(caplog)
+
+
+async def test_it_is_off_until_its_own_logger_is_set(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its parents log. Off it costs a look at that logger's level, and no more."""
+    caplog.set_level(logging.DEBUG)
+    begun = list[str]()
+
+    def begin(self: Audit, method: str, *_: Any, **__: Any) -> None:
+        begun.append(method)
+
+    monkeypatch.setattr(Audit, "begin", begin)
+    async with world() as w:
+        client = await w.connected()
+        await client.start()
+        await client.text("echo", text="x")
+        await ModernClient(w.carrier).text("echo", {"text": "x"})
+    assert begun == [] and Lines(caplog).all == []
+
+
+async def test_a_record_says_who_did_what_where_and_how_it_ended(lines: Lines) -> None:
+    """In OpenTelemetry's names, where it has one."""
+    async with world() as w:
+        client = await w.connected()
+        session_id = (await client.start())["sessionId"]
+        await client.text("echo", text="what nobody may read")
+        assert client.session_id is not None
+        here: Json = {
+            "mcp_sessions.era": "handshake",
+            "network.transport": "tcp",
+            "network.protocol.name": "http",
+            "mcp_sessions.outcome": "ok",
+        }
+        by_version = {"mcp.protocol.version": "2025-11-25"}
+        in_it = {
+            "mcp_sessions.session": digest(session_id),
+            "mcp_sessions.session.source": "session",
+        }
+        began, started, called = lines.all
+        assert began == {"mcp.method.name": "initialize", **here, **by_version}
+        assert started == {"mcp.method.name": "session/start", **here, **by_version, **in_it}
+        assert called == {
+            "mcp.method.name": "tools/call",
+            "gen_ai.tool.name": "echo",
+            **here,
+            **by_version,
+            **in_it,
+        }
+
+
+async def test_without_a_session_of_its_own_a_call_is_in_its_connections(lines: Lines) -> None:
+    async with world() as w:
+        client = await w.connected()
+        await client.text("echo", text="x")
+        assert client.session_id is not None
+        [called] = lines.of("tools/call")
+        assert called["mcp_sessions.session"] == digest(client.session_id)
+        assert called["mcp_sessions.session.source"] == "connection"
+        await ModernClient(w.carrier).text("echo", {"text": "x"})
+        lone = lines.of("tools/call")[1]
+        assert "mcp_sessions.session" not in lone and lone["mcp_sessions.era"] == "modern"
+
+
+async def test_how_a_request_ended(lines: Lines) -> None:
+    """A result, a result that is a tool's error, an error, a cancellation, nobody left to hear."""
+    async with world(box=Broken()) as w:
+        client = await w.connected()
+        await client.text("echo", text="x")
+        await client.call("cannot").result()
+        await client.error("tools/call", {"name": "no such tool"})
+        await client.error("session/resume", {"sessionId": "x" * 43})
+        sent = client.call("wait", gate="cancelled")
+        await w.box.gate("cancelled").started.wait()
+        await client.notify("notifications/cancelled", {"requestId": sent.id})
+        await sent.error()
+        lone = ModernClient(w.carrier)
+        left = lone.call("wait", {"gate": "left"})
+        await w.box.gate("left").started.wait()
+        left.leave()
+        await w.box.gate("left").cancelled.wait()
+        cut = client.call("wait", gate="cut")
+        await w.box.gate("cut").started.wait()
+        await cut.reply.started()
+        cut.reply.leave()
+        runner = w.layer._assembly.runner  # pyright: ignore[reportPrivateUsage]
+        await at_most(5, _until(lambda: runner.log_state()["unheard"] == 1))
+        w.box.gate("cut").go.set()
+        await at_most(5, _until(lambda: runner.running == 0))
+    outcomes = [each for each in lines.outcomes if each[0] not in ("ping", "initialize")]
+    assert outcomes == [
+        ("tools/call", "ok", None),
+        ("tools/call", "tool_error", "tool_error"),
+        ("tools/call", "error", "0"),
+        ("session/resume", "error", "-32043"),
+        ("tools/call", "cancelled", "-32800"),
+        ("tools/call", "cut", "-32800"),
+        ("tools/call", "cut", None),
+    ]
+    failed = lines.of("session/resume")[0]
+    assert failed["rpc.response.status_code"] == "-32043"
+    # Of a session that is not there, or somebody else's: which was tried.
+    assert failed["mcp_sessions.session"] == digest("x" * 43)
+
+
+async def test_a_key_that_was_seen_before_is_told(lines: Lines) -> None:
+    async with world() as w:
+        client = await w.connected()
+        await client.start()
+        for _ in range(2):
+            assert await client.text("echo", meta=keyed("k1"), text="x") == "x"
+    seen = [each.get("mcp_sessions.request_key.seen") for each in lines.of("tools/call")]
+    assert seen == [None, True]
+
+
+async def test_a_conversation_is_told_by_digests_that_say_nothing_without_the_keys(
+    lines: Lines,
+) -> None:
+    async with world(conversations=Conversations()) as w:
+        ann, bob = [await w.carrier_of(user(name)) for name in ("ann", "bob")]
+        for carrier, key in ((ann, "one"), (ann, "one"), (ann, "two"), (bob, "one")):
+            modern = ModernClient(carrier)
+            await modern.text("echo", {"text": "x"}, meta={"openai/session": key})
+        bound = {digest(each.id) for each in await w.layer.sessions.list()}
+    told = lines.of("tools/call")
+    assert {each["mcp_sessions.conversation.source"] for each in told} == {"openai/session"}
+    assert {each["mcp_sessions.session.source"] for each in told} == {"conversation"}
+    sessions = [each["mcp_sessions.session"] for each in told]
+    assert set(sessions) == bound and sessions[0] == sessions[1] and len(bound) == 3
+    keys = [each["mcp_sessions.conversation"] for each in told]
+    assert keys[0] == keys[1] == keys[3] != keys[2]
+    who = [each["enduser.pseudo.id"] for each in told]
+    assert who[0] == who[1] == who[2] != who[3]
+    assert not {digest(name) for name in ("one", "two", "ann", "bob")} & {*keys, *who}
+
+
+async def test_the_same_digests_come_of_the_same_keys_only() -> None:
+    one, other = SessionSecurity(["a" * 32]), SessionSecurity(["b" * 32])
+    assert one.pseudonym("x", "y") == SessionSecurity(["a" * 32]).pseudonym("x", "y")
+    assert one.pseudonym("x", "y") != other.pseudonym("x", "y")
+    assert one.pseudonym("xy") != one.pseudonym("x", "y")
+
+
+async def test_nothing_that_a_client_sends_beside_names_is_in_a_record(
+    lines: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SEC2. Names are bounded: who asks chooses them."""
+    secrets = ["an-argument", "the-key-of-a-request", "the-key-of-a-conversation", "ann"]
+    async with world(conversations=Conversations()) as w:
+        carrier = await w.carrier_of(user("ann"))
+        client = ModernClient(carrier)
+        session_id = (await client.create())["sessionId"]
+        meta = {**session_meta(session_id), **keyed(secrets[1]), "openai/session": secrets[2]}
+        await client.call("echo", {"text": secrets[0]}, meta=meta).result()
+        meta = {"openai/session": secrets[2]}
+        await client.call("echo", {"text": secrets[0]}, meta=meta).result()
+        await client.call("n" * 10_000).error()
+    written = json.dumps(lines.all) + "".join(caplog.messages)
+    assert not [each for each in (*secrets, session_id) if each in written]
+    assert max(len(each.get("gen_ai.tool.name", "")) for each in lines.all) == 200
+
+
+@pytest.mark.parametrize("parent", [f"00-{TRACE}-00f067aa0ba902b7-01", "no trace", 7, None])
+async def test_a_request_says_of_which_trace_it_is(lines: Lines, parent: object) -> None:
+    """As the SDK reads it; what is no trace context is nothing."""
+    async with world() as w:
+        await ModernClient(w.carrier).text("echo", {"text": "x"}, meta={"traceparent": parent})
+    [called] = lines.of("tools/call")
+    assert called.get("trace_id") == (TRACE if str(parent).startswith("00-") else None)
+
+
+async def test_a_listen_is_told_when_it_begins(lines: Lines) -> None:
+    async with world() as w:
+        client = ModernClient(w.carrier)
+        session_id = (await client.create())["sessionId"]
+        listening = await client.listening(session_id, "a:1")
+        await client.listen("x" * 43, "a:1").error()
+        told = lines.of("subscriptions/listen")
+        assert [each["mcp_sessions.outcome"] for each in told] == ["ok", "error"]
+        assert told[0]["mcp_sessions.session"] == digest(session_id)
+        listening.leave()
+    assert len(lines.of("subscriptions/listen")) == 2
+
+
+async def test_a_store_that_is_away_is_an_outcome(lines: Lines) -> None:
+    async with world() as w:
+        client = ModernClient(w.carrier)
+        session_id = (await client.create())["sessionId"]
+
+        async def away(*_: Any, **__: Any) -> Any:
+            raise StoreUnavailable("away")
+
+        w.layer.store.admit = away  # pyright: ignore[reportAttributeAccessIssue]
+        reply = client.call("echo", {"text": "x"}, meta=in_session(session_id)).reply
+        assert (await reply.done()).status == 503
+    assert lines.outcomes[-1] == ("tools/call", "error", "StoreUnavailable")
+
+
+async def test_of_a_request_that_runs_elsewhere_each_replica_tells_its_part(lines: Lines) -> None:
+    """It is asked for twice, and runs once."""
+    async with cluster() as replicas:
+        first, second = replicas.worlds
+        client = ModernClient(first.carrier)
+        session_id = (await client.create())["sessionId"]
+        meta = {**session_meta(session_id), **keyed("k1")}
+        begun = client.call("wait", {"gate": "g"}, meta=meta)
+        gate = first.box.gate("g")
+        await gate.started.wait()
+        again = ModernClient(second.carrier).call("wait", {"gate": "g"}, meta=meta)
+        await again.reply.started()
+        gate.go.set()
+        assert await begun.result() and await again.result()
+        assert gate.arrivals == 1
+    told = lines.of("tools/call")
+    assert [each["mcp_sessions.outcome"] for each in told] == ["ok", "ok"]
+    seen = sorted(bool(each.get("mcp_sessions.request_key.seen")) for each in told)
+    assert seen == [False, True]
+
+
+async def test_what_is_told_changes_no_answer(lines: Lines) -> None:
+    """Every byte of a conversation's way back is the same, audit or none."""
+
+    async def story() -> list[str]:
+        async with world(security=SessionSecurity(["k" * 32])) as w, in_process(w.layer_app) as c:
+            client = ModernClient(c)
+            answers = [await client.call("echo", {"text": "x"}).answer()]
+            answers.append(await client.call("no such tool").answer())
+            answers.append(await client.send("tools/list").answer())
+            answers.append(await client.send("no/such").answer())
+            return [json.dumps(each) for each in answers]
+
+    on = await story()
+    logging.getLogger("mcp_sessions.audit").setLevel(logging.NOTSET)
+    assert await story() == on
+    assert len(lines.all) == 4

@@ -1,0 +1,40 @@
+"""What the audit wrote down, for tests."""
+
+import logging
+
+import pytest
+
+from tests.support.raw import Json
+
+
+class Lines:
+    """What was written down."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self._caplog = caplog
+
+    @property
+    def all(self) -> list[Json]:
+        """Every record's own members, without what differs from run to run."""
+        records = [each for each in self._caplog.records if each.name == "mcp_sessions.audit"]
+        standard = {*vars(logging.makeLogRecord({})), "message"}
+        lines = [
+            {name: value for name, value in vars(each).items() if name not in standard}
+            for each in records
+        ]
+        for line in lines:
+            assert line.pop("mcp.server.operation.duration") >= 0
+            assert line.pop("service.instance.id").startswith("process-")
+        return lines
+
+    def of(self, method: str) -> list[Json]:
+        """Those of one method."""
+        return [each for each in self.all if each["mcp.method.name"] == method]
+
+    @property
+    def outcomes(self) -> list[tuple[str, str, str | None]]:
+        """Of each: method, outcome, kind of error."""
+        return [
+            (each["mcp.method.name"], each["mcp_sessions.outcome"], each.get("error.type"))
+            for each in self.all
+        ]
