@@ -18,8 +18,7 @@ from mcp_sessions.ids import Position, SessionId
 from mcp_sessions.server.connection import ReadEvents, WatchedChannel
 from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.stores.records import Attached, SessionRecord
-from mcp_sessions_transports.log_feed import LogFeed
-from mcp_sessions_transports.outbox import Outbox, Refill
+from mcp_sessions_transports.outbox import LogFeed, Outbox
 from mcp_sessions_transports.served import Served
 
 
@@ -68,36 +67,6 @@ class DuplexChannel(WatchedChannel):
         for callback in self._callbacks or ():
             callback()
         self._on_closed()
-
-
-class _Lane:
-    """One session's part of the shared way out; behind it stands the session's log."""
-
-    def __init__(self, transport: DuplexTransport) -> None:
-        self._transport = transport
-        self.closed = False
-
-    @property
-    def full(self) -> bool:
-        return self._transport.outbox.full
-
-    def push(self, chunk: bytes, origin: SessionId | None = None) -> None:
-        if not self.closed:
-            self._transport.push_event(chunk, origin)
-
-    def wake(self) -> None:
-        self._transport.outbox.wake()
-
-    def feed_by(self, refill: Refill) -> None:
-        # The transport asks the feeds of all its sessions.
-        pass
-
-    def finish(self) -> None:
-        self.closed = True
-
-    def cut(self) -> None:
-        # The window moved on while the peer took nothing: it has to resume, and hears why.
-        self._transport.outbox.cut_slow()
 
 
 class DuplexListens:
@@ -176,7 +145,6 @@ class DuplexTransport:
             slow_timeout=policy.slow_timeout,
             most=policy.send_buffer + policy.max_unread_bytes,
         )
-        self.outbox.feed_by(self._refill)
         self.listens = DuplexListens(self.outbox, served.listening)
         self.is_draining = False
         """Closed by this side, in order."""
@@ -189,7 +157,7 @@ class DuplexTransport:
         """Set when nothing more goes out."""
 
         self._is_shared = served.bus.is_shared
-        self._lanes: dict[SessionId, LogFeed[_Lane]] = {}
+        self._feeds: dict[SessionId, LogFeed] = {}
         self._holds = 0
         self._held: list[tuple[bytes, SessionId | None]] = []
 
@@ -201,14 +169,17 @@ class DuplexTransport:
         """See :class:`Transport`."""
         self.withdraw(session_id)
         feed = LogFeed(
-            _Lane(self),
+            self.outbox,
             read,
             after.event_id(),
             lambda logged: self.listens.frame(session_id, logged),
             is_behind=False,
             is_checked=self._is_shared,
+            push=self.push_event,
+            # The window moved on while the peer took nothing: it has to resume, and hears why.
+            cut=self.outbox.cut_slow,
         )
-        self._lanes[session_id] = feed
+        self._feeds[session_id] = feed
         feed.take(attached.replay, attached.head)
         if self._is_shared:
             # What another process stored after the head, and was heard too early.
@@ -216,13 +187,13 @@ class DuplexTransport:
 
     def offer(self, session_id: SessionId, event: LoggedEvent) -> None:
         """See :class:`Transport`."""
-        feed = self._lanes.get(session_id)
+        feed = self._feeds.get(session_id)
         if feed is not None:
             feed.offer(event)
 
     def check_position(self, session_id: SessionId, head: Position | None) -> None:
         """See :class:`Transport`."""
-        feed = self._lanes.get(session_id)
+        feed = self._feeds.get(session_id)
         if feed is not None:
             feed.check_position(head)
 
@@ -232,10 +203,10 @@ class DuplexTransport:
 
     def withdraw(self, session_id: SessionId) -> None:
         """See :class:`Transport`."""
-        feed = self._lanes.pop(session_id, None)
+        feed = self._feeds.pop(session_id, None)
         if feed is not None:
             # It may be reading its log just now.
-            feed.stream.finish()
+            feed.end()
         self.outbox.purge(session_id)
         self._held = [entry for entry in self._held if entry[1] != session_id]
         self.listens.end(session_id, None)
@@ -299,10 +270,3 @@ class DuplexTransport:
             self._held.append((chunk, origin))
         else:
             self.outbox.push(chunk, origin)
-
-    async def _refill(self) -> bool:
-        more = False
-        for feed in list(self._lanes.values()):
-            if await feed.refill():
-                more = True
-        return more

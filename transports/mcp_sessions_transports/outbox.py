@@ -1,4 +1,5 @@
-"""What waits for one peer: a bounded buffer, and the loop that empties it.
+"""What is to be sent to one peer, in order: a bounded buffer, the event logs that it is filled
+from, and the loop that empties it.
 
 Rules that must hold:
 
@@ -9,6 +10,9 @@ Rules that must hold:
 3. One that is owed answers, which wait nowhere else, has a bound of its own for all that waits,
    and is cut when it is reached.
 4. Whoever waits for room waits for ``slow_timeout`` at the most.
+5. Of a log everything after a position is sent, once, in order. What is appended while the peer
+   keeps up is handed over in the same step. When the buffer is full the log is the buffer: the
+   feed is behind, and reads on from there when there is room.
 """
 
 from __future__ import annotations
@@ -17,10 +21,12 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from mcp_sessions import metrics
-from mcp_sessions.ids import SessionId
+from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.errors import Refusal, StoreUnavailable
+from mcp_sessions.ids import Position, SessionEventId, SessionId, parse_position
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +34,8 @@ _AT_ONCE = 262_144
 """Bytes that are handed to the network in one step, or one chunk if that is larger."""
 
 Write = Callable[[list[bytes]], Awaitable[None]]
-Refill = Callable[[], Awaitable[bool]]
-"""Pushes more; False: there is no more for now."""
+Frame = Callable[[LoggedEvent], bytes | None]
+Read = Callable[[str], Awaitable[tuple[Sequence[LoggedEvent], Refusal | None]]]
 
 
 class Outbox:
@@ -60,11 +66,8 @@ class Outbox:
         self.was_slow = False
         """It was cut because its peer took nothing."""
 
-        self._refill: Refill | None = None
-
-    def feed_by(self, refill: Refill) -> None:
-        """Call ``refill`` when the buffer is empty."""
-        self._refill = refill
+        self.feeds: dict[LogFeed, None] = {}
+        """Asked, each in its turn, when the buffer is empty."""
 
     @property
     def full(self) -> bool:
@@ -101,7 +104,7 @@ class Outbox:
             self._made_room()
 
     def wake(self) -> None:
-        """There is more: ask who feeds it."""
+        """There is more: ask the feeds."""
         self._wake.set()
 
     def hold(self) -> Callable[[], None]:
@@ -194,7 +197,7 @@ class Outbox:
                     self._size -= sum(map(len, chunks))
                     self._made_room()
                     continue
-                if self._refill is not None and await self._refill():
+                if any([await feed.refill() for feed in list(self.feeds)]):
                     continue
                 if self._finished and not self._buffer:
                     return
@@ -206,3 +209,161 @@ class Outbox:
                     await self._wake.wait()
             except TimeoutError:
                 await idle()
+
+
+class LogFeed:
+    """Fills an outbox from one event log.
+
+    Args:
+        outbox: Where the events go.
+        read: Reads the log after a position.
+        after: The last event that the client has.
+        frame: Makes what is sent of an event; None: the event is not for this stream.
+        is_behind: There may be events after ``after`` in the log already.
+        is_checked: Somebody calls :meth:`check_position` every few seconds, so that a store
+            that is away for a while is no reason to cut the peer.
+        push: Hands over what is sent of an event; None: :meth:`Outbox.push`.
+        cut: Called when the log cannot be followed any more: its client has to come back, and
+            hears why; None: :meth:`Outbox.cut`.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        read: Read,
+        after: str,
+        frame: Frame,
+        *,
+        is_behind: bool = True,
+        is_checked: bool = False,
+        push: Callable[[bytes, SessionId | None], None] | None = None,
+        cut: Callable[[], None] | None = None,
+    ) -> None:
+        self._outbox = outbox
+        self._push_chunk = push or outbox.push
+        self._cut = cut or outbox.cut
+        self.last = after
+        self._read = read
+        self._frame = frame
+        self._behind = is_behind
+        self._is_checked = is_checked
+        self._grew = False
+        self._reading = False
+        position = parse_position(after)
+        self._number = position.number if position is not None else -1
+        self._log_epoch = position.log_epoch if position is not None else ""
+        self._final: SessionEventId | None = None
+        self._is_over = False
+        outbox.feeds[self] = None
+
+    def end(self) -> None:
+        """Feed no more, also what is being read just now."""
+        self._is_over = True
+        self._outbox.feeds.pop(self, None)
+
+    def offer(self, event: LoggedEvent, *, final: bool = False) -> None:
+        """An event was appended to the log.
+
+        Args:
+            final: Nothing follows it: the stream ends after it.
+        """
+        if final:
+            self._final = event.event_id
+        if self._behind or self._outbox.closed:
+            self._grew = True
+            self._outbox.wake()
+        elif not event.event_id.startswith(self._log_epoch):
+            # The log was made anew, and what was lost with the old one the client can only be
+            # told when it comes back.
+            self._cut()
+        elif event.number <= self._number:
+            # It was read from the log before its append returned here.
+            self._end_if_final()
+        elif self._outbox.full or event.number > self._number + 1:
+            # There is no room, or another append has not returned yet: the log knows best.
+            self._behind = True
+            self._outbox.wake()
+        else:
+            self._push(event)
+
+    def take(self, events: Sequence[LoggedEvent], head: SessionEventId) -> None:
+        """Send what was read from the log as a whole, up to its head then; called first."""
+        for event in events:
+            if self._outbox.full:
+                self._behind = True
+                self._outbox.wake()
+                return
+            self._push(event)
+        position = parse_position(head)
+        if position is not None:
+            # What stood between the last event and the head was replaced.
+            self.last, self._number = head, position.number
+
+    def check_position(self, head: Position | None) -> None:
+        """Read the log again if it goes on after what was sent, or if nobody knows (None)."""
+        if head is not None and head.event_id() == self.last:
+            return
+        self._behind = self._grew = True
+        self._outbox.wake()
+
+    def end_at(self, event_id: SessionEventId) -> None:
+        """The stream ends after that event, which is in the log already."""
+        self._final = event_id
+
+    def _push(self, event: LoggedEvent) -> None:
+        self.last, self._number = event.event_id, event.number
+        chunk = self._frame(event)
+        if chunk is not None:
+            self._push_chunk(chunk, event.origin)
+        self._end_if_final()
+
+    def _end_if_final(self) -> None:
+        if self._final is not None and self.last >= self._final:
+            self._outbox.finish()
+
+    async def drain(self) -> None:
+        """For who stored an event: read what the stream is behind with, so that a peer that
+        takes nothing is seen by its full buffer.
+        """
+        if self._behind and not (self._outbox.full or self._outbox.closed):
+            await self.refill()
+
+    async def refill(self) -> bool:
+        """Push what follows in the log; False: nothing for now."""
+        if not self._behind or self._reading:
+            # Whoever reads just now wakes the stream.
+            return False
+        self._reading = True
+        try:
+            return await self._read_on()
+        finally:
+            self._reading = False
+
+    async def _read_on(self) -> bool:
+        self._grew = False
+        try:
+            events, refusal = await self._read(self.last)
+        except StoreUnavailable:
+            # The client comes back with its position and gets everything then.
+            if not self._is_checked:
+                self._cut()
+            return False
+        if refusal is not None:
+            # The window moved on while the peer took nothing. Going on would leave a hole
+            # that nobody sees; coming back is answered with the truth.
+            self._cut()
+            return False
+        if self._is_over:
+            return False
+        # What was appended while the log was read may not be in what was read.
+        self._behind = self._grew
+        for event in events:
+            if self._outbox.full:
+                self._behind = True
+                break
+            self._push(event)
+        self._end_if_final()
+        if self._behind:
+            # Not for one who could not read at all: that would be asked again without end.
+            self._outbox.wake()
+        return bool(events)

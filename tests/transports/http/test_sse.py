@@ -19,7 +19,7 @@ from mcp_sessions_transports.http.sse import (
     priming_event,
     sse_event,
 )
-from mcp_sessions_transports.log_feed import LogFeed
+from mcp_sessions_transports.outbox import LogFeed
 from tests.support.virtual_time import cycles
 
 pytestmark = pytest.mark.anyio

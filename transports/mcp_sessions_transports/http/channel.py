@@ -31,7 +31,7 @@ from mcp_sessions_transports.http.sse import (
     sse_event,
     sse_headers,
 )
-from mcp_sessions_transports.log_feed import LogFeed
+from mcp_sessions_transports.outbox import LogFeed
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class PostChannel(WatchedChannel):
         self._json: bytes | None = None
         self._is_away = False
         self._stream: SseStream | None = None
-        self._feed: LogFeed[SseStream] | None = None
+        self._feed: LogFeed | None = None
         self._log: StreamLog | None = None
         self._final: SessionEventId | None = None
         self._size = 0

@@ -21,7 +21,7 @@ from mcp_sessions.server.connection import ReadEvents
 from mcp_sessions.stores.records import Attached
 from mcp_sessions_transports.http.modern_channel import MODERN_SSE_HEADERS, PING, modern_event
 from mcp_sessions_transports.http.sse import SseStream
-from mcp_sessions_transports.log_feed import LogFeed
+from mcp_sessions_transports.outbox import LogFeed
 
 
 class ListenStream:
@@ -57,7 +57,7 @@ class ListenStream:
         self._stream = SseStream(
             limit=policy.send_buffer, slow_timeout=policy.slow_timeout, comment=PING
         )
-        self._feed: LogFeed[SseStream] | None = None
+        self._feed: LogFeed | None = None
         self._stream.push(modern_event(encode_answer(acknowledgement(wanted, request_id))))
 
     # --- the port --------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from mcp_sessions_transports.http.sse import (
     sse_event,
     sse_headers,
 )
-from mcp_sessions_transports.log_feed import LogFeed
+from mcp_sessions_transports.outbox import LogFeed
 
 _ASK_EVERY = 1.0
 """Seconds between two questions whether the process that answers still lives."""
@@ -59,7 +59,7 @@ class RemoteResponse:
         self._primes = primes
         self.stream = SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
         self._superseded = False
-        self._feed: LogFeed[SseStream] | None = None
+        self._feed: LogFeed | None = None
 
     def supersede(self) -> None:
         """Its client came back once more: that one is dead."""
@@ -107,7 +107,7 @@ class RemoteResponse:
             read = StreamRead(session_id=self.log.session_id, stream=self.log.name, is_read=is_read)
             await self._bus.tell(read, to=self._runner)
 
-    async def _watch_runner(self, feed: LogFeed[SseStream]) -> None:
+    async def _watch_runner(self, feed: LogFeed) -> None:
         while not self.stream.closed:
             with contextlib.suppress(StoreUnavailable):
                 if not await self._is_running():

@@ -25,7 +25,7 @@ from mcp_sessions_transports.http.sse import (
     sse_event,
     sse_headers,
 )
-from mcp_sessions_transports.log_feed import LogFeed
+from mcp_sessions_transports.outbox import LogFeed
 
 
 class GetStream:
@@ -55,7 +55,7 @@ class GetStream:
             connection: Whose log it is.
             scopes: Those of the credential that opened it.
             cleared: The sessions that were found to need no others.
-            is_checked: See :class:`~mcp_sessions_transports.log_feed.LogFeed`.
+            is_checked: See :class:`~mcp_sessions_transports.outbox.LogFeed`.
         """
         self._connection = connection
         self._scopes = scopes
