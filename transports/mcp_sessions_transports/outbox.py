@@ -345,15 +345,15 @@ class LogFeed:
             events, refusal = await self._read(self.last)
         except StoreUnavailable:
             # The client comes back with its position and gets everything then.
-            if not self._is_checked:
+            if not (self._is_checked or self._is_over):
                 self._cut()
+            return False
+        if self._is_over:
             return False
         if refusal is not None:
             # The window moved on while the peer took nothing. Going on would leave a hole
             # that nobody sees; coming back is answered with the truth.
             self._cut()
-            return False
-        if self._is_over:
             return False
         # What was appended while the log was read may not be in what was read.
         self._behind = self._grew

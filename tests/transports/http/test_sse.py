@@ -553,6 +553,36 @@ async def test_a_final_event_that_was_read_already_ends_the_stream() -> None:
     assert texts(peer) == ["final"]
 
 
+@pytest.mark.parametrize("found", ["an event", "a hole", "a store that is away"])
+async def test_what_a_feed_was_reading_when_it_ended_is_nothing_to_the_others(found: str) -> None:
+    """ATT6: a session left a connection while its log was read for it. That its log was refused,
+    as that of a session which is over, closed the connection with all its other sessions.
+    """
+    left, stays, stream, peer = Log(max_events=1), Log(), stream_of(limit=10**6), Peer()
+    going = asyncio.Event()
+
+    async def read(position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+        await going.wait()
+        return await left.read(position)
+
+    for number in range(2 if found == "a hole" else 1):
+        left.add(f"left {number}")
+    left.is_away = found == "a store that is away"
+    ended = LogFeed(stream, read, left.start, plain_frame)
+    other = LogFeed(stream, stays.read, stays.start, plain_frame)
+    task = serving(stream, peer)
+    await cycles()
+    ended.end()
+    going.set()
+    await cycles()
+    other.offer(stays.add("stays"))
+    await cycles()
+
+    assert texts(peer) == ["stays"]
+    stream.cut()
+    await done(task)
+
+
 async def test_a_frame_can_leave_an_event_out() -> None:
     """It is passed all the same: the feed's place moves on."""
     log, stream, peer = Log(), stream_of(limit=10**6), Peer()
