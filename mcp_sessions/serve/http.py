@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import logging
 import signal
 import socket
@@ -17,6 +16,7 @@ from typing import NoReturn, cast
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mcp_sessions.serve.garbage import EVERY, set_aside_everything, set_aside_if_many
 from mcp_sessions.serve.sockets import LISTEN_BACKLOG
 
 logger = logging.getLogger(__name__)
@@ -112,6 +112,7 @@ class DrainingServer(uvicorn.Server):
         self._on_started = on_started
         self._before = before
         self._leaves_at: float | None = None
+        self._tidies_at = 0.0
         self.ready = asyncio.Event()
         """Set when connections are taken, or never will be."""
 
@@ -128,18 +129,19 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
-        # What was made until now stays until the end: the collector need not look at it
-        # again and again. Only here, where the process is ours.
-        gc.collect()
-        gc.freeze()
+        # Only here, where the process is ours.
+        set_aside_everything()
         self.ready.set()
         if self.started and self._on_started is not None:
             self._on_started()
 
     async def on_tick(self, counter: int) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now >= self._tidies_at:
+            self._tidies_at = now + EVERY
+            set_aside_if_many()
         if not await super().on_tick(counter):
             return False
-        now = asyncio.get_running_loop().time()
         if self._leaves_at is None:
             self._announce()
             self._leaves_at = now + self._leaving.delay

@@ -1,0 +1,38 @@
+"""The collector of cyclic garbage, in a process that is ours.
+
+A full collection looks at everything that lives, and nobody is served meanwhile: with a hundred
+thousand sessions for half a second, and as many times as their number grows by a quarter. What
+a session is made of is in no cycle: it goes when nobody refers to it. So whatever has
+become much is set aside, where the collector does not look.
+"""
+
+from __future__ import annotations
+
+import gc
+
+MANY = 50_000
+"""Objects that a full collection looks at in some milliseconds."""
+
+EVERY = 1.0
+"""Seconds between two looks at how many there are."""
+
+
+def set_aside_everything() -> None:
+    """What was made until now stays until the end."""
+    gc.collect()
+    gc.freeze()
+
+
+def set_aside_if_many(many: int = MANY) -> bool:
+    """Set aside what has stayed, if it is much; whether it was.
+
+    What is only passing by when that happens, and ends as a cycle, is garbage for ever: it
+    happens once for some thousand new sessions, and what passes by is the requests of that moment.
+    """
+    if len(gc.get_objects(generation=2)) < many:
+        return False
+    gc.collect()
+    is_much = len(gc.get_objects(generation=2)) >= many
+    if is_much:
+        gc.freeze()
+    return is_much

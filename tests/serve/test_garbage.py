@@ -1,0 +1,44 @@
+"""What the collector of a serving process looks at."""
+
+import gc
+import weakref
+
+from mcp_sessions.serve.garbage import set_aside_everything, set_aside_if_many
+
+
+class Session:
+    """Something that is in no cycle, or in one."""
+
+    itself: "Session | None" = None
+
+
+def test_what_became_much_is_set_aside_and_goes_when_nobody_refers_to_it() -> None:
+    set_aside_everything()
+    sessions = [Session() for _ in range(2_000)]
+    gone = weakref.ref(sessions[0])
+    gc.collect()
+    before = gc.get_freeze_count()
+
+    assert not set_aside_if_many(10_000)
+    assert gc.get_freeze_count() <= before
+
+    assert set_aside_if_many(1_000)
+    assert gc.get_freeze_count() >= before + 2_000
+    assert len(gc.get_objects(generation=2)) < 1_000
+    sessions.clear()
+    assert gone() is None
+
+
+def test_what_was_much_and_is_garbage_is_collected_and_not_set_aside() -> None:
+    set_aside_everything()
+    sessions = [Session() for _ in range(2_000)]
+    for session in sessions:
+        session.itself = session
+    gc.collect()
+    frozen = gc.get_freeze_count()
+    session = None
+    sessions.clear()
+
+    assert not set_aside_if_many(1_000)
+    assert gc.get_freeze_count() <= frozen
+    assert len(gc.get_objects(generation=2)) < 1_000
