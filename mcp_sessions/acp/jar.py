@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import anyio.from_thread
 
 from mcp_sessions.client.jar import SavedSession
+from mcp_sessions.core.messages import members_of
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.contract import SessionStore
@@ -40,8 +41,7 @@ class StoreJar:
     async def read(self, name: str) -> Any:
         """What was saved there, if anything."""
         data = await self._store.load_data(self._session_id)
-        saved = data.value.get(MEMBER) if data is not None else None
-        return cast("dict[str, Any]", saved).get(name) if isinstance(saved, dict) else None
+        return members_of(data.value.get(MEMBER)).get(name) if data is not None else None
 
     async def change(self, name: str, content: dict[str, Any] | None) -> None:
         """Save one server's session; None: there is none any more.

@@ -34,6 +34,7 @@ from mcp_sessions.core.messages import (
     error_body,
     error_message,
     id_of,
+    members_of,
     parse,
 )
 from mcp_sessions.errors import (
@@ -285,5 +286,5 @@ class Link:
 
 def _is_answer(value: object) -> bool:
     # ACP's answers may be null, so `parse` is not asked.
-    members = cast(Json, value) if isinstance(value, dict) else {}
+    members = members_of(value)
     return "method" not in members and ("result" in members or "error" in members)

@@ -15,6 +15,7 @@ from typing import Any, cast
 from acp import PROTOCOL_VERSION
 
 from mcp_sessions.acp.refusals import invalid_params
+from mcp_sessions.core.messages import members_of
 
 SUPPORTED = frozenset({PROTOCOL_VERSION})
 """The versions of ACP that are spoken here."""
@@ -58,11 +59,7 @@ def may_be_called(method: str, params: Mapping[str, Any], declared: Mapping[str,
     """
     if method in NEEDED:
         group, member = NEEDED[method]
-        capabilities = declared.get(group)
-        return (
-            isinstance(capabilities, dict)
-            and cast("dict[str, Any]", capabilities).get(member) is True
-        )
+        return members_of(declared.get(group)).get(member) is True
     if method.startswith("terminal/"):
         return declared.get("terminal") is True
     if method == "elicitation/create":
@@ -82,8 +79,8 @@ def with_ours(result: Mapping[str, Any], version: int, *, connects_servers: bool
         version: What was negotiated.
         connects_servers: Whether the layer connects the MCP servers.
     """
-    declared = _kept(result.get("agentCapabilities"))
-    sessions = _kept(declared.get("sessionCapabilities"))
+    declared = members_of(result.get("agentCapabilities"))
+    sessions = dict(members_of(declared.get("sessionCapabilities")))
     # Its copy would be a conversation that the log knows nothing of.
     sessions.pop("fork", None)
     ours: dict[str, Any] = {
@@ -92,13 +89,13 @@ def with_ours(result: Mapping[str, Any], version: int, *, connects_servers: bool
         "sessionCapabilities": {
             **sessions,
             **{
-                name: _kept(sessions.get(name))  # also what the agent says about it
+                name: members_of(sessions.get(name))  # also what the agent says about it
                 for name in ("resume", "list", "close")
             },
         },
     }
     if connects_servers:
-        servers = _kept(declared.get("mcpCapabilities"))
+        servers = members_of(declared.get("mcpCapabilities"))
         ours["mcpCapabilities"] = {**servers, "http": True, "sse": True}
     return {**result, "protocolVersion": version, "agentCapabilities": ours}
 
@@ -109,7 +106,3 @@ def _object(value: object, member: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid_params(f"{member} must be an object")
     return cast("dict[str, Any]", value)
-
-
-def _kept(value: object) -> dict[str, Any]:
-    return dict(cast("dict[str, Any]", value)) if isinstance(value, dict) else {}

@@ -23,8 +23,9 @@ import tempfile
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, Protocol
 
+from mcp_sessions.core.messages import members_of
 from mcp_sessions.core.resume import EventId
 
 logger = logging.getLogger(__name__)
@@ -117,11 +118,10 @@ class FileJar:
         except ValueError:
             logger.warning("%s is no jar: its sessions are given up", self.path)
             return {}
-        if not isinstance(content, dict) or cast("dict[str, Any]", content).get("version") != 1:
+        if members_of(content).get("version") != _VERSION:
             logger.warning("%s is of another version: its sessions are given up", self.path)
             return {}
-        sessions = cast("dict[str, Any]", content).get("sessions")
-        return cast("dict[str, Any]", sessions) if isinstance(sessions, dict) else {}
+        return members_of(content.get("sessions"))
 
     def change(self, name: str, saved: SavedSession | None) -> None:
         """Replace one entry. Others' entries are left as they are, also while they write.
@@ -168,10 +168,7 @@ class _FileSlot:
 
     def load(self) -> SavedSession | None:
         """See `JarSlot`."""
-        entry = self._jar.read().get(self._name)
-        if not isinstance(entry, dict):
-            return None
-        members = cast("dict[str, Any]", entry)
+        members = members_of(self._jar.read().get(self._name))
         session_id, position = members.get("session_id"), members.get("position")
         if not isinstance(session_id, str):
             return None

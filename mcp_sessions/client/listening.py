@@ -20,7 +20,7 @@ from mcp_sessions.client.dialer import Json
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.stamping import SUBSCRIPTION_ID, with_meta
 from mcp_sessions.client.wire import ACKNOWLEDGED, RESOURCE_UPDATED, notification
-from mcp_sessions.core.messages import RequestId, meta_of
+from mcp_sessions.core.messages import RequestId, members_of, meta_of
 
 _FLAGS = {
     "notifications/tools/list_changed": "toolsListChanged",
@@ -30,9 +30,7 @@ _FLAGS = {
 
 
 def _filter_of(message: Json) -> Json:
-    params = message.get("params")
-    wanted = cast("Json", params).get("notifications") if isinstance(params, dict) else None
-    return cast("Json", wanted) if isinstance(wanted, dict) else {}
+    return members_of(members_of(message.get("params")).get("notifications"))
 
 
 def _uris(wanted: Mapping[str, Any]) -> list[str]:
@@ -133,8 +131,7 @@ class Listens:
 
     def acknowledged(self, params: Mapping[str, Any] | None) -> list[Json]:
         """The server acknowledged the stream on the wire: the acknowledgements to give."""
-        honored = (params or {}).get("notifications")
-        self._honored = cast("Json", honored) if isinstance(honored, dict) else {}
+        self._honored = members_of((params or {}).get("notifications"))
         return self.not_yet_acknowledged()
 
     def not_yet_acknowledged(self) -> list[Json]:

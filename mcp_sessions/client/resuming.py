@@ -94,30 +94,24 @@ class ResumingClient:
         base, cap = policy.backoff_base, policy.backoff_cap
         backoff = Backoff(base=base, cap=cap)
         addresses = Addresses(dialers, base=base, cap=cap, longest_rest=policy.give_up_after)
-        exchanges = Exchanges(timeout=policy.connect_timeout)
-        runtime = Runtime(policy, tasks, draw, clock, elapsed or Elapsed(), sleep, backoff)
-        state = ClientState(runtime, addresses)
-        peer = Peer(instance=mint_key())
-        app = Application(deliver, hang_up, on_resume, peer)
-        control = SessionControl(runtime, peer, exchanges)
-        recovery = Recovery(runtime, state, peer, app, control, self._on_event, self._on_ready)
-        listener = Listener(runtime, state, peer, app, control, recovery)
-        outbox = Outbox(state, peer, app, listener)
-        sender = Sender(runtime, state, peer, app, recovery, listener, outbox, mint_key)
-        losses = Losses(runtime, state, peer, app, exchanges, recovery, sender)
-        opening = Opening(runtime, state, app, recovery, sender)
-        self._runtime = runtime
-        self._state = state
-        self._peer = peer
-        self._app = app
-        self._exchanges = exchanges
-        self._control = control
-        self._recovery = recovery
-        self._listener = listener
-        self._outbox = outbox
-        self._sender = sender
-        self._losses = losses
-        self._opening = opening
+        self._exchanges = exchanges = Exchanges(timeout=policy.connect_timeout)
+        self._runtime = runtime = Runtime(
+            policy, tasks, draw, clock, elapsed or Elapsed(), sleep, backoff
+        )
+        self._state = state = ClientState(runtime, addresses)
+        self._peer = peer = Peer(instance=mint_key())
+        self._app = app = Application(deliver, hang_up, on_resume, peer)
+        self._control = control = SessionControl(runtime, peer, exchanges)
+        self._recovery = recovery = Recovery(
+            runtime, state, peer, app, control, self._on_event, self._on_ready
+        )
+        self._listener = listener = Listener(runtime, state, peer, app, control, recovery)
+        self._outbox = outbox = Outbox(state, peer, app, listener)
+        self._sender = sender = Sender(
+            runtime, state, peer, app, recovery, listener, outbox, mint_key
+        )
+        self._losses = Losses(runtime, state, peer, app, exchanges, recovery, sender)
+        self._opening = Opening(runtime, state, app, recovery, sender)
         self._slot = slot
         self._jar_content: SavedSession | None = None
 

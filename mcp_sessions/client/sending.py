@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
 
 from mcp_sessions.client import stamping, wire
 from mcp_sessions.client.application import Application
@@ -23,7 +22,7 @@ from mcp_sessions.client.peer import Peer
 from mcp_sessions.client.recovery import Recovery, Way
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.state import ClientState, Phase, Runtime
-from mcp_sessions.core.messages import RequestId
+from mcp_sessions.core.messages import RequestId, members_of
 from mcp_sessions.core.resume import AWAY, NEVER_RAN, Cause, Step, after_status, may_send_again
 from mcp_sessions.errors import OUTCOME_UNKNOWN
 
@@ -181,8 +180,7 @@ class Sender:
         The same code says "unknown" of a session and "ended" of one whose request ran; a
         refusal comes at once, and is all that comes.
         """
-        data = error.get("data")
-        if isinstance(data, dict) and cast("Json", data).get("started") is True:
+        if members_of(error.get("data")).get("started") is True:
             return True
         took = self._runtime.elapsed() - pending.last_sent
         is_late = pending.was_accepted or took > self._runtime.policy.refusal_time

@@ -19,6 +19,7 @@ from mcp_sessions.core.messages import (
     REQUEST_KEY_META,
     SESSION_META,
     RequestId,
+    members_of,
     meta_of,
 )
 from mcp_sessions.core.messages import without_session as without_session_members
@@ -58,8 +59,7 @@ def envelope_of(message: Json) -> Envelope | None:
 
 def declaring(capabilities: Mapping[str, Any]) -> Json:
     """Client capabilities, and our extension among them."""
-    extensions = capabilities.get("extensions")
-    known = cast("Json", extensions) if isinstance(extensions, dict) else {}
+    known = members_of(capabilities.get("extensions"))
     return {**capabilities, "extensions": {**known, EXTENSION: known.get(EXTENSION, {})}}
 
 

@@ -18,6 +18,7 @@ from mcp_sessions.core.messages import (
     answer_in_place_of,
     decode,
     error_body,
+    members_of,
     meta_of,
     parse,
 )
@@ -130,10 +131,7 @@ def session_of_create(
     Args:
         may_resume: The server knows ``session/resume``.
     """
-    session = result.get("session")
-    if not isinstance(session, dict):
-        return None
-    members = cast("Json", session)
+    members = members_of(result.get("session"))
     session_id = members.get("sessionId")
     if not is_session_id(session_id):
         return None
@@ -150,15 +148,13 @@ def session_of_create(
 
 def says_not_begun(error: Mapping[str, Any]) -> bool:
     """Whether a server that shuts down refused a request before it began (ERR15)."""
-    data = error.get("data")
-    members = cast("Json", data) if isinstance(data, dict) else {}
+    members = members_of(error.get("data"))
     return members.get("reason") == "draining" and members.get("started") is False
 
 
 def says_state_refused(error: Mapping[str, Any]) -> bool:
     """Whether the ``state`` that a request was sent with is not one of the server's."""
-    data = error.get("data")
-    reason = cast("Json", data).get("reason") if isinstance(data, dict) else None
+    reason = members_of(error.get("data")).get("reason")
     return error.get("code") == INVALID_PARAMS and reason == "invalid_state"
 
 

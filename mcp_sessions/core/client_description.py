@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from mcp_sessions.core.messages import encode
+from mcp_sessions.core.messages import encode, members_of
 
 MEMBERS = ("protocolVersion", "capabilities", "clientInfo")
 """Of the params of ``initialize``: what a connection that is made again is made from."""
@@ -34,10 +34,8 @@ def outlined(params: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """
     if params is None:
         return None
-    outline: dict[str, Any] = {
-        "capabilities": {name: {} for name in ASKED_FOR if name in _object(params, "capabilities")}
-    }
-    info = _object(params, "clientInfo")
+    declared, info = members_of(params.get("capabilities")), members_of(params.get("clientInfo"))
+    outline: dict[str, Any] = {"capabilities": {name: {} for name in ASKED_FOR if name in declared}}
     named = {name: info[name] for name in ("name", "version") if isinstance(info.get(name), str)}
     if named:
         outline["clientInfo"] = {name: text[:_NAME] for name, text in named.items()}
@@ -52,8 +50,3 @@ def size_of(params: Mapping[str, Any] | None) -> int:
         return len(encode(params)) if params else 0
     except TypeError:
         return sys.maxsize
-
-
-def _object(params: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = params.get(name)
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

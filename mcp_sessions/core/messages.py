@@ -194,9 +194,14 @@ def parse(value: Any) -> Message:
     raise Malformed('a message has "method", "result" or "error"')
 
 
+def members_of(value: object) -> dict[str, Any]:
+    """The members of a JSON object; of any other value none."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
 def id_of(value: object) -> RequestId | None:
     """The ``id`` of a decoded value that is no message, if it has one that can be one."""
-    given = cast(dict[str, Any], value).get("id") if isinstance(value, dict) else None
+    given = members_of(value).get("id")
     if isinstance(given, (str, int)) and not isinstance(given, bool):
         return given
     return None
@@ -215,7 +220,7 @@ def answer_in_place_of(value: object, why: str) -> dict[str, Any] | None:
     refused_id = id_of(value)
     if refused_id is None:
         return None
-    asks = isinstance(cast(dict[str, Any], value).get("method"), str)
+    asks = isinstance(members_of(value).get("method"), str)
     code, what = (INVALID_REQUEST, "Invalid request") if asks else (PARSE_ERROR, "Invalid answer")
     error = error_body(code, f"{what}: {why}")
     return {"jsonrpc": "2.0", "id": refused_id, "error": error}
@@ -228,9 +233,7 @@ def _request_id(value: object) -> RequestId:
 
 
 def _is_error(value: object) -> bool:
-    if not isinstance(value, dict):
-        return False
-    error = cast(dict[str, Any], value)
+    error = members_of(value)
     code = error.get("code")
     return (
         isinstance(code, int)

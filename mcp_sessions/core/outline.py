@@ -6,9 +6,9 @@ Found while its bytes go by: no more is kept of them than `KEPT`.
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from typing import Any
 
-from mcp_sessions.core.messages import RequestId, decode, id_of
+from mcp_sessions.core.messages import RequestId, decode, id_of, members_of
 
 KEPT = 8_192
 """Bytes of the outermost members that are kept; more than that, and nothing is known."""
@@ -68,10 +68,9 @@ class Outline:
         if len(self._kept) > KEPT:
             return {}
         try:
-            value = decode(bytes(self._kept))
+            return members_of(decode(bytes(self._kept)))
         except ValueError:
             return {}
-        return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
     @property
     def id(self) -> RequestId | None:

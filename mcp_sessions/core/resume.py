@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeGuard, cast
 
-from mcp_sessions.core.messages import EXTENSION, SESSION_META, meta_of
+from mcp_sessions.core.messages import EXTENSION, SESSION_META, members_of, meta_of
 
 EventId = str | int
 """What ``sessionEventId`` may be (EVT8); opaque to a client."""
@@ -278,10 +278,10 @@ class Abilities:
 
 def abilities(capabilities: object) -> Abilities:
     """Read raw capabilities; whatever is malformed is not there."""
-    members = _object(capabilities)
-    extension = _object(members.get("extensions")).get(EXTENSION)
-    keys = _object(_object(extension).get("requestKeys"))
-    features = _object(extension).get("features")
+    members = members_of(capabilities)
+    extension = members_of(members.get("extensions")).get(EXTENSION)
+    keys = members_of(members_of(extension).get("requestKeys"))
+    features = members_of(extension).get("features")
     names = cast("list[object]", features) if isinstance(features, list) else []
     return Abilities(
         has_sessions=isinstance(members.get("sessions"), dict),
@@ -327,7 +327,7 @@ class SessionView:
 
         A missing ``state`` keeps the old one; another session's id is ignored.
         """
-        named = _object((meta_of(result) or {}).get(SESSION_META))
+        named = members_of((meta_of(result) or {}).get(SESSION_META))
         if named.get("sessionId") != self.session_id:
             return False
         before = (self.state, self.expires_at)
@@ -343,7 +343,7 @@ def event_id_of(params: Mapping[str, Any] | None, session_id: str) -> EventId | 
     value = (params or {}).get("sessionEventId")
     if not is_event_id(value):
         return None
-    named = _object((meta_of(params) or {}).get(SESSION_META)).get("sessionId", session_id)
+    named = members_of((meta_of(params) or {}).get(SESSION_META)).get("sessionId", session_id)
     return value if named == session_id else None
 
 
@@ -353,11 +353,7 @@ def says_session_not_found(result: Mapping[str, Any]) -> bool:
         return False
     content = result.get("content")
     for block in cast("list[object]", content) if isinstance(content, list) else []:
-        text = _object(block).get("text")
+        text = members_of(block).get("text")
         if isinstance(text, str) and "session not found" in text.lower():
             return True
     return False
-
-
-def _object(value: object) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from mcp_sessions.core.conversations import ConversationKey
 from mcp_sessions.core.log import Draft, LoggedEvent
@@ -19,6 +19,7 @@ from mcp_sessions.core.messages import (
     EXTENSION,
     RequestId,
     encode,
+    members_of,
     notification_message,
     plain_draft,
 )
@@ -296,11 +297,7 @@ class ClientConnection:
     @property
     def knows_extension(self) -> bool:
         """Whether its client said in its handshake that it knows our extension."""
-        params: Mapping[str, Any] = self.peer.initialize_params or {}
-        declared: Any = params.get("capabilities")
-        if not isinstance(declared, dict):
-            return False
-        capabilities = cast("dict[str, Any]", declared)
+        capabilities = members_of((self.peer.initialize_params or {}).get("capabilities"))
         return EXTENSION in (capabilities.get("extensions") or ()) or (
             "experimental/sessions" in (capabilities.get("experimental") or ())
         )

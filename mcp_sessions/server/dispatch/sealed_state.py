@@ -10,9 +10,9 @@ import hmac
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
-from mcp_sessions.core.messages import SESSION_META, meta_of
+from mcp_sessions.core.messages import SESSION_META, members_of, meta_of
 from mcp_sessions.errors import InvalidState, SessionNotFound
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.security import SessionSecurity
@@ -70,8 +70,7 @@ class SealedState:
             SessionNotFound: The session is not the caller's, whatever the token is.
             InvalidState: The token is not one of ours for this session and principal.
         """
-        named = (meta_of(params) or {}).get(SESSION_META)
-        token = cast("dict[str, Any]", named).get("state") if isinstance(named, dict) else None
+        token = members_of((meta_of(params) or {}).get(SESSION_META)).get("state")
         if token is None:
             return None
         if isinstance(token, str) and self._is_last(token, session_id):
