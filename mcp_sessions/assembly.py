@@ -48,6 +48,7 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Peer, SessionRecord
 from mcp_sessions.stores.stateless import Stateless
 from mcp_sessions.stores.urls import open_store
+from mcp_sessions_transports.http.channel import ResponseStreams
 from mcp_sessions_transports.http.cluster import ClusterStreams
 from mcp_sessions_transports.http.transport import HttpTransport
 
@@ -95,13 +96,9 @@ class Assembly:
         streams = partial(StreamLog, store, clock)
 
         def new_connection(record: SessionRecord, peer: Peer) -> StoredConnection:
-            transport = HttpTransport(
-                record.session_id,
-                streams,
-                policy,
-                primes=primes_streams(peer.protocol_version),
-                is_shared=bus.is_shared,
-            )
+            primes = primes_streams(peer.protocol_version)
+            responses = ResponseStreams(record.session_id, streams, policy, primes)
+            transport = HttpTransport(responses, policy, bus.is_shared)
             return StoredConnection(record, peer, transport, store=store, clock=clock, bus=bus)
 
         self.connections = connections = ConnectionRegistry(store, clock, bus, new_connection)

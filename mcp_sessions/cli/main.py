@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from mcp_sessions import __version__
 from mcp_sessions.cli.arguments import USAGE_ERROR, OneLineParser, one_line
@@ -21,6 +22,7 @@ from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 
 STORE_AWAY = 1
 
+# Each is a file beside this one.
 COMMANDS = {
     "serve": "serve an MCP server with resumable sessions",
     "bridge": "give a stdio-only host a remote server that survives its connections",
@@ -46,33 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"which command? {' or '.join(COMMANDS)}")
     chosen = parser.parse_args(given)
     try:
-        match chosen.command:
-            case "serve":
-                from mcp_sessions.cli import serve
-
-                return serve.main(chosen.arguments)
-            case "bridge":
-                from mcp_sessions.cli import bridge
-
-                return bridge.main(chosen.arguments)
-            case "sessions":
-                from mcp_sessions.cli import sessions
-
-                return sessions.main(chosen.arguments)
-            case "acp":
-                from mcp_sessions.cli import acp
-
-                return acp.main(chosen.arguments)
-            case "conformance":
-                from mcp_sessions.cli import conformance
-
-                return conformance.main(chosen.arguments)
-            case "keygen":
-                from mcp_sessions.cli import keygen
-
-                return keygen.main(chosen.arguments)
-            case _:
-                raise AssertionError("argparse accepts names from COMMANDS only")
+        command = import_module(f"mcp_sessions.cli.{chosen.command}")
+        return command.main(chosen.arguments)
     except ConfigurationError as error:
         complain(f"mcp-sessions {chosen.command}", one_line(error))
         return USAGE_ERROR

@@ -7,6 +7,8 @@ handler does not run again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from mcp_sessions.core.messages import decode_kept
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached, OutcomeUnknown
@@ -21,27 +23,25 @@ from mcp_sessions.server.requests.running import Waiter
 from mcp_sessions.stores.records import Admitted
 
 
+@dataclass(eq=False, repr=False)
 class Idempotency:
     """Serves those that were begun before."""
 
-    def __init__(
-        self,
-        runner: RequestRunner,
-        associations: Associations,
-        sealed: SealedState,
-        bus: ClusterBus,
-    ) -> None:
-        self._runner = runner
-        self._associations = associations
-        self._sealed = sealed
-        self._bus = bus
+    _runner: RequestRunner
+    _associations: Associations
+    _sealed: SealedState
+    _bus: ClusterBus
+
+    def __post_init__(self) -> None:
         self.begin_of = Locks[tuple[SessionId, RequestKey]]().of
         """A lock that is held until a request runs or is refused. The same key again, in the same
         session, waits that long: recorded in the store, but at work nowhere yet, the first would
         look lost.
         """
 
-        self.joining = Joining(bus, runner, self._admit_again, self._answer_kept, self.begin_of)
+        self.joining = Joining(
+            self._bus, self._runner, self._admit_again, self._answer_kept, self.begin_of
+        )
         """Those that run in other processes."""
 
     def never_began(self, admitted: Admitted) -> bool:

@@ -294,27 +294,22 @@ class SessionHandle:
         await self._notify(method, params)
 
 
+@dataclass(eq=False, repr=False)
 class SessionHandles:
-    """Makes the handles of one server, which share their locks."""
+    """Makes the handles of one server, which share their locks: those of the sessions of a store,
+    and of connections.
 
-    def __init__(
-        self,
-        store: SessionStore,
-        publisher: Publisher,
-        policy: SessionPolicy,
-        clock: Callable[[], float],
-        check_token: Check,
-    ) -> None:
-        """Those of the sessions of ``store``, and of connections.
+    Args:
+        check_token: Raises if a state could not be sent to the client that keeps it.
+    """
 
-        Args:
-            check_token: Raises if a state could not be sent to the client that keeps it.
-        """
-        self._store = store
-        self._publisher = publisher
-        self._policy = policy
-        self._clock = clock
-        self._check_token = check_token
+    _store: SessionStore
+    _publisher: Publisher
+    _policy: SessionPolicy
+    _clock: Callable[[], float]
+    _check_token: Check
+
+    def __post_init__(self) -> None:
         self._locks = Locks[SessionId]()
         self._state_locks = Locks[SessionId]()
         self._on_pipes: weakref.WeakKeyDictionary[

@@ -374,7 +374,7 @@ class RunningRequest:
     async def _settled(self) -> None:
         """Wait until what was withdrawn is on its way, not for ever: nothing follows the answer."""
         if self._withdrawals:
-            await asyncio.wait(self._withdrawals, timeout=self._outcomes.slow_timeout)
+            await asyncio.wait(self._withdrawals, timeout=self._outcomes.policy.slow_timeout)
 
     def _withdraw(self, message: bytes, log_key: str) -> None:
         task = self._at_work.spawn(self._emit(message, log_key))
@@ -395,32 +395,20 @@ class Outcome:
     """The error is that the store is away, and nothing ran."""
 
 
+@dataclass(eq=False, repr=False)
 class Outcomes:
-    """Keeps them, and writes them."""
+    """Keeps them, and writes them.
 
-    def __init__(
-        self,
-        store: SessionStore,
-        policy: SessionPolicy,
-        clock: Callable[[], float],
-        owed: Owed,
-        stamp: Stamp,
-    ) -> None:
-        """Those of one server.
+    Args:
+        clock: Seconds since 1970.
+        stamp: Adds the session's ``_meta`` to a result.
+    """
 
-        Args:
-            stamp: Adds the session's ``_meta`` to a result.
-        """
-        self._store = store
-        self.clock = clock
-        """Seconds since 1970."""
-
-        self.slow_timeout = policy.slow_timeout
-        """Seconds for which one client is waited for."""
-
-        self._owed = owed
-        self._stamp = stamp
-        self._rarely = policy.idle_timeout / 100
+    _store: SessionStore
+    policy: SessionPolicy
+    clock: Callable[[], float]
+    _owed: Owed
+    _stamp: Stamp
 
     async def keep(self, running: RunningRequest, outcome: Outcome) -> None:
         """Store what becomes of the request's key, and move its sessions' deadlines.
@@ -439,7 +427,7 @@ class Outcomes:
             await self._owed.settle({("finish", session_id, running.key): finish}, size=size)
         # Idle time counts from the end of the last request (SES14). Admission moved
         # the deadline already; a store is written again only if that was a while ago.
-        if now - running.started_at > self._rarely:
+        if now - running.started_at > self.policy.idle_timeout / 100:
             await self._store.touch(running.sessions, now=now)
 
     def _encoded(self, running: RunningRequest, outcome: Outcome) -> bytes | None:

@@ -13,6 +13,7 @@ import math
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from redis.exceptions import RedisError, ResponseError
@@ -51,6 +52,7 @@ class Sender(Protocol):
         ...
 
 
+@dataclass(eq=False, repr=False)
 class RedisExchange:
     """An :class:`~mcp_sessions.stores.exchange.Exchange`.
 
@@ -60,17 +62,12 @@ class RedisExchange:
         key_of: The key of a session, which its channels begin with.
     """
 
-    def __init__(
-        self,
-        make: MakeConnection,
-        link: Sender,
-        namespace: str,
-        key_of: Callable[[SessionId], str],
-    ) -> None:
-        self._make = make
-        self._link = link
-        self._namespace = namespace
-        self._key_of = key_of
+    _make: MakeConnection
+    _link: Sender
+    _namespace: str
+    _key_of: Callable[[SessionId], str]
+
+    def __post_init__(self) -> None:
         self._process = ""
         self._listener: ExchangeListener | None = None
         self._connection: Connection | None = None

@@ -13,6 +13,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from mcp_sessions.background import report
@@ -34,6 +35,7 @@ _ROOM = 1.25
 """Times ``LOG_SIZE``: a log of this length grows no more, and who writes waits for the copy."""
 
 
+@dataclass(eq=False, repr=False)
 class WriteAheadLog:
     """How long it is, and whether it is copied.
 
@@ -43,15 +45,12 @@ class WriteAheadLog:
         connect: Another connection to the file.
     """
 
-    def __init__(
-        self, path: Path, log_file: Path, connect: Callable[[], sqlite3.Connection]
-    ) -> None:
-        self._path = path
-        self._log_file = log_file
-        self._connect = connect
-        self._copying: threading.Thread | None = None
-        self._is_due = False
-        self._commits = 0
+    _path: Path
+    _log_file: Path
+    _connect: Callable[[], sqlite3.Connection]
+    _copying: threading.Thread | None = None
+    _is_due: bool = False
+    _commits: int = 0
 
     @property
     def is_due(self) -> bool:

@@ -69,12 +69,12 @@ class ServedFile:
                 lambda: open_again(self._place, durability),
             ),
             self._open_file,
-            closing=lambda connection: shut_down(connection, self._seen),
-            resting=self._seen.count,
-            on_commit=self._on_commit,
-            chore=sessions.end_requested,
-            on_chore=self._on_ended_beside,
-            syncs=durability == "full",
+            lambda connection: shut_down(connection, self._seen),
+            self._seen.count,
+            self._on_commit,
+            sessions.end_requested,
+            self._on_ended_beside,
+            durability == "full",
         )
         self._ended_beside: list[SessionRecord] = []
         self._cache = RecordCache(self._writer)

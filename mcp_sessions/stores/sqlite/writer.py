@@ -28,6 +28,7 @@ import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
@@ -83,6 +84,7 @@ _Outcome = tuple["asyncio.Future[Any]", Any, BaseException | None]
 _Done = tuple[Changes, Sequence[_Outcome]]
 
 
+@dataclass(eq=False, repr=False)
 class Writer:
     """Runs work on a file, in order.
 
@@ -98,28 +100,17 @@ class Writer:
         syncs: Whether a commit waits for the medium.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        log: WriteAheadLog,
-        opened: Callable[[], sqlite3.Connection],
-        closing: Callable[[sqlite3.Connection], None],
-        resting: Callable[[sqlite3.Connection], None],
-        on_commit: Callable[[Changes], None],
-        chore: Work[T],
-        on_chore: Callable[[T], None],
-        *,
-        syncs: bool,
-    ) -> None:
-        self._path = path
-        self._log = log
-        self._opened = opened
-        self._closing = closing
-        self._resting = resting
-        self._on_commit = on_commit
-        self._chore: Work[Any] = chore
-        self._on_chore: Callable[[Any], None] = on_chore
-        self._syncs = syncs
+    _path: Path
+    _log: WriteAheadLog
+    _opened: Callable[[], sqlite3.Connection]
+    _closing: Callable[[sqlite3.Connection], None]
+    _resting: Callable[[sqlite3.Connection], None]
+    _on_commit: Callable[[Changes], None]
+    _chore: Work[Any]
+    _on_chore: Callable[[Any], None]
+    _syncs: bool
+
+    def __post_init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         # Of the event loop: how many calls the thread has that are not answered yet, and

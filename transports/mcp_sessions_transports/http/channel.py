@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mcp_sessions.core.log import LoggedEvent
@@ -49,40 +50,25 @@ class Finished(NamedTuple):
     """All of them were handed to the network."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ResponseStreams:
     """The response streams of one transport-mode session that this process answers: those that
     are at work, and the newest of those that were answered, which can be fetched for a while;
     and those of other processes that are read here.
+
+    Args:
+        primes: The client understands an event without data.
     """
 
-    __slots__ = (
-        "_finished",
-        "_forgotten",
-        "_policy",
-        "_streams",
-        "channels",
-        "primes",
-        "remote",
-        "session_id",
-    )
-
-    def __init__(
-        self, session_id: SessionId, streams: Streams, policy: SessionPolicy, *, primes: bool
-    ) -> None:
-        """None is open yet.
-
-        Args:
-            primes: The client understands an event without data.
-        """
-        self.session_id = session_id
-        self.primes = primes
-        self.channels: dict[StreamName, PostChannel] = {}
-        self.remote: dict[RemoteResponse, None] = {}
-        self._streams = streams
-        self._policy = policy
-        # A process has many connections, and most of them have none.
-        self._finished: dict[StreamName, Finished] | None = None
-        self._forgotten: list[StreamName] | None = None
+    session_id: SessionId
+    _streams: Streams
+    _policy: SessionPolicy
+    primes: bool
+    channels: dict[StreamName, PostChannel] = field(default_factory=dict[StreamName, "PostChannel"])
+    remote: dict[RemoteResponse, None] = field(default_factory=dict[RemoteResponse, None])
+    # A process has many connections, and most of them have none.
+    _finished: dict[StreamName, Finished] | None = None
+    _forgotten: list[StreamName] | None = None
 
     def log(self, name: StreamName) -> StreamLog:
         """One of them, as the store has it."""

@@ -7,6 +7,7 @@ and its own session event id; a client that was cut resumes the session and list
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Receive, Send
@@ -24,41 +25,35 @@ from mcp_sessions_transports.http.sse import SseStream
 from mcp_sessions_transports.outbox import LogFeed
 
 
+@dataclass(eq=False, repr=False)
 class ListenStream:
-    """A :class:`~mcp_sessions.server.connection.Transport` of one session's events."""
+    """A :class:`~mcp_sessions.server.connection.Transport` of one session's events. It begins with
+    the acknowledgement.
 
-    is_leaving = False
+    Args:
+        is_shared: Other processes may store events of the session.
+        result: Adds what the stream's last message carries beside its subscription id.
+        encode: Writes that message.
+    """
+
+    _request_id: RequestId
+    _wanted: Filter
+    _policy: SessionPolicy
+    _is_shared: bool
+    _result: Callable[[dict[str, Any]], dict[str, Any]]
+    _encode: Callable[[Any], bytes]
+    close_stream: Callable[[], Awaitable[None]] | None = None
+    is_leaving: bool = False
     """Nothing is asked on it."""
 
-    close_stream: Callable[[], Awaitable[None]] | None = None
+    _feed: LogFeed | None = None
 
-    def __init__(
-        self,
-        request_id: RequestId,
-        wanted: Filter,
-        *,
-        policy: SessionPolicy,
-        is_shared: bool,
-        result: Callable[[dict[str, Any]], dict[str, Any]],
-        encode_answer: Callable[[Any], bytes],
-    ) -> None:
-        """Begin with the acknowledgement.
-
-        Args:
-            is_shared: Other processes may store events of the session.
-            result: Adds what the stream's last message carries beside its subscription id.
-            encode_answer: Writes that message.
-        """
-        self._request_id = request_id
-        self._wanted = wanted
-        self._is_shared = is_shared
-        self._result = result
-        self._encode = encode_answer
+    def __post_init__(self) -> None:
         self._stream = SseStream(
-            limit=policy.send_buffer, slow_timeout=policy.slow_timeout, comment=PING
+            limit=self._policy.send_buffer, slow_timeout=self._policy.slow_timeout, comment=PING
         )
-        self._feed: LogFeed | None = None
-        self._stream.push(modern_event(encode_answer(acknowledgement(wanted, request_id))))
+        acknowledged = acknowledgement(self._wanted, self._request_id)
+        self._stream.push(modern_event(self._encode(acknowledged)))
 
     # --- the port --------------------------------------------------------------------------
 

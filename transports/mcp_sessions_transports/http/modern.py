@@ -139,10 +139,10 @@ class ModernHttp:
         stream = ListenStream(
             request.id,
             wanted,
-            policy=served.policy,
-            is_shared=served.bus.is_shared,
-            result=lambda members: served.listening.result(members, record),
-            encode_answer=inbound.encode,
+            served.policy,
+            served.bus.is_shared,
+            lambda members: served.listening.result(members, record),
+            inbound.encode,
         )
         connection_id = mint_connection_id("listen", served.bus.process)
         connection = ClientConnection(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.errors import Refusal
@@ -13,7 +14,6 @@ from mcp_sessions.ids import Position, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import ClientConnection, ReadEvents
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
-from mcp_sessions.server.delivery.streams import Streams
 from mcp_sessions.stores.records import Attached
 from mcp_sessions_transports.http.channel import ResponseStreams
 from mcp_sessions_transports.http.io import HttpCall
@@ -129,46 +129,27 @@ class GetStream:
         return None if event.origin in self._connection.over else plain_frame(event)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HttpTransport:
-    """A :class:`~mcp_sessions.server.connection.Transport` over HTTP."""
+    """A :class:`~mcp_sessions.server.connection.Transport` over HTTP.
 
-    __slots__ = (
-        "_get",
-        "_is_over",
-        "_is_shared",
-        "_policy",
-        "_primes",
-        "close_stream",
-        "responses",
-    )
+    Args:
+        is_shared: Other processes may serve the session, too.
+    """
 
-    is_leaving = False
+    responses: ResponseStreams
+    _policy: SessionPolicy
+    _is_shared: bool
+    close_stream: Callable[[], Awaitable[None]] | None = None
+    is_leaving: bool = False
     """A request has a connection of its own, which the server that runs us sees to."""
 
-    def __init__(
-        self,
-        session_id: SessionId,
-        streams: Streams,
-        policy: SessionPolicy,
-        *,
-        primes: bool,
-        is_shared: bool,
-    ) -> None:
-        """Nothing is open yet.
+    _get: GetStream | None = None
+    _is_over: bool = False
 
-        Args:
-            primes: The client understands an event without data.
-            is_shared: Other processes may serve the session, too.
-        """
-        self.responses = ResponseStreams(session_id, streams, policy, primes=primes)
-        self.close_stream: Callable[[], Awaitable[None]] | None = None
-        if primes:
+    def __post_init__(self) -> None:
+        if self.responses.primes:
             self.close_stream = self._close_stream
-        self._policy = policy
-        self._primes = primes
-        self._is_shared = is_shared
-        self._get: GetStream | None = None
-        self._is_over = False
 
     # --- the port ------------------------------------------------------------------------
 
@@ -254,7 +235,7 @@ class HttpTransport:
             is_checked=self._is_shared,
         )
         self._get = get
-        get.open_with(first, primes=self._primes)
+        get.open_with(first, primes=self.responses.primes)
         if self._is_over:
             # Closed after this GET was admitted: its client comes back, and hears so.
             get.stream.finish()
@@ -273,7 +254,7 @@ class HttpTransport:
 
     def come_back_after(self, seconds: float) -> None:
         """Tell whoever reads the GET stream when to open it again after it has ended."""
-        if self._get is not None and self._primes:
+        if self._get is not None and self.responses.primes:
             self._get.stream.push(retry_event(seconds))
 
     async def _close_stream(self) -> None:
