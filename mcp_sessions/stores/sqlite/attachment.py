@@ -22,6 +22,7 @@ from mcp_sessions.ids import (
 from mcp_sessions.stores.records import Attached, Relayed, SessionRecord, attachment_of
 from mcp_sessions.stores.sqlite import logs, sessions
 from mcp_sessions.stores.sqlite.served_file import ServedFile, is_small
+from mcp_sessions.stores.sqlite.sessions import Brief
 from mcp_sessions.stores.sqlite.transaction import Transaction, assigned, text_of
 
 
@@ -38,10 +39,7 @@ class Attachments(ServedFile):
         only_if_free: bool = False,
     ) -> Attached | None:
 
-        def work(tx: Transaction) -> Attached | None:
-            session = sessions.brief(tx, session_id)
-            if session is None or now >= session.ends_at:
-                return None
+        def work(tx: Transaction, session: Brief) -> Attached | None:
             scopes, stored = tx.execute(
                 "SELECT scopes, waits_from FROM sessions WHERE sid = ?", (session.sid,)
             ).fetchone()
@@ -83,13 +81,12 @@ class Attachments(ServedFile):
                 attached.listens_from,
             )
 
-        return await self._writer.call(work)
+        return await self._within(session_id, work, None, now=now)
 
     async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
 
-        def work(tx: Transaction) -> bool:
-            session = sessions.brief(tx, session_id)
-            if session is None or not attachment.detaches(
+        def work(tx: Transaction, session: Brief) -> bool:
+            if not attachment.detaches(
                 state_of(is_attached=session.attachment is not None),
                 fencing_epoch=session.fencing_epoch,
                 attached_with=fencing_epoch,
@@ -99,7 +96,7 @@ class Attachments(ServedFile):
             tx.changes.append((session_id, assigned(attachment=None)))
             return True
 
-        return await self._writer.call(work, short=True)
+        return await self._within(session_id, work, False, short=True)
 
     async def carry(
         self,
@@ -109,10 +106,7 @@ class Attachments(ServedFile):
         after: Position,
     ) -> bool:
 
-        def work(tx: Transaction) -> bool:
-            session = sessions.brief(tx, connection)
-            if session is None:
-                return False
+        def work(tx: Transaction, session: Brief) -> bool:
             carries = relaying.carry(_carried(tx, session.sid, origin)[0], fencing_epoch)
             if carries is not Carry.BEGINS:
                 return carries is Carry.GOES_ON
@@ -125,7 +119,7 @@ class Attachments(ServedFile):
             tx.changes.append((connection, lambda record: _carry(record, origin, fencing_epoch)))
             return True
 
-        return await self._writer.call(work)
+        return await self._within(connection, work, False)
 
     async def relay(
         self,
@@ -138,10 +132,7 @@ class Attachments(ServedFile):
         skips: bool = False,
     ) -> Relayed:
 
-        def work(tx: Transaction) -> Relayed:
-            session = sessions.brief(tx, connection)
-            if session is None or now >= session.ends_at:
-                return Relayed()
+        def work(tx: Transaction, session: Brief) -> Relayed:
             carried, last = _carried(tx, session.sid, origin)
             place = event.position
             relays, last = relaying.relay(
@@ -158,7 +149,8 @@ class Attachments(ServedFile):
             draft = Draft(event.payload, None, key, origin)
             return Relayed(logs.append(tx, log, draft, self._window, now=now)[0])
 
-        return await self._writer.call(work, short=is_small(event.payload))
+        small = is_small(event.payload)
+        return await self._within(connection, work, Relayed(), now=now, short=small)
 
     async def drop_origin(
         self,
@@ -169,10 +161,7 @@ class Attachments(ServedFile):
         fencing_epoch: FencingEpoch | None = None,
     ) -> None:
 
-        def work(tx: Transaction) -> None:
-            session = sessions.brief(tx, session_id)
-            if session is None:
-                return
+        def work(tx: Transaction, session: Brief) -> None:
             carried, _ = _carried(tx, session.sid, origin)
             if not relaying.may_drop(carried, fencing_epoch):
                 return
@@ -182,7 +171,7 @@ class Attachments(ServedFile):
                 tx.execute("DELETE FROM carried WHERE sid = ? AND origin = ?", values)
                 tx.changes.append((session_id, lambda record: _carry(record, origin, None)))
 
-        await self._writer.call(work)
+        await self._within(session_id, work, None)
 
 
 def _carry(record: SessionRecord, origin: SessionId, fencing_epoch: FencingEpoch | None) -> None:

@@ -13,6 +13,7 @@ from mcp_sessions.stores.records import CurrentSession, Data, SessionRecord
 from mcp_sessions.stores.sqlite import sessions
 from mcp_sessions.stores.sqlite.keys import keys_of
 from mcp_sessions.stores.sqlite.served_file import ServedFile, is_small
+from mcp_sessions.stores.sqlite.sessions import Brief
 from mcp_sessions.stores.sqlite.transaction import Transaction, assigned, text_bytes
 
 
@@ -44,30 +45,24 @@ class Belongings(ServedFile):
         def apply(record: SessionRecord) -> None:
             record.subscriptions |= {uri}
 
-        def work(tx: Transaction) -> bool:
-            session = sessions.brief(tx, session_id)
-            if session is None:
-                return False
+        def work(tx: Transaction, session: Brief) -> bool:
             sessions.subscribe(tx, session.sid, uri, self._policy)
             tx.changes.append((session_id, apply))
             return True
 
-        return await self._writer.call(work)
+        return await self._within(session_id, work, False)
 
     async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
 
         def apply(record: SessionRecord) -> None:
             record.subscriptions -= {uri}
 
-        def work(tx: Transaction) -> bool:
-            session = sessions.brief(tx, session_id)
-            if session is None:
-                return False
+        def work(tx: Transaction, session: Brief) -> bool:
             sessions.unsubscribe(tx, session.sid, uri)
             tx.changes.append((session_id, apply))
             return True
 
-        return await self._writer.call(work)
+        return await self._within(session_id, work, False)
 
     async def subscribers(self, uri: str) -> Sequence[SessionId]:
 
@@ -84,10 +79,7 @@ class Belongings(ServedFile):
         self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]
     ) -> bool:
 
-        def work(tx: Transaction) -> bool:
-            session = sessions.brief(tx, session_id)
-            if session is None:
-                return False
+        def work(tx: Transaction, session: Brief) -> bool:
             check_subscriptions(uris, self._policy)
             sessions.replace_subscriptions(tx, session.sid, uris)
             tx.execute(
@@ -96,7 +88,7 @@ class Belongings(ServedFile):
             tx.changes.append((session_id, assigned(subscriptions=uris, lists=lists)))
             return True
 
-        return await self._writer.call(work)
+        return await self._within(session_id, work, False)
 
     async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
         became = assigned(waits_from=event_id)

@@ -16,6 +16,7 @@ from mcp_sessions.stores.records import Appended, Audience, ServerChange, Told
 from mcp_sessions.stores.sqlite import logs, sessions
 from mcp_sessions.stores.sqlite.logs import LogRow
 from mcp_sessions.stores.sqlite.served_file import SMALL, ServedFile, is_small
+from mcp_sessions.stores.sqlite.sessions import Brief
 from mcp_sessions.stores.sqlite.transaction import Transaction, text_bytes
 
 _AUDIENCE = 128
@@ -29,10 +30,7 @@ class Events(ServedFile):
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:
 
-        def work(tx: Transaction) -> Appended | None:
-            session = sessions.brief(tx, session_id)
-            if session is None or now >= session.ends_at:
-                return None
+        def work(tx: Transaction, session: Brief) -> Appended | None:
             log = logs.opened(tx, session.sid, stream)
             window = sessions.window_of_stream(session, stream, self._window)
             event, replaced = logs.append(tx, log, draft, window, now=now)
@@ -40,17 +38,16 @@ class Events(ServedFile):
                 logs.evict_responses(tx, session.sid, stream, window, now=now)
             return Appended(event, session.attachment, replaced)
 
-        return await self._writer.call(work, short=is_small(draft.before))
+        return await self._within(session_id, work, None, now=now, short=is_small(draft.before))
 
     async def renew(self, session_id: SessionId) -> None:
 
-        def work(tx: Transaction) -> None:
-            session = sessions.brief(tx, session_id)
-            if session is not None and session.mode is Mode.PROTOCOL:
+        def work(tx: Transaction, session: Brief) -> None:
+            if session.mode is Mode.PROTOCOL:
                 logs.drop(tx, session.sid, EVENTS)
                 logs.opened(tx, session.sid, EVENTS)
 
-        await self._writer.call(work)
+        await self._within(session_id, work, None)
 
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
         """See :meth:`SessionStore.audience`; pages begin after a session's number."""
@@ -132,15 +129,16 @@ class Events(ServedFile):
         limit: int | None = None,
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
 
-        def work(tx: Transaction) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-            session = sessions.brief(tx, session_id)
-            log = logs.find(tx, session.sid, stream) if session is not None else None
-            if session is None or log is None:
-                return (), Refusal.UNKNOWN_POSITION
+        unknown: tuple[Sequence[LoggedEvent], Refusal | None] = (), Refusal.UNKNOWN_POSITION
+
+        def work(tx: Transaction, session: Brief) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+            log = logs.find(tx, session.sid, stream)
+            if log is None:
+                return unknown
             window = sessions.window_of_stream(session, stream, self._window)
             return logs.since_id(tx, log, after, window, now=now, limit=limit)
 
-        return await self._writer.call(work)
+        return await self._within(session_id, work, unknown)
 
     async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
         return await self._position(session_id, stream, logs.find)
@@ -154,18 +152,11 @@ class Events(ServedFile):
         stream: StreamName,
         log_of: Callable[[Transaction, int, StreamName], LogRow | None],
     ) -> Position | None:
-        def work(tx: Transaction) -> Position | None:
-            session = sessions.brief(tx, session_id)
-            log = log_of(tx, session.sid, stream) if session is not None else None
+        def work(tx: Transaction, session: Brief) -> Position | None:
+            log = log_of(tx, session.sid, stream)
             return log.position if log is not None else None
 
-        return await self._writer.call(work, short=True)
+        return await self._within(session_id, work, None, short=True)
 
     async def drop_stream(self, session_id: SessionId, stream: StreamName) -> None:
-
-        def work(tx: Transaction) -> None:
-            session = sessions.brief(tx, session_id)
-            if session is not None:
-                logs.drop(tx, session.sid, stream)
-
-        await self._writer.call(work)
+        await self._within(session_id, lambda tx, s: logs.drop(tx, s.sid, stream), None)

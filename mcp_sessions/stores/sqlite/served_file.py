@@ -5,11 +5,12 @@ that are in memory.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from mcp_sessions.core.log import window_of
 from mcp_sessions.errors import ConfigurationError, StoreInUse, StoreUnavailable
@@ -28,10 +29,13 @@ from mcp_sessions.stores.sqlite.schema import (
     open_file,
 )
 from mcp_sessions.stores.sqlite.seen import Seen
+from mcp_sessions.stores.sqlite.sessions import Brief
 from mcp_sessions.stores.sqlite.transaction import Changes, Transaction
 from mcp_sessions.stores.sqlite.writer import Writer
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SMALL = 65_536
 """Bytes of a value that is written in no time."""
@@ -135,6 +139,28 @@ class ServedFile:
 
     def _on_ended_beside(self, records: Sequence[SessionRecord]) -> None:
         self._ended_beside += records
+
+    async def _within(
+        self,
+        session_id: SessionId,
+        work: Callable[[Transaction, Brief], T],
+        otherwise: T,
+        *,
+        now: float = -math.inf,
+        short: bool = False,
+    ) -> T:
+        """What ``work`` makes of a session, in one transaction.
+
+        Args:
+            otherwise: The answer if it is not there, or is over ``now``.
+            short: See :meth:`Writer.call`.
+        """
+
+        def whole(tx: Transaction) -> T:
+            session = sessions.brief(tx, session_id)
+            return otherwise if session is None or now >= session.ends_at else work(tx, session)
+
+        return await self._writer.call(whole, short=short)
 
     async def _set(
         self,
