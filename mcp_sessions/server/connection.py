@@ -1,4 +1,4 @@
-"""A connection as the server knows it, and what it asks of a binding: the port.
+"""A connection as the server knows it, and what came on it.
 
 A *connection* is a WebSocket, a stdio pipe, or a transport-mode session over HTTP (its POSTs
 and its GET stream together). A lone HTTP POST is none: it lives as long as its response and
@@ -8,7 +8,7 @@ cannot be pushed to. A *request channel* is the way back for one request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -23,70 +23,16 @@ from mcp_sessions.core.messages import (
     notification_message,
     plain_draft,
 )
-from mcp_sessions.errors import Detached, Refusal
+from mcp_sessions.errors import Detached
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.audit import AuditEntry
+from mcp_sessions.server.binding import ReadEvents, RequestChannel, Transport
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
 
 DEFAULT_VERSION = "2025-03-26"
 """What a client that names no version is taken to speak (2025-11-25, transports)."""
-
-ReadEvents = Callable[[str], Awaitable[tuple[Sequence[LoggedEvent], Refusal | None]]]
-
-
-class RequestChannel(Protocol):
-    """The way back to whoever sent one request."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether somebody still listens there. Over HTTP a cut response stream is closed,
-        even if its messages are kept for ``Last-Event-ID``.
-        """
-        ...
-
-    def watch(
-        self, on_closed: Callable[[], None] = ..., on_reopened: Callable[[], None] = ...
-    ) -> None:
-        """Tell these, and nobody else any more.
-
-        Args:
-            on_closed: Called when the channel closes before it was answered.
-            on_reopened: Called when a client came back for a closed channel that was not
-                answered yet.
-        """
-        ...
-
-    close_stream: Callable[[], Awaitable[None]] | None
-    """Closes the response stream so that the client comes back with ``Last-Event-ID``;
-    None where it could not come back."""
-
-    async def emit(self, message: bytes, key: str | None = None) -> None:
-        """Send a notification or a request of ours, or keep it for a client that may come
-        back for it. Waits for room, for ``SessionPolicy.slow_timeout`` at the most.
-
-        Args:
-            message: Encoded.
-            key: What is kept of this key is replaced by it; None: nothing.
-        """
-        ...
-
-    async def answer(
-        self, message: bytes, *, code: int | None = None, is_away: bool = False
-    ) -> None:
-        """Send the answer. Called once; nothing follows it.
-
-        Args:
-            code: The error's code; None: it is a result.
-            is_away: The request cannot be served, since the store is away (HTP5): where no
-                response has begun it is the one that says so.
-        """
-        ...
-
-    def after_answer(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when the answer was handed to the network, or never can be."""
-        ...
 
 
 def _nobody() -> None:
@@ -94,8 +40,11 @@ def _nobody() -> None:
 
 
 class WatchedChannel:
-    """What every :class:`RequestChannel` has: who is told that it closed, or opened again."""
+    """What every :class:`RequestChannel` has: who is told that it closed, or opened again, and what
+    follows its answer.
+    """
 
+    _next: Callable[[], None] = staticmethod(_nobody)
     _on_closed: Callable[[], None] = staticmethod(_nobody)
     _on_reopened: Callable[[], None] = staticmethod(_nobody)
 
@@ -105,72 +54,14 @@ class WatchedChannel:
         """See :class:`RequestChannel`."""
         self._on_closed, self._on_reopened = on_closed, on_reopened
 
+    def after_answer(self, callback: Callable[[], None]) -> None:
+        """See :class:`RequestChannel`."""
+        self._next = callback
 
-class Transport(Protocol):
-    """The wire of one connection: the port that every binding implements.
-
-    Only :meth:`drain` waits for the peer. What it does not take now waits in its session's log.
-    """
-
-    is_leaving: bool
-    """The process stops, and this connection is served until nothing of it is at work."""
-
-    close_stream: Callable[[], Awaitable[None]] | None
-    """Closes its GET stream so that the client comes back with ``Last-Event-ID``; None
-    where there is none."""
-
-    def begin(
-        self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
-    ) -> None:
-        """A session is attached here. What waits here of an older attachment is withdrawn.
-
-        Args:
-            session_id: The session.
-            attached: What the store answered.
-            after: Where the replay starts: the client's position, or the head.
-            read: The session's events after a position, or nothing and why; nothing either
-                once it is attached elsewhere.
-        """
-        ...
-
-    def offer(self, session_id: SessionId, event: LoggedEvent) -> None:
-        """An event of a session that is attached here was stored: hand it over, in order."""
-        ...
-
-    def check_position(self, session_id: SessionId, head: Position | None) -> None:
-        """Something may have been missed: read on, unless this is as far as was handed over.
-
-        Args:
-            session_id: The session.
-            head: None: unknown; or read on anyway.
-        """
-        ...
-
-    def send(self, draft: Draft) -> None:
-        """Hand over a message that is no session event."""
-        ...
-
-    def withdraw(self, session_id: SessionId) -> None:
-        """Take back what was not handed to the network yet of a session."""
-        ...
-
-    def session_over(self, session_id: SessionId) -> None:
-        """A session that was attached here is over: nothing of it is handed over any more."""
-        ...
-
-    async def drain(self) -> None:
-        """Wait until the peer took enough to hand over more, for
-        ``SessionPolicy.slow_timeout`` at the most; then the slow stream is closed.
-        """
-        ...
-
-    def hold(self) -> Callable[[], None]:
-        """Hand over nothing to the network until the returned function is called."""
-        ...
-
-    def close(self) -> None:
-        """End its streams, in order: the session behind it is over, or the server stops."""
-        ...
+    def over(self) -> None:
+        """What was to follow the answer follows now, once, whether there was an answer or none."""
+        follows, self._next = self._next, _nobody
+        follows()
 
 
 class OpenRequest(Protocol):

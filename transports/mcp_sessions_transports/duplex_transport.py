@@ -15,7 +15,8 @@ from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import Notification, RequestId, encode, error_body, wire_error
 from mcp_sessions.errors import REQUEST_CANCELLED, SessionNotFound
 from mcp_sessions.ids import Position, SessionId
-from mcp_sessions.server.connection import ReadEvents, WatchedChannel
+from mcp_sessions.server.binding import ReadEvents
+from mcp_sessions.server.connection import WatchedChannel
 from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.stores.records import Attached, SessionRecord
 from mcp_sessions_transports.outbox import LogFeed, Outbox
@@ -23,7 +24,7 @@ from mcp_sessions_transports.served import Served
 
 
 class DuplexChannel(WatchedChannel):
-    """A :class:`~mcp_sessions.server.connection.RequestChannel` on a shared connection."""
+    """A :class:`~mcp_sessions.server.binding.RequestChannel` on a shared connection."""
 
     close_stream: Callable[[], Awaitable[None]] | None = None
 
@@ -35,7 +36,6 @@ class DuplexChannel(WatchedChannel):
         """
         self._transport = transport
         self.lasts = lasts
-        self._callbacks: list[Callable[[], None]] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -53,19 +53,13 @@ class DuplexChannel(WatchedChannel):
         """See :class:`RequestChannel`."""
         self._transport.channels.pop(self, None)
         self._transport.outbox.push(message)
-        for callback in self._callbacks or ():
-            callback()
+        self.over()
         # With the answer: a client that reads both knows that what it asks next was not asked.
         self._transport.close_if_quiet()
 
-    def after_answer(self, callback: Callable[[], None]) -> None:
-        """See :class:`RequestChannel`."""
-        self._callbacks = [*(self._callbacks or ()), callback]
-
     def closed(self) -> None:
         """The connection is gone before the answer."""
-        for callback in self._callbacks or ():
-            callback()
+        self.over()
         self._on_closed()
 
 
@@ -132,7 +126,7 @@ class DuplexListens:
 
 
 class DuplexTransport:
-    """A :class:`~mcp_sessions.server.connection.Transport` of a WebSocket or a pipe."""
+    """A :class:`~mcp_sessions.server.binding.Transport` of a WebSocket or a pipe."""
 
     def __init__(self, served: Served) -> None:
         self.close_stream: Callable[[], Awaitable[None]] | None = None
@@ -223,13 +217,8 @@ class DuplexTransport:
     def hold(self) -> Callable[[], None]:
         """See :class:`Transport`: events wait, answers do not."""
         self._holds += 1
-        released = False
 
         def release() -> None:
-            nonlocal released
-            if released:
-                return
-            released = True
             self._holds -= 1
             if not self._holds:
                 held, self._held = self._held, []

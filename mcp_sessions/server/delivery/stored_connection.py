@@ -28,9 +28,10 @@ from mcp_sessions.ids import (
     SessionId,
     parse_position,
 )
+from mcp_sessions.server.binding import ReadEvents, Transport
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import GetStreamOpened
-from mcp_sessions.server.connection import ClientConnection, ReadEvents, Transport
+from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
 

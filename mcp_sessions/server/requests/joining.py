@@ -46,7 +46,7 @@ BeginAnew = Callable[[Waiter, SessionId, str], Awaitable[None]]
 
 
 class RemoteChannel(WatchedChannel):
-    """A :class:`~mcp_sessions.server.connection.RequestChannel` to a client of another
+    """A :class:`~mcp_sessions.server.binding.RequestChannel` to a client of another
     process.
     """
 
@@ -70,10 +70,6 @@ class RemoteChannel(WatchedChannel):
     ) -> None:
         """See :class:`RequestChannel`: the answer is in the store."""
         await self._bus.tell(RunOver(join=self._join), to=self.process)
-
-    def after_answer(self, callback: Callable[[], None]) -> None:
-        """See :class:`RequestChannel`."""
-        callback()
 
     def hear(self, *, is_open: bool) -> None:
         """The client there left, or came back."""

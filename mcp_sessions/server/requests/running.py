@@ -279,7 +279,7 @@ class RunningRequest:
 
     @property
     def close_stream(self) -> Callable[[], Awaitable[None]] | None:
-        """See :class:`~mcp_sessions.server.connection.RequestChannel`."""
+        """See :class:`~mcp_sessions.server.binding.RequestChannel`."""
         return self.waiters[-1].inbound.channel.close_stream
 
     @property

@@ -68,11 +68,11 @@ def stream_of(*, limit: int = 100, slow_timeout: float = 10) -> SseStream:
     return SseStream(limit=limit, slow_timeout=slow_timeout)
 
 
-def serving(stream: SseStream, peer: Peer) -> "asyncio.Task[None]":
+def serving(stream: SseStream, peer: Peer) -> "asyncio.Task[bool]":
     return asyncio.create_task(stream.serve(peer.receive, peer.send, HEADERS))
 
 
-async def done(task: "asyncio.Task[None]") -> None:
+async def done(task: "asyncio.Task[bool]") -> None:
     async with asyncio.timeout(30):
         await task
 

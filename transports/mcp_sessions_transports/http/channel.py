@@ -121,7 +121,7 @@ class ResponseStreams:
 
 
 class PostChannel(WatchedChannel):
-    """A :class:`~mcp_sessions.server.connection.RequestChannel` over one POST.
+    """A :class:`~mcp_sessions.server.binding.RequestChannel` over one POST.
 
     Args:
         prefers_stream: Answer with a stream even if the answer comes soon.
@@ -173,7 +173,6 @@ class PostChannel(WatchedChannel):
         self._wanted: StreamLog | None = None
         self._loop = loop
         self._turn: asyncio.Future[None] = loop.create_future()
-        self._callbacks: list[Callable[[], None]] = []
 
     # --- the way back --------------------------------------------------------------------
 
@@ -207,18 +206,6 @@ class PostChannel(WatchedChannel):
         await self._commit()
         await self._store_and_push(message, final=True)
         await self._retire()
-
-    def after_answer(self, callback: Callable[[], None]) -> None:
-        """See :class:`RequestChannel`."""
-        self._callbacks.append(callback)
-
-    def over(self) -> None:
-        """Whoever took the POST is done with it: what was to follow the answer follows now,
-        whether there was an answer, another one, or none.
-        """
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()
 
     async def _retire(self) -> None:
         """Answered, and nobody reads: from now on the stream may be forgotten for others."""

@@ -37,7 +37,7 @@ def modern_event(payload: bytes) -> bytes:
 
 
 class ModernChannel(WatchedChannel):
-    """A :class:`~mcp_sessions.server.connection.RequestChannel` over one modern POST.
+    """A :class:`~mcp_sessions.server.binding.RequestChannel` over one modern POST.
 
     Args:
         status_of: The HTTP status of an answer with that error code.
@@ -58,7 +58,6 @@ class ModernChannel(WatchedChannel):
         self._is_away = False
         self._stream: SseStream | None = None
         self._turn: asyncio.Future[None] = loop.create_future()
-        self._callbacks: list[Callable[[], None]] = []
 
     async def emit(self, message: bytes, key: str | None = None) -> None:
         """See :class:`RequestChannel`."""
@@ -77,10 +76,6 @@ class ModernChannel(WatchedChannel):
         self._is_away = is_away
         self._answer = (self._status_of(code), message)
         self._decided()
-
-    def after_answer(self, callback: Callable[[], None]) -> None:
-        """See :class:`RequestChannel`."""
-        self._callbacks.append(callback)
 
     async def respond(self, call: HttpCall) -> None:
         """Send the response: called once, by the task that took the POST.
@@ -102,12 +97,6 @@ class ModernChannel(WatchedChannel):
         finally:
             self._close()
             self.over()
-
-    def over(self) -> None:
-        """See :meth:`PostChannel.over`."""
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()
 
     async def _wait(self, receive: Receive) -> None:
         """Until it is decided what the response is, or the client is gone."""

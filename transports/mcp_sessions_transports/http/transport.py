@@ -12,7 +12,8 @@ from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import Position, SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.connection import ClientConnection, ReadEvents
+from mcp_sessions.server.binding import ReadEvents
+from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.stores.records import Attached
 from mcp_sessions_transports.http.channel import ResponseStreams
@@ -131,7 +132,7 @@ class GetStream:
 
 @dataclass(slots=True, eq=False, repr=False)
 class HttpTransport:
-    """A :class:`~mcp_sessions.server.connection.Transport` over HTTP.
+    """A :class:`~mcp_sessions.server.binding.Transport` over HTTP.
 
     Args:
         is_shared: Other processes may serve the session, too.
