@@ -42,15 +42,10 @@ class AcpService:
     """Serves every client of one agent; is a `Service` and an `Outlet`."""
 
     def __init__(
-        self,
-        agent: AcpAgent,
-        store: SessionStore,
-        options: Options,
-        clock: Callable[[], float],
+        self, agent: AcpAgent, store: SessionStore, options: Options, clock: Callable[[], float]
     ) -> None:
         self.agent = AgentSide(agent, self)
-        self._store = store
-        self._options = options
+        self._store, self._options = store, options
         self._registry = Registry(store, clock)
         self.prompts = Prompts(self._registry, self.agent, store, options, clock)
         self.openings = Openings(self._registry, self.prompts, self.agent, store, options, clock)

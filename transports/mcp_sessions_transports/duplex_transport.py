@@ -134,11 +134,7 @@ class DuplexTransport:
         """The ways back of what is owed an answer."""
 
         policy = served.policy
-        self.outbox = Outbox(
-            limit=policy.send_buffer,
-            slow_timeout=policy.slow_timeout,
-            most=policy.send_buffer + policy.max_unread_bytes,
-        )
+        self.outbox = Outbox(policy, most=policy.send_buffer + policy.max_unread_bytes)
         self.listens = DuplexListens(self.outbox, served.listening)
         self.is_draining = False
         """Closed by this side, in order."""

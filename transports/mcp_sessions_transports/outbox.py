@@ -27,6 +27,7 @@ from mcp_sessions import metrics
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import Position, SessionEventId, SessionId, parse_position
+from mcp_sessions.policy import SessionPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -42,15 +43,14 @@ class Outbox:
     """The way out to one peer.
 
     Args:
-        limit: Bytes that wait for the peer; see ``SessionPolicy.send_buffer``.
-        slow_timeout: Seconds; see ``SessionPolicy.slow_timeout``.
-        most: Bytes above which the peer is cut at once; None: who pushes stops at ``limit``.
+        policy: Says how many bytes wait for the peer (``send_buffer``), and for how long
+            (``slow_timeout``).
+        most: Bytes above which the peer is cut at once; None: who pushes stops when it is full.
     """
 
-    def __init__(self, *, limit: int, slow_timeout: float, most: int | None = None) -> None:
-        self._limit = limit
+    def __init__(self, policy: SessionPolicy, *, most: int | None = None) -> None:
+        self._limit, self._slow_timeout = policy.send_buffer, policy.slow_timeout
         self._most = most
-        self._slow_timeout = slow_timeout
         self._buffer: deque[tuple[bytes, SessionId | None]] = deque()
         self._size = 0
         self._holds = 0

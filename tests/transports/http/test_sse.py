@@ -11,6 +11,7 @@ from starlette.types import Message
 from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, LoggedEvent, Window
 from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import LogEpoch, SessionId
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions_transports.http.sse import (
     KEEP_ALIVE,
     RETRY,
@@ -65,7 +66,7 @@ class Peer:
 
 
 def stream_of(*, limit: int = 100, slow_timeout: float = 10) -> SseStream:
-    return SseStream(limit=limit, slow_timeout=slow_timeout)
+    return SseStream(SessionPolicy(send_buffer=limit, slow_timeout=slow_timeout))
 
 
 def serving(stream: SseStream, peer: Peer) -> "asyncio.Task[bool]":

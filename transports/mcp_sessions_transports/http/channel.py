@@ -358,7 +358,7 @@ class PostChannel(WatchedChannel):
     async def _open(self) -> None:
         streams = self._streams
         if streams is None or not self._is_kept:
-            self._stream = self._new_stream()
+            self._stream = SseStream(self._policy)
             return
         if self._wanted is None:
             # Kept: who opened it may be cancelled when the store has it already. Not by the
@@ -372,7 +372,7 @@ class PostChannel(WatchedChannel):
             logger.warning("a response stream is not kept: the store is away")
             head = None
         if head is None:
-            self._stream = self._new_stream()
+            self._stream = SseStream(self._policy)
             return
         self._log = log
         streams.channels[log.name] = self
@@ -386,7 +386,7 @@ class PostChannel(WatchedChannel):
             self._turn.set_result(None)
 
     def _open_stream(self, log: StreamLog, after: str, *, is_behind: bool = True) -> SseStream:
-        stream = self._new_stream()
+        stream = SseStream(self._policy)
 
         def frame(event: LoggedEvent) -> bytes:
             return sse_event(event.payload, self._sse_id(event.event_id))
@@ -396,10 +396,6 @@ class PostChannel(WatchedChannel):
             feed.end_at(self._final)
         self._stream, self._feed = stream, feed
         return stream
-
-    def _new_stream(self) -> SseStream:
-        policy = self._policy
-        return SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
 
     def _sse_id(self, position: str) -> str:
         name = self._log.name if self._log is not None else StreamName("")

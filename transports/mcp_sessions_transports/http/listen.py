@@ -49,9 +49,7 @@ class ListenStream:
     _feed: LogFeed | None = None
 
     def __post_init__(self) -> None:
-        self._stream = SseStream(
-            limit=self._policy.send_buffer, slow_timeout=self._policy.slow_timeout, comment=PING
-        )
+        self._stream = SseStream(self._policy, PING)
         acknowledged = acknowledgement(self._wanted, self._request_id)
         self._stream.push(modern_event(self._encode(acknowledged)))
 

@@ -123,10 +123,7 @@ class ModernChannel(WatchedChannel):
 
     def _commit(self) -> SseStream:
         if self._stream is None:
-            policy = self._policy
-            self._stream = SseStream(
-                limit=policy.send_buffer, slow_timeout=policy.slow_timeout, comment=PING
-            )
+            self._stream = SseStream(self._policy, PING)
             if not self.is_open:
                 self._stream.cut()
             self._decided()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.log import LoggedEvent
@@ -35,31 +36,27 @@ _ASK_EVERY = 1.0
 """Seconds between two questions whether the process that answers still lives."""
 
 
+@dataclass(eq=False, repr=False)
 class RemoteResponse:
-    """One such stream, as one GET reads it here."""
+    """One such stream, as one GET reads it here.
 
-    def __init__(
-        self,
-        log: StreamLog,
-        request_id: RequestId,
-        policy: SessionPolicy,
-        bus: ClusterBus,
-        primes: bool,
-    ) -> None:
-        """Read the stream ``log``, whose name says where its request runs.
+    Args:
+        log: The stream, whose name says where its request runs.
+        request_id: The request's, which the answer has.
+        primes: The client understands an event without data.
+    """
 
-        Args:
-            request_id: The request's, which the answer has.
-            primes: The client understands an event without data.
-        """
-        self.log = log
-        self._runner = process_of(log.name)
-        self._request_id = request_id
-        self._bus = bus
-        self._primes = primes
-        self.stream = SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
-        self._superseded = False
-        self._feed: LogFeed | None = None
+    log: StreamLog
+    _request_id: RequestId
+    _policy: SessionPolicy
+    _bus: ClusterBus
+    _primes: bool
+    _superseded: bool = False
+    _feed: LogFeed | None = None
+
+    def __post_init__(self) -> None:
+        self._runner = process_of(self.log.name)
+        self.stream = SseStream(self._policy)
 
     def supersede(self) -> None:
         """Its client came back once more: that one is dead."""

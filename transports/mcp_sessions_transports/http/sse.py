@@ -14,6 +14,7 @@ import asyncio
 from starlette.types import Receive, Send
 
 from mcp_sessions.core.log import LoggedEvent
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions_transports.outbox import Outbox
 
 KEEP_ALIVE = 15.0
@@ -65,15 +66,12 @@ class SseStream(Outbox):
     """One open response stream.
 
     Args:
-        limit: Bytes that wait for the peer; see ``SessionPolicy.send_buffer``.
-        slow_timeout: Seconds; see ``SessionPolicy.slow_timeout``.
+        policy: See :class:`Outbox`.
         comment: Sent when there was nothing else for a while.
     """
 
-    def __init__(
-        self, *, limit: int, slow_timeout: float, comment: bytes = b": keep-alive\n\n"
-    ) -> None:
-        super().__init__(limit=limit, slow_timeout=slow_timeout)
+    def __init__(self, policy: SessionPolicy, comment: bytes = b": keep-alive\n\n") -> None:
+        super().__init__(policy)
         self._comment = comment
 
     async def serve(self, receive: Receive, send: Send, headers: list[tuple[bytes, bytes]]) -> bool:

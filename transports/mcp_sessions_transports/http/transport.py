@@ -62,7 +62,7 @@ class GetStream:
         self._scopes = scopes
         self._cleared = set(cleared)
         self._after = after
-        self.stream = SseStream(limit=policy.send_buffer, slow_timeout=policy.slow_timeout)
+        self.stream = SseStream(policy)
         self._feed = LogFeed(
             self.stream, self._read, after.event_id(), self._frame, is_checked=is_checked
         )
