@@ -70,9 +70,14 @@ LIMITS: Stage = (
 )
 DISCOVERY: Stage = ("Before anything else: what the server says of itself", "CAP1-4")
 
+BOUND: Stage = (
+    "If it binds conversations: sessions for hosts that start none",
+    "CNV1-13",
+)
+
 HTTP_HANDSHAKE: list[Stage] = [
     (DOOR[0], DOOR[1] + " HTP1"),
-    ("initialize", "HTL1 ASC7 HTL2 CAP1-4"),
+    ("initialize", "HTL1 ASC7 HTL2 CAP1-4 RTE1"),
     ("The headers of every other request", "HTL13 HTL14 HTL15 HTL16 HTL18 HTP3 ASC9 HTP7"),
     (FORM[0], FORM[1] + " REQ3"),
     WHOSE,
@@ -87,10 +92,11 @@ HTTP_HANDSHAKE: list[Stage] = [
     QUESTIONS,
     ("DELETE", "HTL17 HTL14"),
     LIMITS,
+    (BOUND[0], BOUND[1] + " CNV14"),
 ]
 HTTP_MODERN: list[Stage] = [
     (DOOR[0], DOOR[1] + " HTP1 HTP7"),
-    ("server/discover", "CAP1-4"),
+    ("server/discover", "CAP1-4 RTE1"),
     ("The headers", "HTM11 HTM12 HTP3"),
     ("The form of the message", "KEY15 REQ1 ASC10 ASC11 ERR8 ERR12 ASC9"),
     WHOSE_MODERN,
@@ -111,6 +117,7 @@ HTTP_MODERN: list[Stage] = [
     (TAKEOVER[0], TAKEOVER[1] + " TKO14"),
     ("What the server asks its client: nothing", "ASK4"),
     LIMITS,
+    BOUND,
 ]
 WEBSOCKET: list[Stage] = [
     ("The upgrade", "WSS1 WSS2 WSS6-9 WSS16 WSS18 SEC9 SES8 SES9 SEC1"),
@@ -129,6 +136,7 @@ WEBSOCKET: list[Stage] = [
     TAKEOVER,
     QUESTIONS,
     (LIMITS[0], LIMITS[1] + " WSS17"),
+    BOUND,
 ]
 STDIO: list[Stage] = [
     ("The pipes", "STD1 STD2 STD4 SEC1"),
@@ -147,6 +155,7 @@ STDIO: list[Stage] = [
     TAKEOVER,
     QUESTIONS,
     LIMITS,
+    BOUND,
 ]
 WITHOUT_STORE: list[Stage] = [
     DISCOVERY,

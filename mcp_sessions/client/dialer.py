@@ -8,7 +8,7 @@ JSON-RPC messages and knows nothing of sessions, keys or back-off across links.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from anyio.abc import TaskStatus
@@ -133,6 +133,9 @@ class LinkSettings:
     protocol_version: str | None = None
     """What was agreed; over HTTP a header repeats it."""
 
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What goes with each HTTP request, and with a WebSocket's handshake."""
+
 
 class Link(Protocol):
     """See the module."""
@@ -166,7 +169,7 @@ class Link(Protocol):
         ...
 
     def configure(self, settings: LinkSettings) -> None:
-        """Take what is known of the server, whenever more is."""
+        """Take what is known of the server: before it runs, and whenever more is."""
         ...
 
     def listen(self) -> None:

@@ -14,6 +14,7 @@ from mcp_sessions.client import stamping, wire
 from mcp_sessions.client.dialer import Json, LinkSettings
 from mcp_sessions.client.jar import SavedSession
 from mcp_sessions.client.outcome import KnownSession
+from mcp_sessions.core.messages import ROUTE_HEADER
 from mcp_sessions.core.resume import (
     Abilities,
     Attempts,
@@ -110,7 +111,18 @@ class Peer:
             has_sessions=self.session is not None,
             has_keys=self.has_keys,
             protocol_version=self.protocol_version if self.initialize is not None else None,
+            headers=self._route(),
         )
+
+    def first_settings(self) -> LinkSettings:
+        """What a new link has to know of the server before anything was said on it."""
+        return LinkSettings(headers=self._route())
+
+    def _route(self) -> dict[str, str]:
+        # RTE2: a digest, for proxies write down what they hash.
+        if self.session is None or not self.abilities.routes:
+            return {}
+        return {ROUTE_HEADER: digest(self.session.session_id)}
 
     @property
     def has_keys(self) -> bool:

@@ -233,6 +233,7 @@ class Recovery:
             Failed: It could not be opened, or not in time.
         """
         link = dialer.link()
+        link.configure(self._peer.first_settings())
         timeout = self._runtime.policy.connect_timeout
         try:
             with anyio.fail_after(timeout):

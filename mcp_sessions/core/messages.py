@@ -38,6 +38,9 @@ INSTANCE_META = "io.github.mcp-sessions/instance"
 EXTENSION = "io.github.mcp-sessions/sessions"
 """Our entry under ``capabilities.extensions``, on either side."""
 
+ROUTE_HEADER = "Mcp-Session-Route"
+"""HTTP header by which a client names its session to what stands before the server (RTE1)."""
+
 MAX_REQUEST_KEY = 256
 """Characters of a request key."""
 

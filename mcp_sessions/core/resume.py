@@ -23,7 +23,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeGuard, cast
 
-from mcp_sessions.core.messages import EXTENSION, SESSION_META, members_of, meta_of
+from mcp_sessions.core.messages import (
+    EXTENSION,
+    ROUTE_HEADER,
+    SESSION_META,
+    members_of,
+    meta_of,
+)
 
 EventId = str | int
 """What ``sessionEventId`` may be (EVT8); opaque to a client."""
@@ -271,6 +277,9 @@ class Abilities:
     lists: tuple[str, ...] = ()
     """What it can list: of ``tools``, ``prompts``, ``resources``."""
 
+    routes: bool = False
+    """It wants to be told which session a request is of, in a header (RTE1)."""
+
     def may(self, feature: str) -> bool:
         """Whether to try ``feature``: always, at a server that does not list its own."""
         return feature in self.features if self.is_ours else self.has_sessions
@@ -288,6 +297,7 @@ def abilities(capabilities: object) -> Abilities:
         is_ours=isinstance(extension, dict),
         features=frozenset(name for name in names if isinstance(name, str)),
         key_lifetime=seconds_of(keys.get("lifetime")),
+        routes=members_of(members_of(extension).get("routing")).get("header") == ROUTE_HEADER,
         lists=tuple(
             n for n in ("tools", "prompts", "resources") if isinstance(members.get(n), dict)
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mcp_sessions.core.messages import EXTENSION
+from mcp_sessions.core.messages import EXTENSION, ROUTE_HEADER
 from mcp_sessions.policy import SessionPolicy
 
 
@@ -35,6 +35,7 @@ def advertise(result: dict[str, Any], policy: SessionPolicy, *, remembers: bool)
             "lifetime": policy.request_key_lifetime,
             "maxBytes": policy.request_key_bytes,
         },
+        "routing": {"header": ROUTE_HEADER},
         "transports": ["streamable-http", "websocket", "stdio"],
         "features": ["start", "resume", "end", "create", "delete", "state", "requestKey"],
     }

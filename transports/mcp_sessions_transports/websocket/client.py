@@ -81,6 +81,7 @@ class WebSocketLink:
         self._policy = dialer.policy
         self._socket: _Connection | None = None
         self._is_closing = False
+        self._headers: Mapping[str, str] = {}
 
     async def run(self, sink: Sink, *, task_status: TaskStatus[None]) -> None:
         """See `Link`."""
@@ -121,7 +122,7 @@ class WebSocketLink:
             await sink(self, Received(answer))
 
     async def _open(self) -> _Connection:
-        headers = {**self._dialer.headers, **await self._credentials()}
+        headers = {**self._dialer.headers, **self._headers, **await self._credentials()}
         try:
             connected = await _Connect(
                 self._dialer.url,
@@ -185,7 +186,8 @@ class WebSocketLink:
             raise Failed(Failure(Cause.CUT, "the WebSocket is closed")) from None
 
     def configure(self, settings: LinkSettings) -> None:
-        """See `Link`: nothing here depends on it."""
+        """See `Link`: the handshake has its headers, and nothing more depends on it."""
+        self._headers = settings.headers
 
     def listen(self) -> None:
         """See `Link`: here everything comes on one stream."""

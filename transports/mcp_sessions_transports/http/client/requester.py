@@ -132,6 +132,7 @@ class Requester:
             raise AssertionError("a link is used before it runs")
         fields = {
             **self._access.headers,
+            **self.settings.headers,
             "accept": "application/json, text/event-stream",
             "accept-encoding": ACCEPTED,
             "content-type": "application/json",
