@@ -26,7 +26,7 @@ class Backend(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answer with the port."""
         self.rfile.read(int(self.headers["Content-Length"]))
-        body = str(self.server.server_address[1]).encode()
+        body = str(self.connection.getsockname()[1]).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         # None that nginx keeps outlives the one that it is to.
