@@ -7,7 +7,8 @@ follows from that for the connections that live in this process.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -87,14 +88,61 @@ class Attachments:
         Raises:
             StoreUnavailable: Unknown whether it is attached. Whoever lost it is told.
         """
+        async with self._attaching(session_id, connection):
+            newer = connection.kind if connection is not None else None
+            if connection is not None:
+                # Before it is attached: what is stored from then on is heard here.
+                await self._watch(session_id, connection)
+            attached = None
+            try:
+                attached = await self._store.attach(
+                    session_id,
+                    connection.id if connection is not None else None,
+                    now=self._clock(),
+                    position=position,
+                    only_if_free=only_if_free,
+                )
+            except StoreUnavailable:
+                if had is not None:
+                    self._tell_later(_lost(session_id, had, Detached.TAKEN_OVER, newer, instance))
+                raise
+            finally:
+                if attached is None and connection is not None:
+                    if session_id not in connection.attached:
+                        await self.unwatch(session_id, connection)
+            if attached is None:
+                return None
+            refusal = attached.refusal.value if attached.refusal is not None else None
+            metrics.attached(newer or "none", len(attached.replay), refusal)
+            previous = attached.previous
+            try:
+                if connection is not None:
+                    await self._begin(session_id, connection, attached, position)
+            finally:
+                # It has lost the session, whatever becomes of the one that takes it.
+                if previous is not None and (
+                    connection is None or previous.connection_id != connection.id
+                ):
+                    lost = _lost(session_id, previous, Detached.TAKEN_OVER, newer, instance)
+                    await self._displace_surely(lost)
+            if connection is not None:
+                await self._ask_again(session_id, connection)
+            # Whoever has a question open for this session's client asks it again.
+            await self._bus.tell(SessionAttached(session_id=session_id))
+            return attached
+
+    @asynccontextmanager
+    async def _attaching(
+        self, session_id: SessionId, connection: ClientConnection | None
+    ) -> AsyncGenerator[None]:
+        """Hold a session's lock while it is attached; part it later if that did not come to its
+        end, or its connection went meanwhile.
+        """
         async with self.session_lock(session_id):
             is_whole = False
             try:
-                attached = await self._attach(
-                    session_id, connection, position, only_if_free, instance, had
-                )
+                yield
                 is_whole = True
-                return attached
             finally:
                 gone = connection is not None and self._connections.local(connection.id) is None
                 if connection is not None and (gone or not is_whole):
@@ -143,57 +191,6 @@ class Attachments:
 
         name = ("tell", lost.session_id, lost.connection_id, lost.fencing_epoch)
         self._owed.owe(name, tell)
-
-    async def _attach(
-        self,
-        session_id: SessionId,
-        connection: ClientConnection | None,
-        position: str | None,
-        only_if_free: bool,
-        instance: str | None,
-        had: Attachment | None,
-    ) -> Attached | None:
-        newer = connection.kind if connection is not None else None
-        if connection is not None:
-            # Before it is attached: what is stored from then on is heard here.
-            await self._watch(session_id, connection)
-        attached = None
-        try:
-            attached = await self._store.attach(
-                session_id,
-                connection.id if connection is not None else None,
-                now=self._clock(),
-                position=position,
-                only_if_free=only_if_free,
-            )
-        except StoreUnavailable:
-            if had is not None:
-                self._tell_later(_lost(session_id, had, Detached.TAKEN_OVER, newer, instance))
-            raise
-        finally:
-            if attached is None and connection is not None:
-                if session_id not in connection.attached:
-                    await self.unwatch(session_id, connection)
-        if attached is None:
-            return None
-        refusal = attached.refusal.value if attached.refusal is not None else None
-        metrics.attached(connection.kind if connection else "none", len(attached.replay), refusal)
-        previous = attached.previous
-        try:
-            if connection is not None:
-                await self._begin(session_id, connection, attached, position)
-        finally:
-            # It has lost the session, whatever becomes of the one that takes it.
-            if previous is not None and (
-                connection is None or previous.connection_id != connection.id
-            ):
-                lost = _lost(session_id, previous, Detached.TAKEN_OVER, newer, instance)
-                await self._displace_surely(lost)
-        if connection is not None:
-            await self._ask_again(session_id, connection)
-        # Whoever has a question open for this session's client asks it again.
-        await self._bus.tell(SessionAttached(session_id=session_id))
-        return attached
 
     async def _ask_again(self, session_id: SessionId, connection: ClientConnection) -> None:
         """A session has a new connection: what is open goes there too (ASK2), if its
