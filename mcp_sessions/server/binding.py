@@ -116,12 +116,14 @@ class Transport(Protocol):
         """Hand over a message that is no session event."""
         ...
 
-    def withdraw(self, session_id: SessionId) -> None:
-        """Take back what was not handed to the network yet of a session."""
-        ...
+    def withdraw(self, session_id: SessionId, *, is_over: bool = False) -> None:
+        """Take back what was not handed to the network yet of a session, and hand over nothing
+        more of it.
 
-    def session_over(self, session_id: SessionId) -> None:
-        """A session that was attached here is over: nothing of it is handed over any more."""
+        Args:
+            session_id: The session.
+            is_over: It has ended: who listens to it is told why there is no more.
+        """
         ...
 
     async def drain(self) -> None:

@@ -220,19 +220,20 @@ class ClientConnection:
         await self.send(plain_draft(message))
 
     async def withdraw(
-        self, session_id: SessionId, fencing_epoch: FencingEpoch | None = None
+        self,
+        session_id: SessionId,
+        fencing_epoch: FencingEpoch | None = None,
+        *,
+        is_over: bool = False,
     ) -> None:
         """Forget what waits here of a session that is not attached here any more.
 
         Args:
             session_id: The session.
             fencing_epoch: Do nothing if it is attached here anew, with a higher one.
+            is_over: See :meth:`Transport.withdraw`.
         """
-        self.transport.withdraw(session_id)
-
-    async def session_over(self, session_id: SessionId) -> None:
-        """A session that was attached here is over: nothing of it is handed over any more."""
-        self.transport.session_over(session_id)
+        self.transport.withdraw(session_id, is_over=is_over)
 
 
 class NotChanged(Enum):

@@ -191,7 +191,7 @@ class DuplexTransport:
         """See :class:`Transport`."""
         self.push_event(draft.before, draft.origin)
 
-    def withdraw(self, session_id: SessionId) -> None:
+    def withdraw(self, session_id: SessionId, *, is_over: bool = False) -> None:
         """See :class:`Transport`."""
         feed = self._feeds.pop(session_id, None)
         if feed is not None:
@@ -199,12 +199,7 @@ class DuplexTransport:
             feed.end()
         self.outbox.purge(session_id)
         self._held = [entry for entry in self._held if entry[1] != session_id]
-        self.listens.end(session_id, None)
-
-    def session_over(self, session_id: SessionId) -> None:
-        """See :class:`Transport`."""
-        self.listens.end(session_id, wire_error(SessionNotFound(session_id)))
-        self.withdraw(session_id)
+        self.listens.end(session_id, wire_error(SessionNotFound(session_id)) if is_over else None)
 
     async def drain(self) -> None:
         """See :class:`Transport`."""

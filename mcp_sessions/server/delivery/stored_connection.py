@@ -239,15 +239,15 @@ class StoredConnection(ClientConnection):
             self._offer((appended.event,))
 
     async def withdraw(
-        self, session_id: SessionId, fencing_epoch: FencingEpoch | None = None
+        self,
+        session_id: SessionId,
+        fencing_epoch: FencingEpoch | None = None,
+        *,
+        is_over: bool = False,
     ) -> None:
         """See :class:`ClientConnection`."""
         await self._store.drop_origin(self.session_id, session_id, fencing_epoch=fencing_epoch)
         self.transport.withdraw(session_id)
-
-    async def session_over(self, session_id: SessionId) -> None:
-        """See :class:`ClientConnection`."""
-        await self.withdraw(session_id)
 
     async def withdrawn_elsewhere(self, session_id: SessionId) -> None:
         """Another process took a session off this connection: take back what is not handed

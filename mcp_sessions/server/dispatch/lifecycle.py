@@ -146,7 +146,7 @@ class Lifecycle:
             # An event that was stored before the end is not handed over after it.
             for connection in self._hearing(session_id, connection_id):
                 connection.attached.pop(session_id, None)
-                await connection.session_over(session_id)
+                await connection.withdraw(session_id, is_over=True)
                 await self._attachments.unwatch(session_id, connection)
         await self._connections.close_peers(session_id)
 

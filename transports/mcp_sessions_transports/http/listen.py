@@ -77,13 +77,9 @@ class ListenStream:
         """See :class:`Transport`."""
         self._stream.push(modern_event(stamped(draft.before, self._request_id)), draft.origin)
 
-    def withdraw(self, session_id: SessionId) -> None:
-        """See :class:`Transport`: the session went elsewhere, its log with it."""
-        self._finish(None)
-
-    def session_over(self, session_id: SessionId) -> None:
-        """See :class:`Transport`."""
-        self._finish(wire_error(SessionNotFound(session_id)))
+    def withdraw(self, session_id: SessionId, *, is_over: bool = False) -> None:
+        """See :class:`Transport`: the session went elsewhere, its log with it; or is over."""
+        self._finish(wire_error(SessionNotFound(session_id)) if is_over else None)
 
     async def drain(self) -> None:
         """See :class:`Transport`."""

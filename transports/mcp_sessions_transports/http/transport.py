@@ -175,14 +175,10 @@ class HttpTransport:
         """See :class:`Transport`."""
         raise AssertionError("what goes on a GET stream is an entry of its log")
 
-    def withdraw(self, session_id: SessionId) -> None:
+    def withdraw(self, session_id: SessionId, *, is_over: bool = False) -> None:
         """See :class:`Transport`."""
         if self._get is not None:
             self._get.stream.purge(session_id)
-
-    def session_over(self, session_id: SessionId) -> None:
-        """See :class:`Transport`."""
-        self.withdraw(session_id)
 
     async def drain(self) -> None:
         """See :class:`Transport`."""
