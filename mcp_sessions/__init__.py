@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from mcp_sessions.security import SessionSecurity
     from mcp_sessions.server.dispatch.admin import SessionInfo
     from mcp_sessions.server.requests.handle import SessionHandle, current_session
+    from mcp_sessions.stdio_server import StdioServer
     from mcp_sessions.stores.redis.store import RedisStore
     from mcp_sessions.stores.sqlite.store import SQLiteStore
 
@@ -75,6 +76,7 @@ __all__ = [
     "SessionSecurity",
     "SessionsError",
     "StateTooLarge",
+    "StdioServer",
     "StoreUnavailable",
     "current_session",
     "is_outcome_unknown",
@@ -104,6 +106,7 @@ _DEFINED_IN = {
     "SessionSecurity": "mcp_sessions.security",
     "SessionsError": "mcp_sessions.errors",
     "StateTooLarge": "mcp_sessions.errors",
+    "StdioServer": "mcp_sessions.stdio_server",
     "StoreUnavailable": "mcp_sessions.errors",
     "current_session": "mcp_sessions.server.requests.handle",
     "is_outcome_unknown": "mcp_sessions.client.sdk",

@@ -42,8 +42,11 @@ from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import Outcomes
 from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions.server.upstream.peers import UpstreamPeers
+from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream, primes_streams
 from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
+from mcp_sessions.server.upstream.stdio.upstream import StdioUpstream
+from mcp_sessions.stdio_server import StdioServer
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Peer, SessionRecord
 from mcp_sessions.stores.stateless import Stateless
@@ -77,15 +80,26 @@ class Assembly:
         conversations: Conversations | None = None,
     ) -> None:
         self.policy, self.clock = policy, clock
-        self.upstream = upstream = SdkUpstream(server, adds_subscriptions=store is not None)
-        self.rules: ModernRules = SdkModernRules(upstream)
-        security = self.security = (security or SessionSecurity.default()).bound_to(upstream.name)
+        upstream: Upstream
+        if isinstance(server, StdioServer):
+            remembers = store is not None
+            upstream = StdioUpstream(server, longest=policy.max_message, remembers=remembers)
+            self.shell = upstream.shell
+        else:
+            upstream = self.shell = SdkUpstream(server, adds_subscriptions=store is not None)
+        self.upstream = upstream
+        """The wrapped server."""
+        self.rules: ModernRules = SdkModernRules(self.shell)
+        security = (security or SessionSecurity.default()).bound_to(self.shell.name)
+        self.security = security
         if store is None:
             store = Stateless(security)
         elif isinstance(store, str):
             store = open_store(store)
         if conversations is not None:
             _check_conversations(store, security)
+        if isinstance(server, StdioServer):
+            _check_children(server, store)
         self.store, self.remembers = store, store.remembers
         self.bus = bus = _bus(store)
         add_capabilities = partial(advertise, policy=policy, remembers=store.remembers)
@@ -114,13 +128,30 @@ class Assembly:
         outcomes = Outcomes(store, policy, clock, owed, sealed.stamp)
         self.runner = runner = RequestRunner(outcomes, questions, policy, process=bus.process)
         self.lifecycle = lifecycle = Lifecycle(
-            store, connections, attachments, runner, sealed, bus, owed, policy, clock
+            store,
+            connections,
+            attachments,
+            runner,
+            sealed,
+            bus,
+            owed,
+            policy,
+            clock,
+            upstream.session_over,
         )
         self.transport_sessions = TransportSessions(
             store, connections, attachments, clock, bus, runner.held, upstream.listed
         )
         peers = UpstreamPeers(
-            upstream, store, connections, publisher, runner, questions, policy, add_capabilities
+            upstream,
+            store,
+            connections,
+            publisher,
+            runner,
+            questions,
+            policy,
+            add_capabilities,
+            clock(),
         )
         self.conversations = bound = None
         if conversations is not None:
@@ -191,6 +222,15 @@ def _check_conversations(store: SessionStore, security: SessionSecurity) -> None
         raise ConfigurationError(
             "the sessions of conversations outlive this process, but the keys by which they are "
             "found do not: set MCP_SESSIONS_KEYS"
+        )
+
+
+def _check_children(server: StdioServer, store: SessionStore) -> None:
+    if store.exchange is not None and server.per == "session":
+        raise ConfigurationError(
+            "the process of a session belongs to one replica, and other replicas would each start "
+            "another: over a store that replicas share a StdioServer is per='principal' or "
+            "per='shared'"
         )
 
 

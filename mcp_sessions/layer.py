@@ -65,7 +65,8 @@ class SessionLayer:
         """Wrap a server.
 
         Args:
-            server: An ``MCPServer`` or lowlevel ``Server`` of the SDK, or a ``FastMCP``.
+            server: An ``MCPServer`` or lowlevel ``Server`` of the SDK, a ``FastMCP``, or a
+                ``StdioServer``.
             store: Where sessions are remembered, or its URL. None: nowhere; then
                 ``sessions/create`` with ``state`` is all there is, and nothing is revoked.
             policy: Every limit; the defaults if None.
@@ -336,7 +337,7 @@ class SessionLayer:
     ) -> Endpoint:
         parts = self._assembly
         endpoint = Endpoint(
-            parts.upstream,
+            parts.shell,
             parts,
             parts.clock,
             path=path,

@@ -18,7 +18,7 @@ from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.handlers import ClusterHandlers
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
-from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
+from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.stores.contract import SessionStore
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Lifetime:
     _store: SessionStore
     _policy: SessionPolicy
     _security: SessionSecurity
-    _upstream: SdkUpstream
+    _upstream: Upstream
     _bus: ClusterBus
     _handlers: ClusterHandlers
     _lifecycle: Lifecycle

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -53,6 +53,8 @@ class Lifecycle:
     _owed: Owed
     _policy: SessionPolicy
     _clock: Callable[[], float]
+    _session_over: Callable[[SessionId], Awaitable[None]]
+    """Tells the wrapped server."""
 
     def __post_init__(self) -> None:
         # The store hands each record out once.
@@ -149,6 +151,7 @@ class Lifecycle:
                 await connection.withdraw(session_id, is_over=True)
                 await self._attachments.unwatch(session_id, connection)
         await self._connections.close_peers(session_id)
+        await self._session_over(session_id)
 
     def _hearing(
         self, session_id: SessionId, connection_id: ConnectionId | None

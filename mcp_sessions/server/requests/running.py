@@ -27,6 +27,7 @@ from mcp_sessions.core.messages import (
 from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionsError, StoreUnavailable
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.questions import (
@@ -114,7 +115,7 @@ class RunningRequest:
         self.request_id: RequestId | None = None if is_notification else waiter.request.id
         self.record = record
         self.handle = handle
-        self._bound = bound
+        self.bound_session = bound
         self.key = key
         self.session_id = record.session_id if record is not None else None
         """The protocol-mode session it belongs to."""
@@ -167,7 +168,7 @@ class RunningRequest:
         that carried a request of a protocol-mode session, which outlives any connection; and with
         its conversation's its handler loses what it keeps there, and no more.
         """
-        is_of_transport = self.session_id is None and session_id != self._bound
+        is_of_transport = self.session_id is None and session_id != self.bound_session
         return is_of_transport or session_id == self.session_id
 
     async def abort(self, error: dict[str, Any]) -> None:
@@ -256,6 +257,11 @@ class RunningRequest:
     # --- what its handler has ------------------------------------------------------------------
 
     @property
+    def principal(self) -> Principal:
+        """Whose it is."""
+        return self.waiters[-1].inbound.principal
+
+    @property
     def transport(self) -> str:
         """The kind of transport that carries it now."""
         return self.waiters[-1].inbound.transport
@@ -320,15 +326,18 @@ class RunningRequest:
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Report progress under the token of the newest sending, if it has one."""
-        token = progress_token(self.waiters[-1].request.params)
-        if token is None or self.done:
-            return
-        params: dict[str, Any] = {"progressToken": token, "progress": progress}
+        params: dict[str, Any] = {"progress": progress}
         if total is not None:
             params["total"] = total
         if message is not None:
             params["message"] = message
-        await self.notify("notifications/progress", params)
+        await self.report(params)
+
+    async def report(self, params: Mapping[str, Any]) -> None:
+        """See :class:`~mcp_sessions.server.upstream.port.Call`."""
+        token = progress_token(self.waiters[-1].request.params)
+        if token is not None and not self.done:
+            await self.notify("notifications/progress", {"progressToken": token, **params})
 
     async def send_request(
         self,

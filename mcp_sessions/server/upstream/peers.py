@@ -6,9 +6,9 @@ request, and one that came on no connection, is a peer of its own.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from mcp_sessions.core.messages import Request
 from mcp_sessions.policy import SessionPolicy
@@ -30,12 +30,20 @@ from mcp_sessions.stores.limits import check_subscriptions
 from mcp_sessions.stores.records import SessionRecord
 
 
+class _Past(TypedDict, total=False):
+    """Of a session: see :meth:`Upstream.peer`."""
+
+    subscriptions: Collection[str]
+    was_served: bool
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class UpstreamPeers:
     """Makes them, with their ways back to the client.
 
     Args:
         advertise: Adds our capabilities to the result of a ``server/discover``, in place.
+        began_at: What was made before that was served by another process.
     """
 
     _upstream: Upstream
@@ -46,6 +54,7 @@ class UpstreamPeers:
     _questions: PendingQuestions
     _policy: SessionPolicy
     _advertise: Callable[[dict[str, Any]], None]
+    _began_at: float
 
     def adopt(self, peer: NewPeer, outbound: LateOutbound, connection: ClientConnection) -> None:
         """A client that shook hands has a connection now."""
@@ -75,9 +84,11 @@ class UpstreamPeers:
             if record is not None:
                 outbound = self._of_session(record)
             session_id = record.session_id if record is not None else None
+            past = self._past(record)
             if inbound.modern:
-                return self._upstream.modern_peer(inbound.route, outbound, session_id)
-            return self._upstream.peer(inbound.peer, outbound or LateOutbound(), session_id)
+                return self._upstream.modern_peer(inbound.route, outbound, session_id, **past)
+            way = outbound or LateOutbound()
+            return self._upstream.peer(inbound.peer, way, session_id, is_alone=True, **past)
         session_id = record.session_id if record is not None else None
         known = connection.upstream_peers.get(session_id)
         if known is not None:
@@ -85,14 +96,16 @@ class UpstreamPeers:
         if record is not None:
             outbound = self._of_session(record)
             self._connections.used(record.session_id, connection)
-            peer = self._upstream.peer(inbound.peer, outbound, record.session_id)
+            past = self._past(record)
+            peer = self._upstream.peer(inbound.peer, outbound, record.session_id, **past)
         else:
             outbound = self._of_connection(connection)
             session_id = connection.transport_session
             # On a pipe a client may speak before its handshake; the server says what it
             # thinks of that.
             ready = inbound.peer.initialize_params is not None
-            peer = self._upstream.peer(inbound.peer, outbound, session_id, ready=ready)
+            past = self._past(inbound.record)
+            peer = self._upstream.peer(inbound.peer, outbound, session_id, ready=ready, **past)
             if not ready:
                 return peer
             session_id = None
@@ -106,6 +119,13 @@ class UpstreamPeers:
         if inbound.connection is not None:
             return self._of_connection(inbound.connection)
         return LateOutbound()
+
+    def _past(self, record: SessionRecord | None) -> _Past:
+        """What a session brings along that was made earlier."""
+        if record is None:
+            return {}
+        was_served = record.created_at < self._began_at
+        return {"subscriptions": record.subscriptions, "was_served": was_served}
 
     def _of_session(self, record: SessionRecord) -> SessionOutbound:
         return SessionOutbound(

@@ -1,12 +1,12 @@
 """The port to the wrapped MCP server, as one session sees it.
 
-Behind it is the SDK (``sdk/``), later perhaps a child process or a URL. Nothing here
-knows which. Messages are JSON-RPC methods and params, as plain dictionaries.
+Behind it is the SDK (``sdk/``), or child processes (``stdio/``). Nothing here knows
+which. Messages are JSON-RPC methods and params, as plain dictionaries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from opentelemetry.trace import Span
 
 from mcp_sessions.core.messages import RequestId
 from mcp_sessions.ids import SessionId
+from mcp_sessions.principal import Principal
 from mcp_sessions.stores.records import Peer
 
 OnProgress = Callable[[float, float | None, str | None], Awaitable[None]]
@@ -106,8 +107,22 @@ class Call(Outbound, Protocol):
         """It is handled in that span."""
         ...
 
+    @property
+    def principal(self) -> Principal:
+        """Whose it is."""
+        ...
+
+    @property
+    def bound_session(self) -> SessionId | None:
+        """The session of its host's conversation, of which its client knows nothing."""
+        ...
+
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Report progress, if the request carried a progress token."""
+        ...
+
+    async def report(self, params: Mapping[str, Any]) -> None:
+        """Report progress in these words, which name no token."""
         ...
 
 
@@ -144,6 +159,11 @@ class NewPeer(UpstreamPeer, Protocol):
 class Upstream(Protocol):
     """A wrapped MCP server."""
 
+    @property
+    def keeps_state_in_memory(self) -> bool:
+        """Whether what handlers keep with FastMCP's ``ctx.set_state`` is in this process only."""
+        ...
+
     def lifespan(self) -> AbstractAsyncContextManager[None]:
         """Everything runs inside; entered once."""
         ...
@@ -155,11 +175,17 @@ class Upstream(Protocol):
         session_id: SessionId | None,
         *,
         ready: bool = True,
+        is_alone: bool = False,
+        subscriptions: Collection[str] = (),
+        was_served: bool = False,
     ) -> UpstreamPeer:
         """A client that did its handshake, here or in another process.
 
         Args:
             ready: False: it did none yet, and has to.
+            is_alone: It came on no connection.
+            subscriptions: The session's, as they are stored.
+            was_served: Another process may have served the session.
         """
         ...
 
@@ -175,7 +201,13 @@ class Upstream(Protocol):
         ...
 
     def modern_peer(
-        self, route: Any, outbound: Outbound | None, session_id: SessionId | None
+        self,
+        route: Any,
+        outbound: Outbound | None,
+        session_id: SessionId | None,
+        *,
+        subscriptions: Collection[str] = (),
+        was_served: bool = False,
     ) -> UpstreamPeer:
         """A modern-era client, for one request.
 
@@ -183,6 +215,8 @@ class Upstream(Protocol):
             route: What the upstream's rules made of the request's envelope.
             outbound: To the session the request belongs to; None: to none.
             session_id: That session.
+            subscriptions: See :meth:`peer`.
+            was_served: See :meth:`peer`.
         """
         ...
 
@@ -212,6 +246,10 @@ class Upstream(Protocol):
 
     async def publish(self, method: str, params: Mapping[str, Any] | None) -> bool:
         """Publish a change on the server's own bus; False if it has none."""
+        ...
+
+    async def session_over(self, session_id: SessionId) -> None:
+        """A session of any mode is over: what is kept for it ends."""
         ...
 
     async def echo(self, method: str, params: Mapping[str, Any] | None) -> None:

@@ -8,7 +8,7 @@ out. No server loop runs and none of the SDK's own transports stands in between.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -62,6 +62,20 @@ def is_server(candidate: object) -> bool:
 def primes_streams(protocol_version: str) -> bool:
     """Whether clients of that version understand an SSE event without data (2025-11-25)."""
     return is_version_at_least(protocol_version, "2025-11-25")
+
+
+def bare_server(name: str) -> object:
+    """A server that serves nothing."""
+    return MCPServer(name)
+
+
+def advertise_subscriptions(capabilities: dict[str, Any]) -> None:
+    """Subscriptions and list changes are served by the layer, for every server."""
+    for name in _LISTS:
+        if isinstance(capabilities.get(name), dict):
+            capabilities[name]["listChanged"] = True
+    if isinstance(capabilities.get("resources"), dict):
+        capabilities["resources"]["subscribe"] = True
 
 
 def _is_fastmcp(candidate: object) -> bool:
@@ -133,6 +147,9 @@ class SdkUpstream:
         session_id: SessionId | None,
         *,
         ready: bool = True,
+        is_alone: bool = False,
+        subscriptions: Collection[str] = (),
+        was_served: bool = False,
     ) -> SdkPeer:
         """A client that did its handshake, here or in another process; or a lone POST's."""
         connection = Connection(
@@ -147,7 +164,13 @@ class SdkUpstream:
         return SdkPeer(self._runner(connection))
 
     def modern_peer(
-        self, route: InboundModernRoute, outbound: Outbound | None, session_id: SessionId | None
+        self,
+        route: InboundModernRoute,
+        outbound: Outbound | None,
+        session_id: SessionId | None,
+        *,
+        subscriptions: Collection[str] = (),
+        was_served: bool = False,
     ) -> SdkPeer:
         """A modern-era client, for one request: everything about it came with that.
 
@@ -183,14 +206,8 @@ class SdkUpstream:
         result = await peer.request(call, "initialize", params)
         agreed = Peer(connection.protocol_version, described(params))
         capabilities: dict[str, Any] = result.setdefault("capabilities", {})
-        if not self._adds_subscriptions:
-            return result, agreed, peer
-        # Subscriptions and list changes are served by the layer, for every server.
-        for name in _LISTS:
-            if isinstance(capabilities.get(name), dict):
-                capabilities[name]["listChanged"] = True
-        if isinstance(capabilities.get("resources"), dict):
-            capabilities["resources"]["subscribe"] = True
+        if self._adds_subscriptions:
+            advertise_subscriptions(capabilities)
         return result, agreed, peer
 
     def serves(self, method: str) -> bool:
@@ -240,6 +257,9 @@ class SdkUpstream:
             await bus.publish(event)
         finally:
             _ECHOES.reset(token)
+
+    async def session_over(self, session_id: SessionId) -> None:
+        """See :class:`Upstream`. What is kept for a session is kept by its peers."""
 
     @property
     def name(self) -> str:

@@ -1,0 +1,245 @@
+"""Whose child processes are: one place for each who has one, in which they follow each other.
+
+Rules:
+
+1. A child is started by the request that needs it, once, whoever else waits for it or leaves.
+2. What a child was asked when it ended is not asked again. The next one is told the log level and
+   the subscriptions; its clients are told to read again.
+3. A child that nobody asks anything ends after a while. One that runs a request never makes room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_sessions.background import Background
+from mcp_sessions.core.backoff import Backoff
+from mcp_sessions.core.messages import error_body, wire_error
+from mcp_sessions.errors import INTERNAL_ERROR, LimitReached
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.port import UpstreamError
+from mcp_sessions.server.upstream.stdio.child import Child
+from mcp_sessions.server.upstream.stdio.place import LISTS, UPDATED, Place
+from mcp_sessions.server.upstream.stdio.process import Processes
+from mcp_sessions.stdio_server import StdioServer
+
+logger = logging.getLogger(__name__)
+
+_EVICTABLE = 60.0
+"""Seconds after its last request in which a child is not ended to make room for another."""
+
+_CLOSING = 10.0
+"""Seconds that what is done for children has when the layer stops."""
+
+_PRINCIPALS = 1_000
+"""Whose failures to start a child are counted."""
+
+
+@dataclass(eq=False)
+class Children:
+    """All of one layer.
+
+    Args:
+        versions: Of the protocol, those with a handshake.
+        longest: Bytes of one message of theirs.
+    """
+
+    server: StdioServer
+    versions: frozenset[str]
+    longest: int
+
+    def __post_init__(self) -> None:
+        self.capabilities: Mapping[str, Any] | None = None
+        """What the last child declared; None: there was none."""
+
+        self._places: dict[Hashable, Place] = {}
+        self._processes = Processes()
+        self._living: set[Child] = set()
+        self._starts = 0
+        self._rounds = Background()
+        self._background = Background()
+        self._is_closed = False
+        self._failures: dict[Principal, tuple[Backoff, float, UpstreamError]] = {}
+
+    def run(self) -> None:
+        """End those that are idle, until it is closed."""
+        self._rounds.loop("the rounds over idle children", self._round)
+
+    def place(self, key: Hashable, make: Callable[[], Place]) -> Place:
+        """The place of that key."""
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = make()
+        return place
+
+    def rename(self, key: Hashable, new: Hashable) -> None:
+        """Whoever has it is known by another key from now on."""
+        place = self._places.pop(key)
+        self._places[new] = place
+        place.rename(key, new)
+
+    def over(self, key: Hashable) -> None:
+        """Whoever that is asks nothing more: a place of its own ends, with its child."""
+        place = self._places.pop(key, None)
+        if place is not None:
+            if not self._is_closed:
+                self._background.run("the end of a child", self._end(place))
+            return
+        for other in self._places.values():
+            other.leave(key)
+
+    async def close(self) -> None:
+        """End all of them."""
+        self._is_closed = True
+        try:
+            starting = [place.starting for place in self._places.values() if place.starting]
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            await self._rounds.close()
+            if self._background.tasks:
+                await asyncio.wait(self._background.tasks, timeout=_CLOSING)
+            await self._background.close()
+            await asyncio.gather(*(child.stop() for child in self._living))
+        finally:
+            for child in self._living:
+                child.process.kill()
+            await self._processes.close()
+
+    async def start(self, place: Place, principal: Principal) -> Child:
+        """A child for a place that has none.
+
+        Raises:
+            UpstreamError: It cannot be started.
+        """
+        known = self._failures.get(principal)
+        if known is not None and asyncio.get_running_loop().time() < known[1]:
+            raise known[2]
+        if self._is_closed:
+            raise _not_started("the layer stops")
+        await self._make_room()
+        try:
+            child = await self._start(place)
+        except UpstreamError as failed:
+            self._failed(principal, failed)
+            raise
+        self._failures.pop(principal, None)
+        return child
+
+    async def _start(self, place: Place) -> Child:
+        self._starts += 1
+        try:
+            await self._vacate(place)
+            process = await self._processes.start(self.server, place.label)
+        except OSError as failed:
+            raise _not_started(str(failed.strerror)) from failed
+        finally:
+            self._starts -= 1
+        child = Child(process, place, self.longest)
+        self._living.add(child)
+        try:
+            async with asyncio.timeout(self.server.start_timeout):
+                await self._shake_hands(place, child)
+        except TimeoutError:
+            why = f"it did not answer initialize in {self.server.start_timeout:g} seconds"
+            raise await self._gave_up(child, why) from None
+        except UpstreamError as failed:
+            why = child.failure or str(failed.error.get("message"))
+            raise await self._gave_up(child, why) from failed
+        except BaseException:
+            await self._stop(child)
+            raise
+        place.occupy(child)
+        self.capabilities = child.capabilities
+        if place.serves():
+            self._background.run("telling clients to read again", self._tell_again(place, child))
+        return child
+
+    async def _shake_hands(self, place: Place, child: Child) -> None:
+        await child.shake_hands(place.client, self.versions)
+        again: list[tuple[str, Mapping[str, Any]]] = []
+        if place.level is not None:
+            again.append(("logging/setLevel", place.level))
+        again += [("resources/subscribe", {"uri": uri}) for uri in place.subscribers]
+        for method, params in again:
+            try:
+                await child.request(None, method, params)
+            except UpstreamError as refused:
+                if child.is_over:
+                    raise
+                logger.warning("a new child refuses %s: %s", method, refused)
+
+    async def _gave_up(self, child: Child, why: str) -> UpstreamError:
+        if child.is_over and not child.failure:
+            why = await child.process.last_words()
+        await self._stop(child)
+        return _not_started(why)
+
+    async def _tell_again(self, place: Place, child: Child) -> None:
+        for name in LISTS:
+            if name in child.capabilities:
+                await place.notified(f"notifications/{name}/list_changed", None)
+        for uri in list(place.subscribers):
+            await place.notified(UPDATED, {"uri": uri})
+
+    # --- when they end -----------------------------------------------------------------------
+
+    async def _end(self, place: Place) -> None:
+        if place.starting is not None:
+            place.starting.cancel()
+            await asyncio.gather(place.starting, return_exceptions=True)
+        await self._vacate(place)
+
+    async def _vacate(self, place: Place) -> None:
+        child = place.vacate()
+        if child is not None:
+            await self._stop(child)
+
+    async def _stop(self, child: Child) -> None:
+        if child in self._living:
+            await child.stop()
+            self._living.discard(child)
+
+    async def _round(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(5.0, self.server.child_idle / 4))
+            for key, place in list(self._places.items()):
+                is_idle = not place.calls and place.starting is None
+                if is_idle and loop.time() - place.used_at >= self.server.child_idle:
+                    if not place.outbounds:
+                        self._places.pop(key, None)
+                    await self._vacate(place)
+
+    async def _make_room(self) -> None:
+        for child in [child for child in self._living if child.is_over]:
+            await self._stop(child)
+        while len(self._living) + self._starts >= self.server.max_children:
+            now = asyncio.get_running_loop().time()
+            idle = [
+                place
+                for place in self._places.values()
+                if place.child is not None and not place.calls and now - place.used_at >= _EVICTABLE
+            ]
+            if not idle:
+                raise UpstreamError(wire_error(LimitReached("max_children")))
+            await self._vacate(min(idle, key=lambda place: place.used_at))
+
+    # --- how soon again ------------------------------------------------------------------------
+
+    def _failed(self, principal: Principal, failed: UpstreamError) -> None:
+        known = self._failures.pop(principal, None)
+        backoff = known[0] if known is not None else Backoff(base=1, cap=30)
+        until = asyncio.get_running_loop().time() + backoff.failed(1.0)
+        self._failures[principal] = (backoff, until, failed)
+        if len(self._failures) > _PRINCIPALS:
+            del self._failures[next(iter(self._failures))]
+
+
+def _not_started(why: str) -> UpstreamError:
+    data = {"reason": "not_started", "started": False}
+    return UpstreamError(error_body(INTERNAL_ERROR, f"the server did not start: {why}", data))

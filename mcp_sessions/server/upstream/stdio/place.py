@@ -1,0 +1,203 @@
+"""Of whom one child process is: what it was told, what runs there, and who hears what it says.
+
+One child follows the other there, each started by the request that needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcp_sessions.background import watched
+from mcp_sessions.errors import METHOD_NOT_FOUND
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.port import Call, OnProgress, Outbound, PeerError, UpstreamError
+from mcp_sessions.server.upstream.stdio.child import Child
+
+LISTS = ("tools", "prompts", "resources")
+UPDATED = "notifications/resources/updated"
+_CHANGED = frozenset({UPDATED, *(f"notifications/{name}/list_changed" for name in LISTS)})
+_LEVELS = (
+    "debug", "info", "notice", "warning", "error", "critical", "alert", "emergency",
+)  # fmt: skip
+
+
+@dataclass(eq=False)
+class Place:
+    """Of one session, one connection, one principal or all: its child, if there is one now."""
+
+    start: Callable[[Place, Principal], Awaitable[Child]]
+    """Starts a child for it; raises UpstreamError: it cannot be started."""
+
+    announce: Callable[[str, Mapping[str, Any] | None], Awaitable[object]]
+    """Takes a change of a server that everybody shares."""
+
+    label: str
+    """For the log."""
+
+    client: Mapping[str, Any]
+    """The params of ``initialize``."""
+
+    is_one_client: bool
+    """All who ask here are one client, which hears what the child says by itself."""
+
+    is_shared: bool
+    """Anybody asks here: what the child says by itself is told as the server's own changes."""
+
+    was_served: bool
+    """There was a child before: what its clients read of it may be gone."""
+
+    outbounds: dict[Hashable, Outbound] = field(default_factory=dict[Hashable, Outbound])
+    """By session, or by peer."""
+
+    calls: dict[Call, str | None] = field(default_factory=dict[Call, "str | None"])
+    """What runs, and the least level of a log message that goes there; None: none does."""
+
+    subscribers: dict[str, set[Hashable]] = field(default_factory=dict[str, set[Hashable]])
+    """By URI."""
+
+    level: Mapping[str, Any] | None = None
+    """The params of the last ``logging/setLevel``."""
+
+    child: Child | None = None
+    starting: asyncio.Task[Child | UpstreamError] | None = None
+    used_at: float = 0.0
+
+    @property
+    def living(self) -> Child | None:
+        """Its child, if that can be asked."""
+        return self.child if self.child is not None and not self.child.is_over else None
+
+    async def request(
+        self, call: Call, level: str | None, method: str, params: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """Ask its child, which is started if there is none.
+
+        Args:
+            level: See :attr:`calls`.
+
+        Raises:
+            UpstreamError: The child's error, or -31012; or it cannot be started.
+        """
+        self.calls[call] = level
+        try:
+            child = self.living or await self.started(call.principal)
+            result = await child.request(call, method, params)
+        finally:
+            self.calls.pop(call, None)
+            self.used_at = asyncio.get_running_loop().time()
+        if method == "logging/setLevel":
+            self.level = params
+        return result
+
+    async def started(self, principal: Principal) -> Child:
+        """Its child, which is started: once, whoever else waits for that or leaves.
+
+        Raises:
+            UpstreamError: It cannot be started.
+        """
+        task = self.starting
+        if task is None:
+            task = self.starting = asyncio.create_task(self._started(principal))
+            watched("starting a child", task)
+        started = await asyncio.shield(task)
+        self.used_at = asyncio.get_running_loop().time()
+        if isinstance(started, UpstreamError):
+            raise started
+        return started
+
+    async def _started(self, principal: Principal) -> Child | UpstreamError:
+        try:
+            return await self.start(self, principal)
+        except UpstreamError as failed:
+            return failed
+        finally:
+            self.starting = None
+
+    def occupy(self, child: Child) -> None:
+        """That is its child from now on."""
+        self.child = child
+
+    def vacate(self) -> Child | None:
+        """It has no child any more: who asks now has the next one. The one it had."""
+        child, self.child = self.child, None
+        return child
+
+    def serves(self) -> bool:
+        """Its child serves from now on; whether there was one before."""
+        was_served, self.was_served = self.was_served, True
+        return was_served
+
+    def rename(self, who: Hashable, name: Hashable) -> None:
+        """A client is known by another name from now on."""
+        way = self.outbounds.pop(who, None)
+        if way is not None:
+            self.outbounds[name] = way
+
+    def leave(self, who: Hashable) -> None:
+        """Nothing is told to that client any more."""
+        self.outbounds.pop(who, None)
+        for uri in [uri for uri, subscribed in self.subscribers.items() if who in subscribed]:
+            self.subscribers[uri].discard(who)
+            if not self.subscribers[uri]:
+                del self.subscribers[uri]
+
+    # --- what its child says by itself ---------------------------------------------------------
+
+    async def notified(self, method: str, params: dict[str, Any] | None) -> None:
+        """See :class:`~mcp_sessions.server.upstream.stdio.child.Client`."""
+        if self.is_shared:
+            # Whose anything else is nobody knows.
+            if method in _CHANGED:
+                await self.announce(method, params)
+            return
+        if method in _CHANGED:
+            uri = (params or {}).get("uri") if method == UPDATED else None
+            told = list(self.outbounds.items())
+            if method == UPDATED and not self.is_one_client:
+                subscribed = self.subscribers.get(uri, ()) if isinstance(uri, str) else ()
+                told = [(who, outbound) for who, outbound in told if who in subscribed]
+            for _, outbound in told:
+                await outbound.notify(method, params)
+            return
+        # Which request it is about is not said on a pipe: that is taken to be the newest.
+        for call, level in reversed(self.calls.items()):
+            if method != "notifications/message" or _is_wanted(params, level):
+                await call.notify(method, params)
+                return
+        if self.is_one_client and not self.calls:
+            for outbound in list(self.outbounds.values()):
+                await outbound.notify(method, params)
+
+    async def asked(
+        self, method: str, params: dict[str, Any] | None, on_progress: OnProgress | None
+    ) -> dict[str, Any]:
+        """See :class:`~mcp_sessions.server.upstream.stdio.child.Client`."""
+        if not self.is_one_client:
+            raise PeerError(METHOD_NOT_FOUND, "Method not found", method)
+        failed: PeerError | None = None
+        while True:
+            open_calls = [call for call in self.calls if call.can_send_request]
+            way: Outbound
+            if open_calls:
+                way = open_calls[-1]
+            elif failed is None and self.outbounds:
+                way = next(reversed(self.outbounds.values()))
+            else:
+                raise failed or PeerError(METHOD_NOT_FOUND, "Method not found", method)
+            try:
+                return await way.send_request(method, params, timeout=None, on_progress=on_progress)
+            except PeerError as refused:
+                if not open_calls or open_calls[-1].can_send_request:
+                    raise
+                # The request that it was taken to be about is over. It may be another's.
+                failed = refused
+
+
+def _is_wanted(params: Mapping[str, Any] | None, least: str | None) -> bool:
+    level = (params or {}).get("level")
+    return least is not None and (
+        level not in _LEVELS or _LEVELS.index(level) >= _LEVELS.index(least)
+    )

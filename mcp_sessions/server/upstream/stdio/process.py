@@ -1,0 +1,294 @@
+"""Child processes: started without a shell, read line by line within bounds, ended as a group."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, Process, SubprocessStreamProtocol
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from mcp_sessions.background import Background
+from mcp_sessions.stdio_server import StdioServer
+
+logger = logging.getLogger(__name__)
+
+_HERE = Path(__file__).parent
+_CHUNK = 65_536
+_CLOSING = 1.0
+"""Seconds that a process has to end by itself when its input ended."""
+
+_TERMINATING = 2.0
+"""Seconds that it has after SIGTERM; then it is killed."""
+
+_DRAINING = 1.0
+"""Seconds in which the last words of a process that is over are read."""
+
+_LINE = 1_000
+"""Characters of a line of stderr that are logged."""
+
+_LINES = 100
+"""Lines of stderr that are logged in each second."""
+
+_TAIL = 300
+"""Characters of stderr that are told to a client."""
+
+
+class TooLong(Exception):
+    """A line of more bytes than may be; its beginning and its end."""
+
+    def __init__(self, head: bytes, tail: bytes) -> None:
+        super().__init__("a line is too long")
+        self.head = head
+        self.tail = tail
+
+
+class _Protocol(SubprocessStreamProtocol):
+    """Hears that the process is over, also while others hold its pipes."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(limit=_CHUNK, loop=loop)
+        self.exited = asyncio.Event()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.exited.set()
+
+
+class Processes:
+    """Starts them. None outlives the layer: the guard (``guard.py``) kills what it leaves."""
+
+    def __init__(self) -> None:
+        self._living: set[int] = set()
+        self._guard: Process | None = None
+        self._pipe: int | None = None
+        self._starting = asyncio.Lock()
+
+    async def start(self, server: StdioServer, label: str) -> ChildProcess:
+        """Start one process.
+
+        Args:
+            label: Whose it is, for the log.
+
+        Raises:
+            OSError: There are too many processes or files, or its directory is gone.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._starting:
+            guard = await self._guarded()
+        trampoline = str(_HERE / "trampoline.py")
+        arguments = (str(os.getpid()), str(guard), server.program, server.command, *server.args)
+        transport, protocol = await loop.subprocess_exec(
+            lambda: _Protocol(loop),
+            *(sys.executable, "-I", "-S", trampoline, *arguments),
+            env=dict(server.env),
+            cwd=server.cwd,
+            start_new_session=True,
+            pass_fds=(guard,),
+        )
+        self._living.add(transport.get_pid())
+        process = Process(transport, protocol, loop)
+        return ChildProcess(process, transport, protocol.exited, self, label)
+
+    def over(self, group: int) -> None:
+        """Nothing of a process group is left."""
+        self._living.discard(group)
+        self._tell(b"-%d\n" % group)
+
+    async def close(self) -> None:
+        """All of them are over: the guard ends."""
+        async with self._starting:
+            if self._pipe is not None:
+                os.close(self._pipe)
+                self._pipe = None
+            if self._guard is not None:
+                await self._guard.wait()
+
+    async def _guarded(self) -> int:
+        if self._pipe is not None and self._guard is not None and self._guard.returncode is None:
+            return self._pipe
+        if self._pipe is not None:
+            logger.warning("the guard of the child processes was killed; it is started again")
+            os.close(self._pipe)
+            self._pipe = None
+        read, write = os.pipe()
+        try:
+            self._guard = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", str(_HERE / "guard.py")),
+                stdin=read,
+                stdout=DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(write)
+            raise
+        finally:
+            os.close(read)
+        self._pipe = write
+        for group in self._living:
+            self._tell(b"+%d\n" % group)
+        return write
+
+    def _tell(self, line: bytes) -> None:
+        if self._pipe is not None:
+            # One that was killed is started again with the next process.
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._pipe, line)
+
+
+class ChildProcess:
+    """One process, and the group that it leads."""
+
+    def __init__(
+        self,
+        process: Process,
+        transport: asyncio.SubprocessTransport,
+        exited: asyncio.Event,
+        processes: Processes,
+        label: str,
+    ) -> None:
+        if process.stdin is None or process.stdout is None or process.stderr is None:
+            raise AssertionError("it was started with three pipes")
+        self._process = process
+        self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
+        self._transport = transport
+        self._exited = exited
+        self._processes = processes
+        self._label = label
+        self._tail = ""
+        self._is_swept = False
+        self._background = Background()
+        self._background.run("watching a child process", self._watch())
+        self._errors = self._background.run("reading a child's stderr", self._read_errors())
+
+    @property
+    def pid(self) -> int:
+        """Its id, and its group's."""
+        return self._process.pid
+
+    async def last_words(self) -> str:
+        """How it ended, if it did, and what it last wrote on stderr: one line for a client."""
+        if await self._ends_within(_DRAINING):
+            await asyncio.wait({self._errors}, timeout=_DRAINING)
+        code = self._process.returncode
+        ended = "it did not end" if code is None else f"it ended with status {code}"
+        return f"{ended}: {self._tail}" if self._tail else ended
+
+    def write(self, line: bytes) -> None:
+        """Hand over one line, without its end. Never waits."""
+        self._stdin.write(line + b"\n")
+
+    async def drain(self) -> None:
+        """Wait until it took enough.
+
+        Raises:
+            OSError: It takes nothing any more.
+        """
+        await self._stdin.drain()
+
+    async def lines(self, longest: int) -> AsyncGenerator[bytes | TooLong]:
+        """What it writes, until it is over; of a line that is too long no more than ``longest``
+        bytes are held at any time.
+        """
+        held: list[bytes] = []
+        size = 0
+        head: bytes | None = None
+        while chunk := await self._read():
+            *ends, rest = chunk.split(b"\n")
+            for end in ends:
+                held.append(end)
+                line, held, size = b"".join(held), [], 0
+                if head is not None or len(line) > longest:
+                    yield TooLong(head if head is not None else line[:_CHUNK], line[-_CHUNK:])
+                    head = None
+                elif line.strip():
+                    yield line
+            held.append(rest)
+            size += len(rest)
+            if size > longest or head is not None:
+                line = b"".join(held)
+                head = line[:_CHUNK] if head is None else head
+                held, size = [line[-_CHUNK:]], 0
+
+    async def _read(self) -> bytes:
+        reading = asyncio.ensure_future(self._stdout.read(_CHUNK))
+        exited = asyncio.ensure_future(self._exited.wait())
+        try:
+            await asyncio.wait({reading, exited}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                await asyncio.wait({reading}, timeout=_DRAINING)
+            return reading.result() if reading.done() else b""
+        finally:
+            reading.cancel()
+            exited.cancel()
+
+    async def stop(self) -> None:
+        """End it and all of its group: its input ends, then it is told, then it is killed."""
+        try:
+            self._stdin.close()
+            if not await self._ends_within(_CLOSING):
+                self._signal(signal.SIGTERM)
+                await self._ends_within(_TERMINATING)
+        finally:
+            self.kill()
+        await self._ends_within(_TERMINATING)
+        await asyncio.wait({self._errors}, timeout=_DRAINING)
+        await self._background.close()
+        self._transport.close()
+
+    def kill(self) -> None:
+        """Kill it and all of its group, now."""
+        if not self._is_swept:
+            self._signal(signal.SIGKILL)
+
+    async def _watch(self) -> None:
+        await self._exited.wait()
+        # What it left behind. Nobody else has that number: the group has it, if there is one.
+        self._signal(signal.SIGKILL)
+        self._is_swept = True
+        self._processes.over(self.pid)
+        # One that left its group may hold the pipes for ever.
+        await asyncio.wait({self._errors}, timeout=_DRAINING)
+        self._transport.close()
+
+    async def _ends_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._exited.wait()
+        return self._exited.is_set()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # macOS refuses where nobody but a zombie is left.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    async def _read_errors(self) -> None:
+        loop = asyncio.get_running_loop()
+        rest, second, logged = b"", loop.time(), 0
+        while chunk := await self._stderr.read(_CHUNK):
+            *lines, rest = (rest + chunk).split(b"\n")
+            # A line that does not end is cut where it is long.
+            if len(rest) > _CHUNK:
+                lines, rest = [*lines, rest], b""
+            for line in [line for line in lines if line.strip()]:
+                text = _printable(line)
+                self._tail = text[-_TAIL:]
+                if loop.time() - second >= 1:
+                    if logged > _LINES:
+                        logger.warning("%s: %d lines were left out", self._label, logged - _LINES)
+                    second, logged = loop.time(), 0
+                logged += 1
+                if logged <= _LINES:
+                    logger.info("%s: %s", self._label, text)
+        if rest.strip():
+            self._tail = _printable(rest)[-_TAIL:]
+            logger.info("%s: %s", self._label, self._tail)
+
+
+def _printable(line: bytes) -> str:
+    text = line[:_LINE].decode("utf-8", "replace").strip()
+    return "".join(character if character.isprintable() else "?" for character in text)

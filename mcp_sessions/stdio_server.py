@@ -1,0 +1,97 @@
+"""Which command a layer wraps, and who shares a process of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Literal
+
+from mcp_sessions.errors import ConfigurationError
+
+Per = Literal["session", "principal", "shared"]
+
+INHERITED: Final = (
+    "HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER",
+)  # fmt: skip
+"""What a command has of this process's environment: the layer's keys and passwords stay here."""
+
+
+class StdioServer:
+    """A command that speaks MCP on its standard input and output.
+
+    Its processes are started without a shell, each in a process group of its own, and none of them
+    outlives the layer.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        per: Per = "session",
+        max_children: int = 64,
+        child_idle: float = 900,
+        start_timeout: float = 30,
+    ) -> None:
+        """Name a command; nothing is started before it is needed.
+
+        Args:
+            command: Looked for as a shell would, on ``PATH``.
+            args: Its arguments, as they are.
+            env: Added to what it inherits, which is ``INHERITED`` and nothing else.
+            cwd: Where it runs; None: where this process does.
+            per: Who shares a process. ``session``: nobody; each session, each conversation, and
+                each connection that started none, has its own. ``principal``: all that one
+                principal asks. ``shared``: everybody. Those two are for servers that keep nothing
+                of a client: they are told of no client and can ask none anything.
+            max_children: Processes at the same time; who needs one more is refused.
+            child_idle: Seconds after its last request in which a process ends.
+            start_timeout: Seconds that a process has to answer ``initialize``.
+
+        Raises:
+            ConfigurationError: The command is not there or not executable, or an argument is none.
+        """
+        if per not in ("session", "principal", "shared"):
+            raise ConfigurationError(f"per: 'session', 'principal' or 'shared', not {per!r}")
+        if max_children < 1:
+            raise ConfigurationError(f"max_children must be at least 1, not {max_children}")
+        for name, seconds in (("child_idle", child_idle), ("start_timeout", start_timeout)):
+            if not (seconds > 0 and math.isfinite(seconds)):
+                raise ConfigurationError(f"{name} must be a number of seconds, not {seconds}")
+        self.command = command
+        self.args = args
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        self.env: Mapping[str, str] = MappingProxyType({**inherited, **(env or {})})
+        self.cwd = os.fspath(cwd) if cwd is not None else None
+        self.per: Per = per
+        self.max_children = max_children
+        self.child_idle = child_idle
+        self.start_timeout = start_timeout
+        if "\0" in "".join((command, *args, *self.env, *self.env.values())):
+            raise ConfigurationError("a command, its arguments and its env have no NUL in them")
+        if any("=" in name or not name for name in self.env):
+            raise ConfigurationError("the name of an environment variable has no '=' in it")
+        if self.cwd is not None and not os.path.isdir(self.cwd):
+            raise ConfigurationError(f"cwd: no such directory: {self.cwd}")
+        self.program = self._found()
+        """Where the command is."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return os.path.basename(self.command)
+
+    def _found(self) -> str:
+        # A path is one from where the command runs.
+        has_path = os.sep in self.command
+        asked = os.path.join(self.cwd or "", self.command) if has_path else self.command
+        found = shutil.which(asked, path=self.env.get("PATH", os.defpath))
+        if found is not None:
+            return os.path.abspath(found)
+        if has_path and os.path.exists(asked):
+            raise ConfigurationError(f"not an executable file: {self.command}")
+        raise ConfigurationError(f"command not found: {self.command}")

@@ -1,0 +1,280 @@
+"""Commands that misbehave: their clients get clear answers within bounds, and the layer lives."""
+
+import asyncio
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from mcp_sessions import StdioServer
+from tests.support.children import CHILD, child_world, children_of, is_alive, until
+from tests.support.raw import Json, RawClient
+from tests.support.world import world
+
+pytestmark = pytest.mark.anyio
+
+CHILD_LOG = "mcp_sessions.server.upstream.stdio"
+
+
+def noted(path: Path) -> list[str]:
+    """What the child server noted."""
+    return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+async def refused(client: RawClient) -> Json:
+    """The error with which a handshake is answered."""
+    params = {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "raw", "version": "1"},
+    }
+    error = await client.error("initialize", params)
+    assert (error["code"], error["data"]["started"]) == (-32603, False)
+    return error
+
+
+async def expect_served(client: RawClient) -> None:
+    """The layer serves that client on."""
+    assert await client.text("echo", text="still here") == "still here"
+
+
+# --- before it serves ----------------------------------------------------------------------------
+
+
+async def test_one_that_exits_at_once_is_said_with_its_last_words_and_not_started_in_a_loop(
+    tmp_path: Path,
+) -> None:
+    notes = tmp_path / "notes"
+    options = {"env": {"CALLS": str(notes)}}
+    async with child_world("dies", "API key", options=options) as w:
+        for _ in range(5):
+            error = await refused(w.client())
+            assert "it ended with status 1: the API key is missing" in error["message"]
+        assert noted(notes) == ["started"]
+
+
+async def test_one_that_never_answers_initialize_is_given_up() -> None:
+    async with child_world("silent", options={"start_timeout": 0.5}) as w:
+        error = await refused(w.client())
+        assert "did not answer initialize in 0.5 seconds" in error["message"]
+        assert len(children_of(os.getpid())) <= 1, "the guard is left, and no child"
+
+
+async def test_a_banner_is_skipped_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async with child_world("banner", "40") as w:
+        await expect_served(await w.connected())
+    said = [record for record in caplog.records if record.name.startswith(CHILD_LOG)]
+    assert [record.levelname for record in said] == ["WARNING"]
+
+
+async def test_a_banner_without_end_is_not_skipped_for_ever() -> None:
+    async with child_world("banner", "10000000") as w:
+        assert "what is no message" in (await refused(w.client()))["message"]
+
+
+async def test_a_version_that_nobody_knows_is_refused() -> None:
+    async with child_world("version", "1999-01-01") as w:
+        assert "it speaks version '1999-01-01'" in (await refused(w.client()))["message"]
+
+
+async def test_what_it_says_before_the_handshake_reaches_nobody(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    async with child_world("early", options={"env": {"CALLS": str(notes)}}) as w:
+        client = await w.connected(capabilities={"roots": {}})
+        await expect_served(client)
+        answers = [json.loads(line) for line in noted(notes) if line.startswith("{")]
+        assert {answer["id"]: "error" in answer for answer in answers[:2]} == {
+            "early": True,
+            "p": False,
+        }
+
+
+async def test_one_that_cannot_be_executed_after_all_is_said(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    async with world(server=StdioServer(str(script))) as w:
+        assert "cannot be run: No such file" in (await refused(w.client()))["message"]
+
+
+# --- while it serves -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tool", ["die", "half", "other_id"])
+async def test_who_waits_for_one_that_ends_is_told_that_nobody_knows(tool: str) -> None:
+    """It exits, it exits in the middle of a line, it answers what it was not asked."""
+    async with child_world() as w:
+        client = await w.connected()
+        assert (await client.call(tool).error())["code"] == -31012
+        await expect_served(client)
+
+
+async def test_a_malformed_answer_is_an_error_of_its_request_alone() -> None:
+    async with child_world() as w:
+        client = await w.connected()
+        error = await client.call("malformed").error()
+        assert error["code"] == -32603 and "malformed" in error["message"]
+        assert await client.text("count") == "2"
+
+
+async def test_a_second_answer_is_none() -> None:
+    async with child_world() as w:
+        client = await w.connected()
+        assert await client.text("twice") == "first"
+        assert await client.text("count") == "2"
+
+
+async def test_an_answer_of_120_mb_is_an_error_and_takes_no_memory() -> None:
+    async with child_world() as w:
+        client = await w.connected()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        error = await client.call("endless", size=120_000_000).error()
+        assert "has more than 4194304 bytes" in error["message"]
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000
+        assert await client.text("count") == "2"
+
+
+async def test_a_large_answer_passes_and_one_of_nobody_ends_the_process() -> None:
+    async with child_world() as w:
+        client = await w.connected()
+        assert len(await client.text("large", size=4_000_000)) == 4_000_000
+        assert (await client.call("anonymous", size=5_000_000).error())["code"] == -31012
+        await expect_served(client)
+
+
+async def test_noise_between_messages_is_bounded() -> None:
+    async with child_world() as w:
+        client = await w.connected()
+        assert await client.text("noise", lines=1_000) == "noisy"
+        assert (await client.call("noise", lines=200_000).error())["code"] == -31012
+        await expect_served(client)
+
+
+async def test_a_flood_on_stderr_is_read_and_its_log_is_bounded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger=CHILD_LOG)
+    async with child_world() as w:
+        client = await w.connected()
+        assert await client.text("errors", lines=20_000) == "told"
+    told = [record for record in caplog.records if "error 0 eee" in record.getMessage()]
+    assert len(told) == 1 and told[0].getMessage().startswith("the server of ")
+    assert len(caplog.records) < 2_000
+
+
+async def test_one_that_hears_nothing_any_more_is_replaced() -> None:
+    async with child_world() as w:
+        client = await w.connected()
+        assert await client.text("deaf") == "deaf"
+        assert (await client.call("count").error())["code"] == -31012
+        await expect_served(client)
+
+
+# --- nothing is left -----------------------------------------------------------------------------
+
+
+async def test_one_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    async with child_world("stubborn", options={"env": {"CALLS": str(notes)}}) as w:
+        await expect_served(await w.connected())
+        pid = int(noted(notes)[0])
+        assert is_alive(pid)
+    assert not is_alive(pid)
+
+
+@pytest.mark.parametrize("ends", ["session", "crash"])
+async def test_what_it_leaves_behind_is_ended_with_it(ends: str) -> None:
+    async with child_world() as w:
+        client = await w.connected()
+        left = int(await client.text("leave"))
+        assert is_alive(left)
+        if ends == "session":
+            await client.delete().done()
+        else:
+            os.kill(int(await client.text("pid")), signal.SIGKILL)
+        await until(lambda: not is_alive(left), "its own process ended")
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    """The layer stops while a child that never answers is being started."""
+    notes = tmp_path / "notes"
+    async with child_world("silent", options={"env": {"CALLS": str(notes)}}) as w:
+        w.client().send("initialize", {"protocolVersion": "2025-11-25", "capabilities": {},
+                                       "clientInfo": {"name": "raw", "version": "1"}})  # fmt: skip
+        await until(lambda: noted(notes), "it was started")
+        left = [pid for pid in children_of(os.getpid()) if is_alive(pid)]
+        await w.layer._assembly.upstream.children.close()  # type: ignore[attr-defined]
+        assert left and not any(is_alive(pid) for pid in left)
+
+
+LAYER = """
+    import asyncio, os, sys
+    sys.path.insert(0, {root!r})
+    from tests.support.children import child_world
+
+    async def main():
+        async with child_world() as w:
+            client = await w.connected()
+            print(await client.text("pid"), await client.text("leave"), flush=True)
+            {then}
+
+    asyncio.run(main())
+"""
+
+
+async def expect_ended(pids: list[int]) -> None:
+    """All of these processes end."""
+    await until(lambda: not any(is_alive(pid) for pid in pids), "all of them ended")
+
+
+async def run_layer(then: str) -> tuple[asyncio.subprocess.Process, list[int]]:
+    """Another process with a layer: it, its child, and what the child started."""
+    root = str(Path(CHILD).parents[2])
+    source = textwrap.dedent(LAYER).format(root=root, then=then)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", source, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        line = await process.stdout.readline()
+    pids = [int(pid) for pid in line.split()]
+    assert len(pids) == 2 and all(is_alive(pid) for pid in pids)
+    return process, [*pids, *children_of(process.pid)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_nothing_survives_a_layer_that_is_killed(number: signal.Signals) -> None:
+    process, pids = await run_layer("await asyncio.sleep(600)")
+    process.send_signal(number)
+    await process.wait()
+    await expect_ended(pids)
+
+
+async def test_nothing_survives_a_layer_that_fails() -> None:
+    process, pids = await run_layer("os._exit(3)")
+    await process.wait()
+    await expect_ended(pids)
+
+
+async def test_the_guard_is_started_again_and_knows_of_all() -> None:
+    steps = (
+        "guard = w.layer._assembly.upstream.children._processes._guard",
+        "guard.kill()",
+        "await guard.wait()",
+        "other = await w.connected()",
+        "print(await other.text('pid'), await other.text('leave'), flush=True)",
+        "await asyncio.sleep(600)",
+    )
+    process, pids = await run_layer("; ".join(steps))
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        more = [int(pid) for pid in (await process.stdout.readline()).split()]
+    process.kill()
+    await process.wait()
+    await expect_ended([*pids, *more])

@@ -1,0 +1,363 @@
+"""A command behind the layer: what passes, who shares a process, what is told again.
+
+The promises are those of `mcp_sessions.stdio_server`, and of the port
+(`mcp_sessions/server/upstream/port.py`) as every wrapped server keeps it.
+"""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+
+from mcp_sessions import ConfigurationError, Conversations, RedisStore, SessionLayer
+from tests.support.children import child, child_world, is_alive, until
+from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
+from tests.support.raw import in_session, keyed, text_of
+from tests.support.world import Clock
+
+pytestmark = pytest.mark.anyio
+
+UPDATED = "notifications/resources/updated"
+
+
+def calls(path: Path) -> list[str]:
+    """What the child server noted."""
+    return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+def updates(messages: list[dict[str, Any]]) -> list[str]:
+    """The resources that were told to have changed."""
+    return [m["params"]["uri"] for m in messages if m.get("method") == UPDATED]
+
+
+def user(subject: str) -> AuthenticatedUser:
+    """What the SDK's authentication leaves in the scope."""
+    token = AccessToken(token=f"t-{subject}", client_id="c", scopes=[], subject=subject)
+    return AuthenticatedUser(token)
+
+
+async def killed(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: not is_alive(pid), "the child is dead")
+
+
+# --- the wire passes -----------------------------------------------------------------------------
+
+
+async def test_what_the_server_says_of_itself_is_said_and_what_the_layer_adds() -> None:
+    async with child_world() as w:
+        client = w.client(capabilities={"elicitation": {"form": {}}, "ofAnotherKind": {"a": 1}})
+        result = await client.initialize()
+        assert result["serverInfo"] == {"name": "child", "version": "1", "ofAnotherKind": True}
+        assert result["instructions"] == "ask me"
+        assert result["capabilities"]["logging"] == {}
+        assert result["capabilities"]["resources"] == {"subscribe": True, "listChanged": True}
+        assert "io.github.mcp-sessions/sessions" in result["capabilities"]["extensions"]
+        told = json.loads(await client.text("client"))
+        assert told["clientInfo"] == {"name": "raw", "version": "1"}
+        assert told["capabilities"] == {"elicitation": {"form": {}}, "ofAnotherKind": {"a": 1}}
+
+
+async def test_unknown_members_and_methods_pass_and_the_credential_of_a_session_does_not() -> None:
+    async with child_world() as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        sent = {"name": "params", "ofAnotherKind": [1], "_meta": {**in_session(session), "own": 2}}
+        result = await client.result("tools/call", sent)
+        assert json.loads(text_of(result)) == {
+            "name": "params", "ofAnotherKind": [1], "_meta": {"own": 2},
+        }  # fmt: skip
+        assert result["ofAnotherKind"] == {"kept": True}
+        assert await client.result("own/method", {"a": 1}) == {"mine": {"a": 1}}
+        assert (await client.error("no/method"))["data"] == "no/method"
+
+
+async def test_progress_comes_under_the_clients_own_token_with_what_else_it_says() -> None:
+    async with child_world() as w:
+        client = await w.connected()
+        sent = client.call("progress", meta={"progressToken": "mine"})
+        assert text_of(await sent.result()) == "reported"
+        reports = [m["params"] for m in sent.reply.messages if "method" in m]
+        assert reports == [
+            {"progressToken": "mine", "progress": step, "ofAnotherKind": step} for step in (1, 2)
+        ]
+
+
+async def test_the_server_asks_the_client_of_the_request() -> None:
+    async with child_world() as w:
+        client = await w.connected(capabilities={"elicitation": {}})
+        sent = client.call("ask", question="how many?")
+        (question,) = await sent.reply.has(1)
+        assert question["method"] == "elicitation/create"
+        assert question["params"]["message"] == "how many?"
+        await client.respond(question, {"action": "accept", "content": {"answer": "two"}})
+        assert json.loads(text_of(await sent.result()))["content"] == {"answer": "two"}
+
+
+async def test_a_client_that_cannot_be_asked_is_not_and_the_server_hears_why() -> None:
+    async with child_world() as w:
+        client = await w.connected()
+        assert "code" in json.loads(await client.text("ask", question="how many?"))
+
+
+async def test_a_cancelled_request_is_cancelled_in_the_server_by_its_own_id(tmp_path: Path) -> None:
+    noted = tmp_path / "calls"
+    async with child_world(options={"env": {"CALLS": str(noted)}}) as w:
+        client = await w.connected()
+        await client.text("count")
+        sent = client.call("wait")
+        await until(lambda: "wait" in calls(noted), "the call runs")
+        await client.notify("notifications/cancelled", {"requestId": sent.id})
+        await until(lambda: "cancelled True" in calls(noted), "the server was told")
+        assert await client.text("echo", text="still here") == "still here"
+
+
+async def test_a_log_message_comes_with_the_request_and_the_level_is_the_servers() -> None:
+    async with child_world() as w:
+        client = await w.connected()
+        await client.result("logging/setLevel", {"level": "error"})
+        sent = client.call("log", text="hello")
+        await sent.result()
+        assert sent.reply.messages[0]["params"] == {"level": "info", "data": "hello"}
+        assert json.loads(await client.text("state"))["level"] == "error"
+
+
+async def test_the_modern_era_is_served_by_a_server_of_the_era_before() -> None:
+    async with child_world() as w:
+        client = ModernClient(w.carrier)
+        found = await client.send("server/discover").result()
+        assert found["resultType"] == "complete" and found["instructions"] == "ask me"
+        assert found["capabilities"]["logging"] == {}
+        assert "io.github.mcp-sessions/sessions" in found["capabilities"]["extensions"]
+        listed = await client.send("tools/list").result()
+        assert (listed["ttlMs"], listed["cacheScope"]) == (0, "private")
+        assert [tool["name"] for tool in listed["tools"]] == ["echo"]
+        session = (await client.start())["sessionId"]
+        named = session_meta(session)
+        seen = json.loads(await client.text("params", meta={**named, "own": 1}))
+        assert seen == {"name": "params", "arguments": {}, "_meta": {"own": 1}}
+        for level, heard in ((None, 0), ("warning", 0), ("info", 1)):
+            wish = {} if level is None else {LOG_LEVEL: level}
+            sent = client.call("log", {"text": "hello"}, meta={**named, **wish})
+            await sent.result()
+            assert len(sent.events) == heard, level
+
+
+# --- sessions ------------------------------------------------------------------------------------
+
+
+async def test_each_session_has_a_process_of_its_own_which_ends_with_it() -> None:
+    async with child_world() as w:
+        one, two = await w.connected(), await w.connected()
+        pids = [int(await client.text("pid")) for client in (one, two)]
+        assert pids[0] != pids[1]
+        session = (await one.start())["sessionId"]
+        in_it = int(await one.text("pid"))
+        assert in_it not in pids
+        assert int(await two.text("pid", meta=in_session(session))) == in_it
+        await one.end(session)
+        await until(lambda: not is_alive(in_it), "the session's process ended")
+        assert (await one.delete().done()).status == 200
+        await until(lambda: not is_alive(pids[0]), "the connection's process ended")
+        assert is_alive(pids[1])
+
+
+async def test_a_keyed_call_runs_once_and_is_answered_again(tmp_path: Path) -> None:
+    noted = tmp_path / "calls"
+    async with child_world(options={"env": {"CALLS": str(noted)}}) as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        answers = [await client.text("count", meta=keyed("k", session)) for _ in range(2)]
+        assert answers == ["1", "1"] and calls(noted).count("count") == 1
+
+
+async def test_updates_wait_for_who_comes_back_and_the_newest_stands_for_all() -> None:
+    async with child_world() as w:
+        first = await w.connected()
+        started = await first.start()
+        await first.result("resources/subscribe", {"uri": "test://a"})
+        await first.text("update", uri="test://a")
+        assert (await first.delete().done()).status == 200
+        second = await w.connected()
+        named = in_session(started["sessionId"])
+        stream = second.get()
+        await second.resume(started["sessionId"], started["sessionEventId"])
+        assert updates(await stream.has(1)) == ["test://a"]
+        state = json.loads(await second.text("state", meta=named))
+        assert state["subscribed"] == ["test://a"], "the process went on"
+
+
+async def test_what_is_no_session_is_served_by_a_process_for_its_principal() -> None:
+    async with child_world() as w:
+        client = ModernClient(w.carrier)
+        assert await client.text("count") == "1"
+        assert await client.text("count") == "2"
+
+
+async def test_each_conversation_has_a_process_of_its_own() -> None:
+    async with child_world(conversations=Conversations()) as w:
+        client = await w.connected()
+        one, two = ({"openai/session": name} for name in ("one", "two"))
+        assert [await client.text("count", meta=each) for each in (one, two, one)] == [
+            "1", "1", "2",
+        ]  # fmt: skip
+
+
+# --- who shares a process ------------------------------------------------------------------------
+
+
+async def test_a_shared_process_serves_all_and_is_told_of_no_client() -> None:
+    async with child_world(options={"per": "shared"}) as w:
+        one, two = await w.connected(capabilities={"elicitation": {}}), await w.connected()
+        assert await one.text("count") == "1"
+        assert await two.text("count") == "2"
+        assert json.loads(await one.text("client"))["clientInfo"]["name"] == "mcp-sessions"
+        assert json.loads(await one.text("ask", question="who?"))["code"] == -32601
+
+
+async def test_a_subscription_that_several_share_lasts_as_long_as_one_of_them_has_it() -> None:
+    async with child_world(options={"per": "shared"}) as w:
+        clients = [await w.connected() for _ in range(2)]
+        streams = [client.get() for client in clients]
+        about = {"uri": "test://a"}
+        for client in clients:
+            await client.result("resources/subscribe", about)
+        await clients[0].result("resources/unsubscribe", about)
+        assert "test://a" in json.loads(await clients[0].text("state"))["subscribed"]
+        await clients[0].text("update", uri="test://a")
+        await streams[1].until(lambda: bool(updates(streams[1].messages)), "the update")
+        assert updates(streams[0].messages) == []
+        await clients[1].result("resources/unsubscribe", about)
+        assert "test://a" not in json.loads(await clients[1].text("state"))["subscribed"][1:]
+
+
+async def test_two_principals_share_no_process() -> None:
+    async with child_world(options={"per": "principal"}) as w:
+        pids: list[str] = []
+        for name in ("ann", "ann", "bob"):
+            carrier = await w.carrier_of(user(name))
+            client = ModernClient(carrier)
+            pids.append(await client.text("pid"))
+        assert pids[0] == pids[1] != pids[2]
+
+
+# --- a process that dies -------------------------------------------------------------------------
+
+
+async def test_a_process_that_dies_costs_what_ran_and_the_next_one_is_told_what_it_knew(
+    tmp_path: Path,
+) -> None:
+    """What ran is answered -31012, also to who asks again with its key, and never runs again."""
+    noted = tmp_path / "calls"
+    async with child_world(options={"env": {"CALLS": str(noted)}}) as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        stream = client.get()
+        await stream.started()
+        await client.result("resources/subscribe", {"uri": "test://a"})
+        await client.result("logging/setLevel", {"level": "error"})
+        pid = int(await client.text("pid"))
+        running = client.call("wait", meta=keyed("k", session))
+        await until(lambda: "wait" in calls(noted), "the call runs")
+        await killed(pid)
+        assert (await running.error())["code"] == -31012
+        assert (await client.call("wait", meta=keyed("k", session)).error())["code"] == -31012
+        state = json.loads(await client.text("state"))
+        assert state == {"level": "error", "subscribed": ["test://a"]}
+        told = await stream.has(3)
+        assert {m["method"] for m in told} == {
+            "notifications/tools/list_changed",
+            "notifications/resources/list_changed",
+            UPDATED,
+        }
+        assert calls(noted).count("wait") == 1
+
+
+async def test_an_idle_process_ends_and_the_next_request_has_another() -> None:
+    async with child_world(options={"child_idle": 0.2}) as w:
+        client = await w.connected()
+        pid = int(await client.text("pid"))
+        await until(lambda: not is_alive(pid), "it ended")
+        assert int(await client.text("pid")) != pid
+
+
+async def test_more_processes_than_may_be_are_refused_and_nobody_loses_one() -> None:
+    async with child_world(options={"max_children": 1}) as w:
+        first = await w.connected()
+        second = w.client()
+        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
+            "name": "raw", "version": "1"}}  # fmt: skip
+        refused = await second.error("initialize", params)
+        assert (refused["code"], refused["data"]["limit"]) == (-31011, "max_children")
+        assert await first.text("count") == "1"
+        assert (await first.delete().done()).status == 200
+        await until_answered(second, params)
+
+
+async def until_answered(client: Any, params: dict[str, Any]) -> None:
+    """Wait for the room that a process leaves which ends."""
+    for _ in range(100):
+        if "result" in await client.answer("initialize", params):
+            return
+    raise AssertionError("there is no room")
+
+
+async def test_after_a_restart_of_the_layer_a_session_has_a_new_process_and_hears_of_it(
+    tmp_path: Path,
+) -> None:
+    """Its subscriptions are those of the store; what its client read is read again."""
+    url = f"sqlite:///{tmp_path}/sessions.db"
+    async with child_world(store=url) as w:
+        client = await w.connected()
+        started = await client.start()
+        await client.result("resources/subscribe", {"uri": "test://a"})
+        before = await client.text("pid")
+    async with child_world(store=url, clock=Clock(1_800_000_060)) as w:
+        client = await w.connected()
+        stream = client.get()
+        await client.resume(started["sessionId"], started["sessionEventId"])
+        assert json.loads(await client.text("state"))["subscribed"] == ["test://a"]
+        assert await client.text("pid") != before
+        assert updates(await stream.has(3)) == ["test://a"]
+
+
+# --- what is refused at once ---------------------------------------------------------------------
+
+
+def test_what_cannot_be_started_is_refused_when_it_is_named(tmp_path: Path) -> None:
+    from mcp_sessions import StdioServer
+
+    plain = tmp_path / "plain"
+    plain.write_text("no program")
+    with pytest.raises(ConfigurationError, match="command not found: no-such-command"):
+        StdioServer("no-such-command")
+    with pytest.raises(ConfigurationError, match="not an executable file"):
+        StdioServer(str(plain))
+    with pytest.raises(ConfigurationError, match="no such directory"):
+        child(cwd=tmp_path / "nowhere")
+    with pytest.raises(ConfigurationError, match="per"):
+        child(per="tenant")
+
+
+def test_a_session_of_several_replicas_would_have_several_processes_and_is_refused() -> None:
+    store = RedisStore("redis://127.0.0.1:1")
+    with pytest.raises(ConfigurationError, match="belongs to one replica"):
+        SessionLayer(child(), store=store)
+    SessionLayer(child(per="shared"), store=store)
+
+
+async def test_a_process_has_no_secret_of_the_layers_and_runs_where_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MCP_SESSIONS_KEYS", "k" * 32)
+    async with child_world(options={"env": {"OWN": "a b;c"}, "cwd": tmp_path}) as w:
+        client = await w.connected()
+        seen = json.loads(await client.text("environ"))
+        assert seen["env"]["OWN"] == "a b;c" and seen["env"]["PATH"] == os.environ["PATH"]
+        assert "MCP_SESSIONS_KEYS" not in seen["env"]
+        assert Path(seen["cwd"]) == tmp_path

@@ -1,0 +1,248 @@
+"""A server on stdio, in plain Python and without an SDK, that can be told how to misbehave.
+
+``child_server.py [MISDEED [ARGUMENT]]``; see ``main``. Its tools are those of ``_tool``. It counts
+its calls in a file named in ``CALLS``, so that a test sees what ran twice.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+Json = dict[str, Any]
+
+count = 0
+"""What this process remembers: how often it was asked."""
+
+subscribed: list[str] = []
+level = "none"
+client: Json = {}
+asked = 0
+
+
+def say(message: Json) -> None:
+    """Write one message."""
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    sys.stdout.flush()
+
+
+def hear() -> Json:
+    """Read one message; the end of the input is the end of this process."""
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit(0)
+    return json.loads(line)
+
+
+def ask(method: str, params: Json) -> Json:
+    """Ask the client, and answer nobody else meanwhile."""
+    global asked
+    asked += 1
+    say({"id": f"q{asked}", "method": method, "params": params})
+    while (message := hear()).get("id") != f"q{asked}":
+        pass
+    return message
+
+
+def text(value: object) -> Json:
+    """A tool's result."""
+    return {"content": [{"type": "text", "text": str(value)}], "ofAnotherKind": {"kept": True}}
+
+
+def note(word: str) -> None:
+    """Leave a line in the file that ``CALLS`` names."""
+    if "CALLS" in os.environ:
+        with open(os.environ["CALLS"], "a") as file:
+            file.write(f"{word}\n")
+
+
+def _tool(request: Json) -> Json | None:
+    global count
+    params: Json = request["params"]
+    name: str = params["name"]
+    arguments: Json = params.get("arguments") or {}
+    count += 1
+    note(name)
+    match name:
+        case "echo":
+            return text(arguments["text"])
+        case "count":
+            return text(count)
+        case "pid":
+            return text(os.getpid())
+        case "params":
+            return text(json.dumps(params, sort_keys=True))
+        case "client":
+            return text(json.dumps(client, sort_keys=True))
+        case "environ":
+            return text(json.dumps({"env": dict(os.environ), "cwd": os.getcwd()}))
+        case "state":
+            return text(json.dumps({"level": level, "subscribed": sorted(subscribed)}))
+        case "progress":
+            token = params["_meta"]["progressToken"]
+            for step in (1, 2):
+                report = {"progressToken": token, "progress": step, "ofAnotherKind": step}
+                say({"method": "notifications/progress", "params": report})
+            return text("reported")
+        case "log":
+            told: Json = {"level": arguments.get("level", "info"), "data": arguments["text"]}
+            say({"method": "notifications/message", "params": told})
+            return text("logged")
+        case "update":
+            about = {"uri": arguments["uri"]}
+            say({"method": "notifications/resources/updated", "params": about})
+            return text("updated")
+        case "changed":
+            say({"method": "notifications/tools/list_changed"})
+            return text("changed")
+        case "ask":
+            schema = {"type": "object", "properties": {"answer": {"type": "string"}}}
+            question: Json = {"message": arguments["question"], "requestedSchema": schema}
+            answer = ask("elicitation/create", question)
+            return text(json.dumps(answer.get("result") or answer.get("error"), sort_keys=True))
+        case "wait":
+            # Until it is cancelled.
+            while (message := hear()).get("method") != "notifications/cancelled":
+                pass
+            note(f"cancelled {message['params']['requestId'] == request['id']}")
+            return None
+        case "leave":
+            # Something of its own, in its group, that holds its pipes.
+            other = subprocess.Popen(
+                [sys.executable, "-c", "import signal, time\nsignal.signal(15, 1)\ntime.sleep(600)"]
+            )
+            return text(other.pid)
+        case "large":
+            return text("x" * int(arguments["size"]))
+        case "endless":
+            size = int(arguments["size"])
+            sys.stdout.write('{"jsonrpc":"2.0","result":{"x":"')
+            for _ in range(size // 1_000_000):
+                sys.stdout.write("x" * 1_000_000)
+            sys.stdout.write('"},"id":' + json.dumps(request["id"]) + "}\n")
+            sys.stdout.flush()
+            return None
+        case "anonymous":
+            sys.stdout.write('{"x":"' + "x" * int(arguments["size"]) + '"}\n')
+            sys.stdout.flush()
+            return None
+        case "die":
+            sys.stderr.write("a last word\n")
+            sys.exit(3)
+        case "half":
+            sys.stdout.write('{"jsonrpc":"2.0","id":')
+            sys.stdout.flush()
+            sys.exit(0)
+        case "other_id":
+            say({"id": 4711, "result": text("wrong")})
+            return None
+        case "twice":
+            say({"id": request["id"], "result": text("first")})
+            return text("second")
+        case "malformed":
+            say({"id": request["id"], "result": "no object"})
+            return None
+        case "noise":
+            sys.stdout.write("no message\n" * int(arguments["lines"]))
+            sys.stdout.flush()
+            return text("noisy")
+        case "errors":
+            for number in range(int(arguments["lines"])):
+                sys.stderr.write(f"error {number} " + "e" * 80 + "\n")
+            sys.stderr.flush()
+            return text("told")
+        case "deaf":
+            os.close(0)
+            say({"id": request["id"], "result": text("deaf")})
+            time.sleep(600)
+        case _:
+            raise AssertionError(name)
+    raise AssertionError("unreachable")
+
+
+def serve(request: Json) -> None:
+    """Answer one request."""
+    global level
+    method: str = request["method"]
+    params: Json = request.get("params") or {}
+    result: Json | None = {}
+    match method:
+        case "tools/call":
+            result = _tool(request)
+        case "tools/list":
+            result = {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}
+        case "resources/list":
+            result = {"resources": [{"uri": "test://a", "name": "a"}]}
+        case "resources/subscribe":
+            subscribed.append(params["uri"])
+        case "resources/unsubscribe":
+            subscribed.remove(params["uri"])
+        case "logging/setLevel":
+            level = params["level"]
+        case "ping":
+            pass
+        case "own/method":
+            result = {"mine": params}
+        case _:
+            error = {"code": -32601, "message": "Method not found", "data": method}
+            say({"id": request["id"], "error": error})
+            return
+    if result is not None:
+        say({"id": request["id"], "result": result})
+
+
+def main(misdeed: str = "", argument: str = "") -> None:
+    """Serve, after the misdeed."""
+    global client
+    match misdeed:
+        case "banner":
+            for _ in range(int(argument)):
+                sys.stdout.write("Welcome!\n")
+        case "dies":
+            note("started")
+            sys.exit(f"the {argument} is missing")
+        case "silent":
+            note("started")
+            time.sleep(600)
+        case "stubborn":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            note(str(os.getpid()))
+        case "early":
+            say({"id": "early", "method": "roots/list"})
+            say({"method": "notifications/message", "params": {"level": "info", "data": "early"}})
+            say({"id": "p", "method": "ping"})
+        case _:
+            pass
+    request = hear()
+    client = request["params"]
+    note("started")
+    version = argument if misdeed == "version" else client["protocolVersion"]
+    capabilities: Json = {"tools": {}, "resources": {"subscribe": True}, "logging": {}}
+    info = {"name": "child", "version": "1", "ofAnotherKind": True}
+    result = {"protocolVersion": version, "capabilities": capabilities, "serverInfo": info}
+    say({"id": request["id"], "result": {**result, "instructions": "ask me"}})
+    if misdeed == "early":
+        for _ in range(2):
+            note(json.dumps(hear()))
+    while True:
+        try:
+            message = hear()
+        except KeyboardInterrupt:
+            return
+        if "id" in message and "method" in message:
+            serve(message)
+        elif message.get("method") != "notifications/initialized":
+            note(json.dumps(message))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["stubborn"]:
+        try:
+            main(*sys.argv[1:])
+        except SystemExit:
+            # The end of its input is none for it, either.
+            time.sleep(600)
+    main(*sys.argv[1:])
