@@ -46,6 +46,7 @@ from mcp_sessions.stores.records import (
     Relayed,
     ServerChange,
     SessionRecord,
+    StreamHead,
     Told,
 )
 
@@ -287,6 +288,10 @@ class SessionStore(Protocol):
 
     async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
         """The position of who has seen everything of a stream; None if it is not there."""
+        ...
+
+    async def heads(self, streams: Sequence[tuple[SessionId, StreamName]]) -> Sequence[StreamHead]:
+        """How far each of these streams is, in their order: each is a step of its own."""
         ...
 
     async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:

@@ -189,6 +189,17 @@ class Told(NamedTuple):
     replaced: bool
 
 
+class StreamHead(NamedTuple):
+    """How far a stream is, and whether its session is there at all."""
+
+    lives: bool
+    position: Position | None
+    """Of who has seen everything of it; None: there is no such stream."""
+
+    carries: bool = False
+    """Its session is a connection that carries others (:attr:`SessionRecord.carried`)."""
+
+
 class Audience(NamedTuple):
     """A page of the sessions that a change may be for."""
 

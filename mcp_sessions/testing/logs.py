@@ -18,7 +18,7 @@ from mcp_sessions.ids import (
     Position,
     SessionId,
 )
-from mcp_sessions.stores.records import Relayed
+from mcp_sessions.stores.records import Relayed, StreamHead
 from mcp_sessions.testing.parts import (
     HERE,
     NO_STREAM,
@@ -140,6 +140,19 @@ async def streams_and_sessions_never_cross(make: MakeStore) -> None:
         assert again is not None and again.number == 1
         for stream in (EVENTS, GET_STREAM, POST_STREAM):
             assert await session.kept(stream) == [1]
+        assert await store.heads(
+            [
+                (other.id, EVENTS),
+                (session.id, POST_STREAM),
+                (other.id, POST_STREAM),
+                (SessionId("unknown"), EVENTS),
+            ]
+        ) == [
+            StreamHead(True, await store.head(other.id), carries=False),
+            StreamHead(True, again, carries=False),
+            StreamHead(True, None, carries=False),
+            StreamHead(False, None, carries=False),
+        ]
         assert await other.kept() == []
         assert await other.read(start.event_id(), stream=POST_STREAM) == NO_STREAM
 

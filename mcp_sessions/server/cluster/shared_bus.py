@@ -18,22 +18,22 @@ from typing import Any, TypeGuard
 from mcp_sessions.background import report
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.ids import Position, SessionId, StreamName
+from mcp_sessions.ids import SessionId, StreamName
 from mcp_sessions.locks import Locks
 from mcp_sessions.server.cluster.bus import ClusterBus, Handlers, Watcher
 from mcp_sessions.server.cluster.codec import MalformedMessage, decode, encode
 from mcp_sessions.server.cluster.messages import Message
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import Exchange
-from mcp_sessions.stores.records import Attachment
+from mcp_sessions.stores.records import Attachment, StreamHead
 
 logger = logging.getLogger(__name__)
 
 ROUND = 4.0
 """Seconds between two looks at what is watched."""
 
-_AT_ONCE = 32
-"""Questions to the store that one round asks at the same time."""
+_AT_ONCE = 64
+"""Streams that one question to the store is about."""
 
 _Key = tuple[SessionId, StreamName]
 
@@ -197,23 +197,23 @@ class SharedBus(ClusterBus):
         keys = list(self._watchers)
         for start in range(0, len(keys), _AT_ONCE):
             some = keys[start : start + _AT_ONCE]
-            heads = await asyncio.gather(
-                *(self._store.head(session_id, stream=stream) for session_id, stream in some)
-            )
+            heads = await self._store.heads(some)
             for key, head in zip(some, heads, strict=True):
                 await _alone(self._looked(key, head))
         for step in self._handlers.round() if self._handlers is not None else ():
             await _alone(step())
 
-    async def _looked(self, key: _Key, head: Position | None) -> None:
+    async def _looked(self, key: _Key, head: StreamHead) -> None:
         session_id, _ = key
         watchers = list(self._watchers.get(key, ()))
-        if head is None and watchers and self._handlers is not None:
-            if await self._store.load(session_id, now=0) is None:
-                await self._handlers.session_over(session_id)
-                return
+        if not head.lives and watchers and self._handlers is not None:
+            await self._handlers.session_over(session_id)
+            return
+        if head.position is None:
+            # Nothing was ever on it, or all is lost: then what comes next has another epoch.
+            return
         for watcher in watchers:
-            watcher.check_position(session_id, head)
+            watcher.check_position(session_id, head.position)
 
 
 async def _alone(step: Coroutine[Any, Any, None]) -> None:

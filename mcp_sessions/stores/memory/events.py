@@ -27,6 +27,7 @@ from mcp_sessions.stores.records import (
     Audience,
     Relayed,
     ServerChange,
+    StreamHead,
     Told,
     attachment_of,
 )
@@ -104,6 +105,15 @@ class Events(Tables):
     async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
         log = self._log(session_id, stream)
         return log.head if log is not None else None
+
+    async def heads(self, streams: Sequence[tuple[SessionId, StreamName]]) -> Sequence[StreamHead]:
+        heads: list[StreamHead] = []
+        for session_id, stream in streams:
+            session, log = self._sessions.get(session_id), self._log(session_id, stream)
+            carries = session is not None and bool(session.record.carried)
+            position = log.head if log is not None else None
+            heads.append(StreamHead(session is not None, position, carries))
+        return heads
 
     async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
         session = self._sessions.get(session_id)

@@ -22,9 +22,18 @@ from mcp_sessions.ids import (
     parse_position,
 )
 from mcp_sessions.security import mint_log_epoch
-from mcp_sessions.stores.records import Appended, Attached, Audience, Relayed, ServerChange, Told
+from mcp_sessions.stores.records import (
+    Appended,
+    Attached,
+    Audience,
+    Relayed,
+    ServerChange,
+    StreamHead,
+    Told,
+)
 from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.codec import (
+    Answer,
     decoded,
     encoded,
     event_of,
@@ -161,9 +170,22 @@ class Events(Lists):
         self, session_id: SessionId, stream: StreamName, *, make: bool
     ) -> Position | None:
         answer = await self._on(session_id, scripts.HEAD, stream, mint_log_epoch(), int(make))
-        if answer is None:
-            return None
-        return Position(LogEpoch(answer[0].decode()), int(answer[1]))
+        return _position_of(answer)
+
+    async def heads(self, streams: Sequence[tuple[SessionId, StreamName]]) -> Sequence[StreamHead]:
+        found = dict[tuple[SessionId, StreamName], StreamHead]()
+        # Nearly all that are asked for together have the same name.
+        for stream in {name for _, name in streams}:
+            ids = [session_id for session_id, name in streams if name == stream]
+            keys = [self._key(session_id) for session_id in ids]
+            answers = await self._on_each(scripts.HEADS, keys, stream, mint_log_epoch())
+            found |= {
+                (session_id, stream): StreamHead(False, None)
+                if answer is None
+                else StreamHead(True, _position_of(answer[1:] or None), bool(answer[0]))
+                for session_id, answer in zip(ids, answers, strict=True)
+            }
+        return [found[each] for each in streams]
 
     async def drop_stream(self, session_id: SessionId, stream: StreamName) -> None:
         await self._on(session_id, scripts.DROP_STREAM, stream)
@@ -260,6 +282,12 @@ class Events(Lists):
 
     async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
         return bool(await self._on(session_id, scripts.DETACH, fencing_epoch))
+
+
+def _position_of(answer: Answer) -> Position | None:
+    if answer is None:
+        return None
+    return Position(LogEpoch(answer[0].decode()), int(answer[1]))
 
 
 def _told_of(

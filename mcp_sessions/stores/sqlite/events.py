@@ -12,7 +12,7 @@ from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import EVENTS, GET_STREAM, Position, SessionId, StreamName
-from mcp_sessions.stores.records import Appended, Audience, ServerChange, Told
+from mcp_sessions.stores.records import Appended, Audience, ServerChange, StreamHead, Told
 from mcp_sessions.stores.sqlite import logs, sessions
 from mcp_sessions.stores.sqlite.logs import LogRow
 from mcp_sessions.stores.sqlite.served_file import SMALL, ServedFile, is_small
@@ -142,6 +142,27 @@ class Events(ServedFile):
 
     async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
         return await self._position(session_id, stream, logs.find)
+
+    async def heads(self, streams: Sequence[tuple[SessionId, StreamName]]) -> Sequence[StreamHead]:
+        def work(tx: Transaction) -> list[StreamHead]:
+            heads: list[StreamHead] = []
+            for session_id, stream in streams:
+                session = sessions.brief(tx, session_id)
+                if session is None:
+                    heads.append(StreamHead(False, None))
+                    continue
+                log = logs.find(tx, session.sid, stream)
+                carried = tx.execute("SELECT 1 FROM carried WHERE sid = ?", (session.sid,))
+                heads.append(
+                    StreamHead(
+                        True,
+                        log.position if log is not None else None,
+                        carried.fetchone() is not None,
+                    )
+                )
+            return heads
+
+        return await self._writer.call(work)
 
     async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
         return await self._position(session_id, stream, logs.opened)

@@ -50,19 +50,21 @@ class ClusterStreams:
         not in use.
         """
         unused = self._clock() - self._policy.idle_timeout
+        streaming: list[StoredConnection] = []
         for connection in self._connections.all():
             if not isinstance(connection, StoredConnection):
                 continue
             channels = http_transport(connection).responses.channels
             if connection.is_streaming:
                 self._connections.in_use(connection)
-                await self._sessions.catch_up(connection)
+                streaming.append(connection)
             elif self._connections.in_use_at(connection) < unused and not (
                 channels or connection.requests
             ):
                 await self._connections.let_go(connection)
             for channel in list(channels.values()):
                 await self._check_readers(channel)
+        await self._sessions.catch_up_all(streaming)
 
     async def _check_readers(self, channel: PostChannel) -> None:
         # One that is gone is taken out, and others come, while this waits for the store.
