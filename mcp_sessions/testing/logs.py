@@ -209,6 +209,8 @@ async def events_are_relayed_once_and_in_the_order_of_their_own_log(make: MakeSt
         assert await relay(1) == Relayed()
         assert await store.carry(stream.id, session.id, FencingEpoch(1), start)
         assert (await stream.record()).carried == {session.id: 1}
+        carries = await store.heads([(stream.id, GET_STREAM), (session.id, EVENTS)])
+        assert [head.carries for head in carries] == [True, False]
         early = await relay(2)
         assert early == Relayed(missing_after=start)
         first = (await relay(1)).event

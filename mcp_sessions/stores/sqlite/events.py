@@ -153,13 +153,8 @@ class Events(ServedFile):
                     continue
                 log = logs.find(tx, session.sid, stream)
                 carried = tx.execute("SELECT 1 FROM carried WHERE sid = ?", (session.sid,))
-                heads.append(
-                    StreamHead(
-                        True,
-                        log.position if log is not None else None,
-                        carried.fetchone() is not None,
-                    )
-                )
+                position = log.position if log is not None else None
+                heads.append(StreamHead(True, position, carried.fetchone() is not None))
             return heads
 
         return await self._writer.call(work)
