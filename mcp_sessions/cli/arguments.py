@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from typing import NoReturn
 from urllib.parse import urlsplit
 
@@ -68,6 +69,16 @@ def count_or_none(text: str) -> int:
     if not text.isascii() or not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
     return int(text)
+
+
+def variable(text: str) -> tuple[str, str]:
+    """``NAME=VALUE`` of an environment, or ``NAME`` of this process's."""
+    name, sign, value = text.partition("=")
+    if not name:
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE or NAME, not {text!r}")
+    if not sign and name not in os.environ:
+        raise argparse.ArgumentTypeError(f"{name} is not set here, and has no value")
+    return name, value if sign else os.environ[name]
 
 
 def url_path(text: str) -> str:

@@ -46,7 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     if not given:
         parser.error(f"which command? {' or '.join(COMMANDS)}")
-    chosen = parser.parse_args(given)
+    # What follows "--" is another program's; argparse would lose that sign.
+    own = given.index("--") if "--" in given else len(given)
+    chosen = parser.parse_args(given[:own])
+    chosen.arguments += given[own:]
     try:
         command = import_module(f"mcp_sessions.cli.{chosen.command}")
         return command.main(chosen.arguments)

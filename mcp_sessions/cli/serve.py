@@ -1,4 +1,5 @@
-"""``mcp-sessions serve TARGET``: an MCP server, wrapped, on HTTP, WebSocket and stdio.
+"""``mcp-sessions serve TARGET``, or ``serve -- COMMAND``: an MCP server, wrapped, on HTTP,
+WebSocket and stdio.
 
 What costs nothing to check is checked first: the store's URL, then the target, whose
 code runs, then the port. The SDK is imported no sooner than the target's code needs it.
@@ -20,7 +21,13 @@ from mcp_sessions import __version__
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.arguments import INTERRUPTED
 from mcp_sessions.cli.audit_file import AuditFile
-from mcp_sessions.cli.serve_options import DEFAULT_PORT, DEFAULT_STORE, parsed, wants_json
+from mcp_sessions.cli.serve_options import (
+    COMMAND_OPTIONS,
+    DEFAULT_PORT,
+    DEFAULT_STORE,
+    parsed,
+    wants_json,
+)
 from mcp_sessions.cli.targets import load_target
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError
@@ -181,7 +188,17 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
     }
     store = open_store(options.store if options.store is not None else DEFAULT_STORE)
 
-    loaded = load_target(options.target, kinds=(_is_layer, _is_server))
+    loaded: object
+    if options.command:
+        from mcp_sessions.stdio_server import StdioServer
+
+        of_command = {name: getattr(options, name) for name in COMMAND_OPTIONS}
+        of_command["env"] = dict(options.env or ())
+        loaded = StdioServer(
+            *options.command, **{name: it for name, it in of_command.items() if it is not None}
+        )
+    else:
+        loaded = load_target(options.target, kinds=(_is_layer, _is_server))
     logs.take_over()
 
     from mcp_sessions.layer import SessionLayer

@@ -15,6 +15,9 @@ from mcp_sessions.policy import SessionPolicy
 DEFAULT_STORE = "memory://"
 DEFAULT_PORT = 8000
 DEFAULT_GRACE = 10
+COMMAND_OPTIONS = ("per", "env", "cwd", "max_children", "child_idle", "start_timeout")
+"""Those of a server that is a command, as `StdioServer` calls them."""
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -24,14 +27,30 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         ConfigurationError: It does not go together.
     """
-    options = _parser().parse_args(arguments)
+    own = _own(arguments)
+    parser = _parser()
+    options = parser.parse_args(own)
+    options.command = list(arguments[len(own) + 1 :])
+    if options.target is None and not options.command:
+        parser.error("the following arguments are required: TARGET or -- COMMAND [ARG ...]")
+    if options.target is not None and options.command:
+        parser.error(f"either {options.target} or a command is served, not both")
+    if options.command:
+        # What else stands there may be a secret.
+        options.target = options.command[0]
     _check(options)
     return options
 
 
+def _own(arguments: Sequence[str]) -> Sequence[str]:
+    """What stands before a command."""
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
+
+
 def wants_json(arguments: Sequence[str]) -> bool:
     """Whether the log is to be JSON: asked before anything else is looked at."""
-    return "--log-format=json" in arguments or ("--log-format", "json") in pairwise(arguments)
+    own = _own(arguments)
+    return "--log-format=json" in own or ("--log-format", "json") in pairwise(own)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -49,6 +68,10 @@ def _check(options: argparse.Namespace) -> None:
     given = [name for name, value in more.items() if value]
     if given and not options.conversations:
         raise ConfigurationError(f"{given[0]} goes with --conversations")
+    of_command = {f"--{name.replace('_', '-')}": getattr(options, name) for name in COMMAND_OPTIONS}
+    given = [name for name, value in of_command.items() if value is not None]
+    if given and not options.command:
+        raise ConfigurationError(f"{given[0]} goes with -- COMMAND")
     if options.stdio and options.workers is not None:
         raise ConfigurationError("--workers: standard input and output belong to one process")
     if options.stdio and options.audit == "-":
@@ -72,11 +95,15 @@ def _parser() -> argparse.ArgumentParser:
     limits = SessionPolicy()
     parser = types.OneLineParser(
         prog="mcp-sessions serve",
+        usage="%(prog)s [OPTION ...] (TARGET | -- COMMAND [ARG ...])",
         description="Serve an MCP server whose sessions survive a cut connection.",
+        epilog="COMMAND is a server in any language that speaks MCP on its standard input and "
+        "output, such as: -- npx -y @modelcontextprotocol/server-everything",
     )
     parser.add_argument(
         "target",
         metavar="TARGET",
+        nargs="?",
         help=f"{SHAPE}: a server or a SessionLayer; without attr the only one in the file",
     )
     parser.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
@@ -189,4 +216,38 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--log-format", choices=logs.FORMATS, default="text", help="default: %(default)s"
     )
+    _add_command_options(parser)
     return parser
+
+
+def _add_command_options(parser: argparse.ArgumentParser) -> None:
+    of_command = parser.add_argument_group("options of -- COMMAND")
+    of_command.add_argument(
+        "--per",
+        choices=("session", "principal", "shared"),
+        help="who shares a process; default: session, each has its own",
+    )
+    of_command.add_argument(
+        "--env",
+        metavar="NAME[=VALUE]",
+        type=types.variable,
+        action="append",
+        help="a variable of its environment, without VALUE as it is here; may be given several "
+        "times; of itself it has PATH, HOME and the like only",
+    )
+    of_command.add_argument("--cwd", metavar="DIR", help="where it runs; default: here")
+    of_command.add_argument(
+        "--max-children", metavar="N", type=types.count, help="processes at a time; default: 64"
+    )
+    of_command.add_argument(
+        "--child-idle",
+        metavar="S",
+        type=types.seconds,
+        help="seconds after its last request in which a process ends; default: 900",
+    )
+    of_command.add_argument(
+        "--start-timeout",
+        metavar="S",
+        type=types.seconds,
+        help="seconds that a process has to answer initialize; default: 30",
+    )

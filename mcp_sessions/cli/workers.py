@@ -46,7 +46,8 @@ class Workers:
     def __init__(
         self, arguments: Sequence[str], number: int, listener: socket.socket, keys: str | None
     ) -> None:
-        self._command = [sys.executable, "-m", "mcp_sessions.cli", "serve", *arguments]
+        self._command = [sys.executable, "-m", "mcp_sessions.cli", "serve"]
+        self._arguments = arguments
         self._number = number
         self._listener = listener
         self._environment = {**os.environ, "MCP_SESSIONS_KEYS": keys or mint_key()}
@@ -118,6 +119,7 @@ class Workers:
                 *self._command,
                 "--worker",
                 f"{listener},{says_to},{self._alive}",
+                *self._arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(listener, says_to, self._alive),
                 env=self._environment,

@@ -28,7 +28,7 @@ STARTED_WITHIN = 40.0  # seconds; importing the SDK takes one or two
 def serving(here: Path, *arguments: str) -> Generator[subprocess.Popen[str]]:
     """A process that serves on a free port; it is gone afterwards."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "mcp_sessions.cli", "serve", *arguments, "--port", "0"],
+        [sys.executable, "-m", "mcp_sessions.cli", "serve", "--port", "0", *arguments],
         cwd=here,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

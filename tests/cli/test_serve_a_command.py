@@ -1,0 +1,90 @@
+"""``mcp-sessions serve -- COMMAND``: a server in any language, by its command line alone."""
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from mcp_sessions.cli import logs
+from mcp_sessions.cli.main import main
+from tests.support.children import CHILD, children_of, is_alive
+from tests.support.serving import initialize, read_lines, serving
+
+COMMAND = ("--", sys.executable, "-S", CHILD)
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command configures the logs of its process; this process is pytest's."""
+
+    def nothing(**_: object) -> None:
+        """Instead of it."""
+
+    monkeypatch.setattr(logs, "configure", nothing)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_command_is_served_and_nothing_of_it_is_left(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with serving(tmp_path, "--per", "session", *COMMAND, "stubborn") as process:
+        said = read_lines(process, 5)
+        found = re.search(r"^  at +(http://127\.0\.0\.1:\d+/mcp)$", said, re.M)
+        assert found is not None, said
+        assert f"serves {sys.executable}\n" in said, "its arguments may hold secrets"
+        assert initialize(found.group(1))["serverInfo"] == {
+            "name": "child",
+            "version": "1",
+            "ofAnotherKind": True,
+        }
+        children = children_of(process.pid)
+        assert len(children) == 2, "the server, and the guard"
+        process.send_signal(number)
+        process.wait(20)
+        for _ in range(100_000):
+            if not any(is_alive(pid) for pid in children):
+                return
+        raise AssertionError("a process is left")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--", "no-such-command", "x"], "command not found: no-such-command"),
+        (["--", CHILD], f"not an executable file: {CHILD}"),
+        (["--cwd", "/no/such/place", *COMMAND], "cwd: no such directory: /no/such/place"),
+        (["--per", "session", "app.py"], "--per goes with -- COMMAND"),
+        (["--store", "redis://127.0.0.1:1", *COMMAND], "belongs to one replica"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_one_line_at_once(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "required: TARGET or -- COMMAND"),
+        (["--"], "required: TARGET or -- COMMAND"),
+        (["app.py", *COMMAND], "either app.py or a command"),
+        (["--env", "NOT_SET_HERE", *COMMAND], "NOT_SET_HERE is not set here"),
+        (["--per", "tenant", *COMMAND], "--per"),
+        (["--max-children", "0", *COMMAND], "--max-children"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "NOT_SET_HERE" not in os.environ
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *arguments])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
