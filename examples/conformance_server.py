@@ -9,7 +9,8 @@ Run it, on HTTP and WebSocket or on standard input and output::
 ``conformance/README.md`` describes each tool, so that a server in another language can have
 them too. With ``CONFORMANCE_TOKEN`` and ``CONFORMANCE_OTHER_TOKEN`` in its environment it asks
 for one of these bearer tokens; each is a principal of its own. ``CONFORMANCE_WEAK_TOKEN`` is
-another one of the first principal, with fewer scopes.
+another one of the first principal, with fewer scopes. With ``CONFORMANCE_CONVERSATIONS`` it binds
+conversations (``mcp-sessions conformance --conversations``).
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
 from pydantic import AnyHttpUrl, BaseModel
 
-from mcp_sessions import SessionHandle, SessionLayer, SessionPolicy, current_session
+from mcp_sessions import Conversations, SessionHandle, SessionLayer, SessionPolicy, current_session
 
 HELD_AT_MOST = 10.0
 """Seconds that ``hold`` waits for its ``release``."""
@@ -76,7 +77,11 @@ def make_server() -> MCPServer[Any]:
 
 
 mcp = make_server()
-layer = SessionLayer(mcp, policy=POLICY)
+layer = SessionLayer(
+    mcp,
+    policy=POLICY,
+    conversations=Conversations() if os.environ.get("CONFORMANCE_CONVERSATIONS") else None,
+)
 layer.require_session(tools=["members_only"])
 
 
@@ -103,9 +108,9 @@ class Answer(BaseModel):
 
 
 def session_of_call() -> SessionHandle | None:
-    """The session that the client started, and the call belongs to."""
+    """The session that the client started, or that of its conversation, and the call belongs to."""
     session = current_session(default=None)
-    return session if session is not None and session.source == "session" else None
+    return session if session is not None and session.source != "connection" else None
 
 
 @mcp.tool(structured_output=False)

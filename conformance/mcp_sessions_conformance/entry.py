@@ -8,7 +8,12 @@ from typing import Any
 
 from mcp_sessions_conformance import report
 from mcp_sessions_conformance.client_runner import ClientRun, run_client
-from mcp_sessions_conformance.loader import BadVectors, load_duties, load_vectors
+from mcp_sessions_conformance.loader import (
+    BadVectors,
+    load_duties,
+    load_optional_vectors,
+    load_vectors,
+)
 from mcp_sessions_conformance.peer import Limits
 from mcp_sessions_conformance.runner import Progress, Run, Selection, run
 from mcp_sessions_conformance.targets import BadTarget, Credentials, parse_target
@@ -61,6 +66,7 @@ async def test_server(
     transports: Sequence[str] = (),
     eras: Sequence[str] = (),
     only: Sequence[str] = (),
+    conversations: bool = False,
     token: str | None = None,
     other_token: str | None = None,
     weak_token: str | None = None,
@@ -73,6 +79,8 @@ async def test_server(
 
     Args:
         only: Ids of vectors, or of clauses.
+        conversations: The server binds conversations, by ``openai/session`` and ``threadId`` of
+            ``_meta``: play what is about them, too.
         wait: Seconds that any one answer may take.
         give_up: See `Limits`.
         progress: Told of each outcome.
@@ -88,7 +96,7 @@ async def test_server(
             raise BadInput("a bearer token is of visible ASCII characters, without a space")
     try:
         parsed = [parse_target(text) for text in targets]
-        vectors = load_vectors()
+        vectors = [*load_vectors(), *(load_optional_vectors() if conversations else ())]
     except (BadTarget, BadVectors) as error:
         raise BadInput(str(error)) from error
     _known("suite", suites, {vector.suite for vector in vectors})

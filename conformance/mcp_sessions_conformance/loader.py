@@ -142,8 +142,13 @@ def load_vectors(directory: Path | None = None) -> list[Vector]:
     Raises:
         BadVectors: A file is not what the schema asks for, or an id is there twice.
     """
+    named = directory or vectors_directory()
+    return _vectors_of(_files(named, "vectors", checked=directory is not None))
+
+
+def _vectors_of(files: Iterable[tuple[str, Json]]) -> list[Vector]:
     vectors: list[Vector] = []
-    for suite, body in _files(directory, "vectors"):
+    for suite, body in files:
         for given in cast("list[Json]", body["vectors"]):
             vectors.append(
                 Vector(
@@ -165,6 +170,18 @@ def load_vectors(directory: Path | None = None) -> list[Vector]:
     return vectors
 
 
+def load_optional_vectors(*, checked: bool = False) -> list[Vector]:
+    """Those about what a server may leave out and does not say that it has: conversations.
+
+    Args:
+        checked: Against the schema, which takes time.
+
+    Raises:
+        BadVectors: A file is not what the schema asks for, or an id is there twice.
+    """
+    return _vectors_of(_files(vectors_directory() / "optional", "vectors", checked=checked))
+
+
 def load_duties(directory: Path | None = None) -> list[Duty]:
     """All that a client has to do; the argument is that of `load_vectors`.
 
@@ -180,19 +197,23 @@ def load_duties(directory: Path | None = None) -> list[Duty]:
             script=given["script"],
             effect=given["effect"],
         )
-        for _, body in _files(directory, "duties")
+        for _, body in _files(
+            directory or vectors_directory(), "duties", checked=directory is not None
+        )
         for given in cast("list[Json]", body["duties"])
     ]
     _check_ids(duty.id for duty in duties)
     return duties
 
 
-def _files(named: Path | None, member: str) -> list[tuple[str, Json]]:
-    directory = named or vectors_directory()
+def _files(directory: Path, member: str, *, checked: bool) -> list[tuple[str, Json]]:
     # Its types are not all known to a type checker.
     validator: Any = None
-    if named is not None:
-        schema = json.loads((directory / "vector.schema.json").read_text())
+    if checked:
+        # A folder inside has none of its own.
+        places = (directory, directory.parent)
+        beside = next(p for p in places if (p / "vector.schema.json").exists())
+        schema = json.loads((beside / "vector.schema.json").read_text())
         validator = jsonschema.Draft202012Validator(schema)
     bodies: list[tuple[str, Json]] = []
     for path in sorted(directory.glob("*.json")):

@@ -87,6 +87,7 @@ def main(arguments: Sequence[str]) -> int:
                     transports=options.transport,
                     eras=options.era,
                     only=options.only,
+                    conversations=options.conversations,
                     # Set and empty is how a shell or a CI says that there is none.
                     token=os.environ.get(TOKEN) or None,
                     other_token=os.environ.get(OTHER_TOKEN) or None,
@@ -180,6 +181,11 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="ID",
         help="only this vector or duty, or those of this clause; repeatable",
+    )
+    parser.add_argument(
+        "--conversations",
+        action="store_true",
+        help="the server binds conversations: play the vectors about them, too",
     )
     parser.add_argument("--json", metavar="FILE", help="write the whole outcome there as well")
     parser.add_argument(

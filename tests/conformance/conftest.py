@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,11 +30,9 @@ QUICK = Limits(wait=1.0, quiet=0.1)
 """Where something is expected to be wrong, it is not waited for as long."""
 
 
-@pytest.fixture(scope="package")
-def server_url() -> Generator[str]:
-    """The endpoint of the good server, served as a user would, with the tokens of
-    `CREDENTIALS`.
-    """
+@contextmanager
+def served(**environment: str) -> Generator[str]:
+    """The endpoint of the good server, with more in its environment."""
     command = [sys.executable, "-m", "mcp_sessions.cli", "serve", "--port", "0"]
     command += ["--log-format", "json", "--log-level", "error", str(SERVER)]
     tokens = {
@@ -47,7 +45,7 @@ def server_url() -> Generator[str]:
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **tokens},
+        env={**os.environ, **tokens, **environment},
     )
     assert process.stderr is not None
     # It says where it serves, or ends.
@@ -62,6 +60,15 @@ def server_url() -> Generator[str]:
         process.wait(timeout=20)
         draining.join(timeout=20)
         process.stderr.close()
+
+
+@pytest.fixture(scope="package")
+def server_url() -> Generator[str]:
+    """The endpoint of the good server, served as a user would, with the tokens of
+    `CREDENTIALS`.
+    """
+    with served() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

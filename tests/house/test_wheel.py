@@ -54,7 +54,8 @@ def test_the_packages_tell_type_checkers_that_they_are_typed(wheel: zipfile.ZipF
 def test_the_vectors_travel_inside_the_runner(wheel: zipfile.ZipFile) -> None:
     folder = ROOT / "conformance" / "vectors"
     shipped = {name for name in wheel.namelist() if name.endswith(".json")}
-    assert shipped == {f"mcp_sessions_conformance/vectors/{path.name}" for path in folder.iterdir()}
+    there = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    assert shipped == {f"mcp_sessions_conformance/vectors/{path}" for path in there}
 
 
 def test_the_scripts_of_the_redis_store_are_in_the_wheel(wheel: zipfile.ZipFile) -> None:

@@ -1,0 +1,197 @@
+"""Servers that bind conversations and get it wrong, and the vector that each is caught by.
+
+They are apart from the other faults, as the vectors are from the others: both are about a server
+whose operator wants conversations bound.
+"""
+
+from typing import Any
+
+from mcp_sessions_conformance.fault import Case, Fault, Http, Late
+from mcp_sessions_conformance.faults.common import in_results, meta_of, refuse
+from mcp_sessions_conformance.values import SESSION, Json
+
+KEY_MEMBER, OTHER_MEMBER = "openai/session", "threadId"
+
+Rewritten = list[Json | Late] | None
+
+
+def _knows_no_keys(case: Case) -> Rewritten:
+    return [case.message] if meta_of(case.message).pop(KEY_MEMBER, None) is not None else None
+
+
+def _one_for_all(case: Case) -> Rewritten:
+    meta = meta_of(case.message)
+    if KEY_MEMBER not in meta:
+        return None
+    meta[KEY_MEMBER] = case.memory.setdefault("key", meta[KEY_MEMBER])
+    return [case.message]
+
+
+def _by_connection(case: Case) -> Rewritten:
+    meta = meta_of(case.message)
+    if not isinstance(meta.get(KEY_MEMBER), str):
+        return None
+    # Over HTTP a client of the modern era has no connection: each request is one.
+    case.memory["requests"] = case.memory.get("requests", 0) + 1
+    meta[KEY_MEMBER] += f" {case.talk.name} {case.memory['requests']}"
+    return [case.message]
+
+
+def _ignores_null(case: Case) -> Rewritten:
+    meta = meta_of(case.message)
+    if KEY_MEMBER not in meta or meta.get(SESSION, ...) is not None:
+        return None
+    del meta[SESSION]
+    return [case.message]
+
+
+def _conversation_before_named(case: Case) -> Rewritten:
+    meta = meta_of(case.message)
+    if KEY_MEMBER not in meta or not meta.get(SESSION):
+        return None
+    del meta[SESSION]
+    return [case.message]
+
+
+def _finds_another(case: Case) -> Rewritten:
+    is_refused = case.message.get("error", {}).get("code") == -32043
+    if not is_refused or case.asked is None or KEY_MEMBER not in meta_of(case.asked):
+        return None
+    result: Json = {"content": [{"type": "text", "text": "nothing"}], "resultType": "complete"}
+    return [{"jsonrpc": "2.0", "id": case.message["id"], "result": result}]
+
+
+def _conversation_before_current(case: Case) -> Rewritten:
+    meta = meta_of(case.message)
+    if KEY_MEMBER not in meta or SESSION in meta or not case.talk.sessions:
+        return None
+    # Its session is another one than the connection's, which is not used up by it.
+    meta[SESSION] = {"sessionId": "of-the-conversation"}
+    return [case.message]
+
+
+def _one_principal(http: Http) -> None:
+    if "authorization" in http.asked:
+        first = http.memory.setdefault("authorization", http.asked["authorization"])
+        http.asked["authorization"] = first
+
+
+def _one_source(case: Case) -> Rewritten:
+    meta = meta_of(case.message)
+    if OTHER_MEMBER not in meta:
+        return None
+    meta[KEY_MEMBER] = meta.pop(OTHER_MEMBER)
+    return [case.message]
+
+
+def _refuses_odd_keys(case: Case) -> Rewritten:
+    meta = meta_of(case.message)
+    if KEY_MEMBER not in meta or (isinstance(meta[KEY_MEMBER], str) and meta[KEY_MEMBER]):
+        return None
+    case.answers.append(refuse(case.message, -32602, "Invalid params"))
+    return []
+
+
+def _takes_odd_keys(case: Case) -> Rewritten:
+    meta = meta_of(case.message)
+    if KEY_MEMBER not in meta or isinstance(meta[KEY_MEMBER], str):
+        return None
+    meta[KEY_MEMBER] = repr(meta[KEY_MEMBER])
+    return [case.message]
+
+
+def _told(result: Json, case: Case) -> None:
+    if case.asked is not None and KEY_MEMBER in meta_of(case.asked):
+        members: Any = result.setdefault("_meta", {})
+        members[SESSION] = {"sessionId": "of-the-conversation"}
+
+
+def _key_is_a_credential(case: Case) -> Rewritten:
+    meta = meta_of(case.message)
+    known = [session for talk in case.talks.values() for session in talk.sessions]
+    if meta.get(KEY_MEMBER) not in known:
+        return None
+    meta[SESSION] = {"sessionId": meta.pop(KEY_MEMBER)}
+    return [case.message]
+
+
+def _names_what_is_bound(case: Case) -> Rewritten:
+    meta = meta_of(case.message)
+    named = meta.get(SESSION)
+    if isinstance(named, dict) and len(str(named.get("sessionId"))) == 64:  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+        del meta[SESSION]
+        return [case.message]
+    return None
+
+
+CAUGHT_BY: tuple[tuple[Fault, str], ...] = (
+    (
+        Fault("knows-no-keys", "serves no conversation", to_server=_knows_no_keys),
+        "a-conversation-is-one-session",
+    ),
+    (
+        Fault("one-conversation", "has one session for all of them", to_server=_one_for_all),
+        "a-conversation-is-one-session",
+    ),
+    (
+        Fault("by-connection", "binds them to connections", to_server=_by_connection),
+        "a-conversation-is-one-session",
+    ),
+    (
+        Fault("null-is-no-answer", "takes null for nothing said", to_server=_ignores_null),
+        "null-is-no-conversation",
+    ),
+    (
+        Fault(
+            "conversation-first",
+            "serves the conversation's session in place of a named one",
+            to_server=_conversation_before_named,
+        ),
+        "a-named-session-comes-before-the-conversation",
+    ),
+    (
+        Fault(
+            "conversation-for-the-lost",
+            "serves the conversation's session in place of one that is not there",
+            to_client=_finds_another,
+        ),
+        "a-named-session-comes-before-the-conversation",
+    ),
+    (
+        Fault(
+            "conversation-before-current",
+            "looks for the conversation first on a connection with a current session",
+            to_server=_conversation_before_current,
+        ),
+        "a-current-session-comes-before-the-conversation",
+    ),
+    (
+        Fault("keys-are-credentials", "asks nobody who he is", http=_one_principal),
+        "a-key-is-no-credential",
+    ),
+    (
+        Fault("one-source", "looks at the text only", to_server=_one_source),
+        "one-text-under-two-names-is-two-conversations",
+    ),
+    (
+        Fault("picky-about-keys", "refuses what is no key", to_server=_refuses_odd_keys),
+        "what-is-no-key-is-ignored",
+    ),
+    (
+        Fault("takes-anything", "makes a key of what is none", to_server=_takes_odd_keys),
+        "what-is-no-key-is-ignored",
+    ),
+    (
+        Fault("tells", "names the session in results", to_client=in_results((), _told)),
+        "nothing-of-a-conversation-is-sent",
+    ),
+    (
+        Fault("opens-by-key", "takes a session's id for a key", to_server=_key_is_a_credential),
+        "what-is-bound-is-named-by-nobody",
+    ),
+    (
+        Fault("names-the-bound", "takes what it shows for a name", to_server=_names_what_is_bound),
+        "what-is-bound-is-named-by-nobody",
+    ),
+)
+"""Fault, and the id of a vector that fails because of it."""
