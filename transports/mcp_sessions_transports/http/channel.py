@@ -120,6 +120,7 @@ class ResponseStreams:
             remote.stream.finish()
 
 
+@dataclass(eq=False, repr=False)
 class PostChannel(WatchedChannel):
     """A :class:`~mcp_sessions.server.binding.RequestChannel` over one POST.
 
@@ -130,24 +131,33 @@ class PostChannel(WatchedChannel):
         scopes_beyond: Those of who sent the request that its connection does not need.
     """
 
-    def __init__(
-        self,
-        request_id: RequestId,
-        streams: ResponseStreams | None,
-        policy: SessionPolicy,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        prefers_stream: bool,
-        process: str | None = None,
-        scopes_beyond: frozenset[str] = frozenset(),
-    ) -> None:
-        self._process = process
-        self._scopes_beyond = scopes_beyond
-        self.readers: set[str] = set()
-        """The processes that serve its stream from the store."""
+    _request_id: RequestId
+    _streams: ResponseStreams | None
+    _policy: SessionPolicy
+    _loop: asyncio.AbstractEventLoop
+    _prefers_stream: bool
+    _process: str
+    _scopes_beyond: frozenset[str]
+    readers: set[str] = field(default_factory=set[str])
+    """The processes that serve its stream from the store."""
 
-        self._is_read = True
-        self.close_stream: Callable[[], Awaitable[None]] | None = None
+    close_stream: Callable[[], Awaitable[None]] | None = None
+    _is_read: bool = True
+    _json: bytes | None = None
+    _is_away: bool = False
+    _stream: SseStream | None = None
+    _feed: LogFeed | None = None
+    _log: StreamLog | None = None
+    _final: SessionEventId | None = None
+    _size: int = 0
+    _is_whole: bool = False
+    _is_stream: bool = False
+    _opening: asyncio.Lock | None = None
+    _wanted: StreamLog | None = None
+
+    def __post_init__(self) -> None:
+        self._turn: asyncio.Future[None] = self._loop.create_future()
+        request_id, streams = self._request_id, self._streams
         # A response whose id is longer is sent without ids: no event is larger than what it says
         # by much, and a client that was cut asks again (SEC8).
         self._is_kept = streams is not None and (
@@ -156,23 +166,6 @@ class PostChannel(WatchedChannel):
         self._primes = streams is not None and streams.primes
         if self._is_kept and self._primes:
             self.close_stream = self._close_stream
-        self._request_id = request_id
-        self._streams = streams
-        self._policy = policy
-        self._prefers_stream = prefers_stream
-        self._json: bytes | None = None
-        self._is_away = False
-        self._stream: SseStream | None = None
-        self._feed: LogFeed | None = None
-        self._log: StreamLog | None = None
-        self._final: SessionEventId | None = None
-        self._size = 0
-        self._is_whole = False
-        self._is_stream = False
-        self._opening: asyncio.Lock | None = None
-        self._wanted: StreamLog | None = None
-        self._loop = loop
-        self._turn: asyncio.Future[None] = loop.create_future()
 
     # --- the way back --------------------------------------------------------------------
 

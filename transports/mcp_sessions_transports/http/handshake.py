@@ -164,9 +164,9 @@ class HandshakeHttp:
             transport.responses if isinstance(transport, HttpTransport) else None,
             self._served.policy,
             self._loop,
-            prefers_stream=post.prefers_stream,
-            process=self._served.bus.process,
-            scopes_beyond=principal.scopes - needed,
+            post.prefers_stream,
+            self._served.bus.process,
+            principal.scopes - needed,
         )
         inbound = Inbound(
             principal,
