@@ -33,26 +33,26 @@ COMMANDS = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(command_line: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
     Args:
-        arguments: What follows the program's name; by default from ``sys.argv``.
+        command_line: What follows the program's name; by default from ``sys.argv``.
 
     Raises:
         SystemExit: ``--help``, ``--version``, or arguments that make no sense.
     """
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    given = sys.argv[1:] if command_line is None else list(command_line)
     parser = _parser()
     if not given:
         parser.error(f"which command? {' or '.join(COMMANDS)}")
     # What follows "--" is another program's; argparse would lose that sign.
     own = given.index("--") if "--" in given else len(given)
     chosen = parser.parse_args(given[:own])
-    chosen.arguments += given[own:]
+    arguments = [*chosen.arguments, *given[own:]]
     try:
         command = import_module(f"mcp_sessions.cli.{chosen.command}")
-        return command.main(chosen.arguments)
+        return command.main(arguments)
     except ConfigurationError as error:
         complain(f"mcp-sessions {chosen.command}", one_line(error))
         return USAGE_ERROR

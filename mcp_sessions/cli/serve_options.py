@@ -29,15 +29,15 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """
     own = _own(arguments)
     parser = _parser()
-    options = parser.parse_args(own)
-    options.command = list(arguments[len(own) + 1 :])
-    if options.target is None and not options.command:
+    command = list(arguments[len(own) + 1 :])
+    options = parser.parse_args(own, argparse.Namespace(command=command))
+    if options.target is None and not command:
         parser.error("the following arguments are required: TARGET or -- COMMAND [ARG ...]")
-    if options.target is not None and options.command:
+    if options.target is not None and command:
         parser.error(f"either {options.target} or a command is served, not both")
-    if options.command:
-        # What else stands there may be a secret.
-        options.target = options.command[0]
+    if command:
+        # For the log. What else stands there may be a secret.
+        options = argparse.Namespace(**{**vars(options), "target": command[0]})
     _check(options)
     return options
 
