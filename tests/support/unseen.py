@@ -133,7 +133,13 @@ def _known_tasks() -> Iterable["asyncio.Task[Any]"]:
     # The name is another one since Python 3.12.
     tasks: Any = asyncio.tasks
     known = getattr(tasks, "_all_tasks", None) or getattr(tasks, "_scheduled_tasks", ())
-    return list(cast("weakref.WeakSet[asyncio.Task[Any]]", known))
+    # A server's thread may begin a task meanwhile. So does the standard library ask, too.
+    for _ in range(1_000):
+        try:
+            return list(cast("weakref.WeakSet[asyncio.Task[Any]]", known))
+        except RuntimeError:
+            continue
+    raise AssertionError("tasks begin faster than they can be listed")
 
 
 def _left_in(loop: asyncio.AbstractEventLoop) -> list["asyncio.Task[Any]"]:
