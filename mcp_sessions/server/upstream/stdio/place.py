@@ -12,6 +12,7 @@ from typing import Any
 
 from mcp_sessions.background import watched
 from mcp_sessions.errors import METHOD_NOT_FOUND
+from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.port import Call, OnProgress, Outbound, PeerError, UpstreamError
 from mcp_sessions.server.upstream.stdio.child import Child
@@ -34,8 +35,8 @@ class Place:
     announce: Callable[[str, Mapping[str, Any] | None], Awaitable[object]]
     """Takes a change of a server that everybody shares."""
 
-    label: str
-    """For the log."""
+    key: Hashable
+    """A session's id, or whose else it is."""
 
     client: Mapping[str, Any]
     """The params of ``initialize``."""
@@ -64,6 +65,10 @@ class Place:
     child: Child | None = None
     starting: asyncio.Task[Child | UpstreamError] | None = None
     used_at: float = 0.0
+
+    def label(self) -> str:
+        """Whose it is, for the log."""
+        return f"the server of {digest(self.key) if isinstance(self.key, str) else 'a client'}"
 
     @property
     def living(self) -> Child | None:
@@ -132,6 +137,7 @@ class Place:
 
     def rename(self, who: Hashable, name: Hashable) -> None:
         """A client is known by another name from now on."""
+        self.key = name
         way = self.outbounds.pop(who, None)
         if way is not None:
             self.outbounds[name] = way

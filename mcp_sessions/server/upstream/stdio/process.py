@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, Process, SubprocessStreamProtocol
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from mcp_sessions.background import Background
@@ -68,11 +68,11 @@ class Processes:
         self._pipe: int | None = None
         self._starting = asyncio.Lock()
 
-    async def start(self, server: StdioServer, label: str) -> ChildProcess:
+    async def start(self, server: StdioServer, label: Callable[[], str]) -> ChildProcess:
         """Start one process.
 
         Args:
-            label: Whose it is, for the log.
+            label: Says whose it is, for the log.
 
         Raises:
             OSError: There are too many processes or files, or its directory is gone.
@@ -149,7 +149,7 @@ class ChildProcess:
         transport: asyncio.SubprocessTransport,
         exited: asyncio.Event,
         processes: Processes,
-        label: str,
+        label: Callable[[], str],
     ) -> None:
         if process.stdin is None or process.stdout is None or process.stderr is None:
             raise AssertionError("it was started with three pipes")
@@ -279,14 +279,14 @@ class ChildProcess:
                 self._tail = text[-_TAIL:]
                 if loop.time() - second >= 1:
                     if logged > _LINES:
-                        logger.warning("%s: %d lines were left out", self._label, logged - _LINES)
+                        logger.warning("%s: %d lines were left out", self._label(), logged - _LINES)
                     second, logged = loop.time(), 0
                 logged += 1
                 if logged <= _LINES:
-                    logger.info("%s: %s", self._label, text)
+                    logger.info("%s: %s", self._label(), text)
         if rest.strip():
             self._tail = _printable(rest)[-_TAIL:]
-            logger.info("%s: %s", self._label, self._tail)
+            logger.info("%s: %s", self._label(), self._tail)
 
 
 def _printable(line: bytes) -> str:

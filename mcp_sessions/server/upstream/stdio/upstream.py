@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 from mcp_sessions.core.client_description import described
 from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import meta_of
-from mcp_sessions.ids import SessionId, digest
+from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamPeer
 from mcp_sessions.server.upstream.sdk.kernel import (
@@ -279,7 +279,7 @@ class StdioPeer:
         return Place(
             self._upstream.children.start,
             self._upstream.shell.publish,
-            f"the server of {digest(key) if isinstance(key, str) else 'a client'}",
+            key,
             self._client if is_one_client else _OURS,
             is_one_client,
             self._upstream.server.per == "shared",
