@@ -2,7 +2,8 @@
 
 ``MCP_SESSIONS_INTEROP_BARE=1`` runs the same clients against the SDK's own Streamable HTTP
 instead of the layer, and leaves out the tests of what only the layer does. What fails there
-too is the fault of a client script, not of the layer.
+too is the fault of a client script, not of the layer. ``MCP_SESSIONS_INTEROP_CONVERSATIONS=1``
+runs them against the layer with conversations bound, of which they know nothing.
 """
 
 from collections.abc import Callable, Generator
@@ -14,6 +15,7 @@ from tests.interop import environments
 from tests.interop.clients import ClientKind, StockClient, connect
 from tests.interop.driver import Driver
 from tests.interop.harness import (
+    BINDS,
     IN_DRIVERS,
     IS_BARE,
     RECONNECTS_BY_DEFAULT,
@@ -58,9 +60,9 @@ def under_test(request: pytest.FixtureRequest) -> Generator[UnderTest]:
         with serve(unwrapped_asgi_app(app)) as server:
             yield UnderTest(app, server, None)
         return
-    from mcp_sessions import SessionLayer
+    from mcp_sessions import Conversations, SessionLayer
 
-    layer = SessionLayer(app.server)
+    layer = SessionLayer(app.server, conversations=Conversations() if BINDS else None)
     app.publish = layer.notify_resource_updated
     with serve(layer.asgi_app(path="/mcp")) as server:
         yield UnderTest(app, server, layer)

@@ -12,6 +12,9 @@ from tests.support.apps import App, Kind
 from tests.support.servers import RunningServer
 
 IS_BARE = os.environ.get("MCP_SESSIONS_INTEROP_BARE") == "1"
+BINDS = os.environ.get("MCP_SESSIONS_INTEROP_CONVERSATIONS") == "1"
+"""Whether the layer binds conversations, of which these clients know nothing."""
+
 IN_DRIVERS: tuple[ClientKind, ...] = ("python-1", "typescript-1", "typescript-2")
 ALL: tuple[ClientKind, ...] = ("python-2", "fastmcp-4", *IN_DRIVERS)
 RECONNECTS_BY_DEFAULT: tuple[Kind, ClientKind] = ("mcpserver", "python-2")

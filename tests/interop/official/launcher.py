@@ -30,6 +30,13 @@ def wrapped(module: Any) -> ASGIApp:
     return SessionLayer(module.mcp).asgi_app()
 
 
+def bound(module: Any) -> ASGIApp:
+    """The same, with the conversations of hosts that start no session bound."""
+    from mcp_sessions import Conversations, SessionLayer
+
+    return SessionLayer(module.mcp, conversations=Conversations()).asgi_app()
+
+
 class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -44,14 +51,14 @@ def main(folder: str, kind: str, stack: str) -> None:
 
     Args:
         folder: The one with the package ``mcp_everything_server``.
-        kind: ``bare`` or ``wrapped``.
+        kind: ``bare``, ``wrapped`` or ``bound``.
         stack: ``h11``: what uvicorn is without extras, and what the SDK alone installs.
             ``httptools``: with uvloop, what our dependencies bring along.
     """
     sys.path.insert(0, folder)
     sys.dont_write_bytecode = True
     module = importlib.import_module("mcp_everything_server.server")
-    app = {"bare": bare, "wrapped": wrapped}[kind](module)
+    app = {"bare": bare, "wrapped": wrapped, "bound": bound}[kind](module)
     loop, http = {"h11": ("asyncio", "h11"), "httptools": ("uvloop", "httptools")}[stack]
     config = uvicorn.Config(
         app,

@@ -11,7 +11,7 @@ check of 2026-07-28; wrapped it has to pass on either.
 import pytest
 
 from tests.interop.official.conftest import OutcomeOf
-from tests.interop.official.servers import Stack
+from tests.interop.official.servers import Kind, Stack
 from tests.interop.official.suites import SUITES, Suite, differences
 
 # The first test installs. Afterwards all of them together take less than a minute.
@@ -31,14 +31,16 @@ def test_the_bare_server_passes_what_it_is_known_to(
     )
 
 
-@pytest.mark.parametrize("stack", ["h11", "httptools"])
+@pytest.mark.parametrize(
+    ("kind", "stack"), [("wrapped", "h11"), ("wrapped", "httptools"), ("bound", "httptools")]
+)
 @pytest.mark.parametrize("suite", SUITES, ids=str)
 def test_the_wrapped_server_is_found_to_be_the_same(
-    suite: Suite, stack: Stack, outcome_of: OutcomeOf
+    suite: Suite, kind: Kind, stack: Stack, outcome_of: OutcomeOf
 ) -> None:
-    """Promised: "wrapped it has the same, check by check"."""
+    """Promised: "wrapped it has the same, check by check"; with conversations bound, too."""
     bare = outcome_of(suite, "bare", "h11")
-    wrapped = outcome_of(suite, "wrapped", stack)
+    wrapped = outcome_of(suite, kind, stack)
 
     different, departures_gone = differences(bare, wrapped, but=suite.departures)
 
