@@ -55,6 +55,8 @@ class StdioServer:
         Raises:
             ConfigurationError: The command is not there or not executable, or an argument is none.
         """
+        if os.name != "posix":
+            raise ConfigurationError("a StdioServer runs on Linux and macOS")
         if per not in ("session", "principal", "shared"):
             raise ConfigurationError(f"per: 'session', 'principal' or 'shared', not {per!r}")
         if max_children < 1:

@@ -127,7 +127,7 @@ class Child:
         """
         result = await self.request(None, "initialize", client)
         version = result.get("protocolVersion")
-        if version not in versions:
+        if not isinstance(version, str) or version not in versions:
             raise UpstreamError(error_body(INTERNAL_ERROR, f"it speaks version {version!r}"))
         self.result = result
         await self.notify("notifications/initialized", None)
@@ -218,7 +218,10 @@ class Child:
         try:
             message = parse(value)
         except Malformed as malformed:
-            self._malformed(id_of(value), line, f"malformed: {malformed}")
+            # One with a method is a request of its own, whose id is no answer's.
+            asks = isinstance(value, dict) and "method" in value
+            answered = None if asks else id_of(cast(object, value))
+            self._malformed(answered, line, f"malformed: {malformed}")
             return
         match message:
             case Answer():

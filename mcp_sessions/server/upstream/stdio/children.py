@@ -35,6 +35,9 @@ _EVICTABLE = 60.0
 _CLOSING = 10.0
 """Seconds that what is done for children has when the layer stops."""
 
+_REASON = 300
+"""Characters of a server's own error that are in that of its start."""
+
 _PRINCIPALS = 1_000
 """Whose failures to start a child are counted."""
 
@@ -78,9 +81,12 @@ class Children:
 
     def rename(self, key: Hashable, new: Hashable) -> None:
         """Whoever has it is known by another key from now on."""
-        place = self._places.pop(key)
-        self._places[new] = place
-        place.rename(key, new)
+        place = self._places.pop(key, None)
+        if place is not None:
+            self._places[new] = place
+            place.belongs_to(new)
+        for each in [place] if place is not None else list(self._places.values()):
+            each.rename(key, new)
 
     def over(self, key: Hashable) -> None:
         """Whoever that is asks nothing more: a place of its own ends, with its child."""
@@ -148,7 +154,7 @@ class Children:
             why = f"it did not answer initialize in {self.server.start_timeout:g} seconds"
             raise await self._gave_up(child, why) from None
         except UpstreamError as failed:
-            why = child.failure or str(failed.error.get("message"))
+            why = child.failure or str(failed.error.get("message"))[:_REASON]
             raise await self._gave_up(child, why) from failed
         except BaseException:
             await self._stop(child)

@@ -135,12 +135,19 @@ class Place:
         was_served, self.was_served = self.was_served, True
         return was_served
 
+    def belongs_to(self, key: Hashable) -> None:
+        """All of it is somebody's from now on."""
+        self.key = key
+
     def rename(self, who: Hashable, name: Hashable) -> None:
         """A client is known by another name from now on."""
-        self.key = name
         way = self.outbounds.pop(who, None)
         if way is not None:
             self.outbounds[name] = way
+        for subscribed in self.subscribers.values():
+            if who in subscribed:
+                subscribed.remove(who)
+                subscribed.add(name)
 
     def leave(self, who: Hashable) -> None:
         """Nothing is told to that client any more."""

@@ -237,8 +237,7 @@ class StdioPeer:
     def belongs_to(self, session_id: SessionId) -> None:
         """See :class:`NewPeer`."""
         self._session_id = session_id
-        if self._upstream.server.per == "session":
-            self._upstream.children.rename(self, session_id)
+        self._upstream.children.rename(self, session_id)
 
     async def close(self) -> None:
         """See :class:`UpstreamPeer`. What is a session's goes on."""

@@ -4,6 +4,7 @@ The promises are those of `mcp_sessions.stdio_server`, and of the port
 (`mcp_sessions/server/upstream/port.py`) as every wrapped server keeps it.
 """
 
+import asyncio
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 
 from mcp_sessions import ConfigurationError, Conversations, RedisStore, SessionLayer
-from tests.support.children import child, child_world, is_alive, until
+from tests.support.children import child, child_world, children_of, is_alive, until
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
 from tests.support.raw import in_session, keyed, text_of
 from tests.support.world import Clock
@@ -244,6 +245,52 @@ async def test_two_principals_share_no_process() -> None:
             client = ModernClient(carrier)
             pids.append(await client.text("pid"))
         assert pids[0] == pids[1] != pids[2]
+
+
+async def test_a_change_reaches_each_session_of_its_principal_once() -> None:
+    async with child_world(options={"per": "principal"}) as w:
+        clients = [await w.connected() for _ in range(2)]
+        streams = [await client.get().started() for client in clients]
+        await clients[0].text("changed")
+        await clients[0].result("resources/subscribe", {"uri": "test://a"})
+        await clients[1].text("update", uri="test://a")
+        await clients[1].text("changed")
+        for stream, expected in zip(streams, (3, 2), strict=True):
+            await stream.has(expected)
+        assert [m["method"].split("/")[1] for m in streams[0].messages] == [
+            "tools", "resources", "tools",
+        ]  # fmt: skip
+        assert [m["method"].split("/")[1] for m in streams[1].messages] == ["tools", "tools"]
+
+
+async def test_sessions_come_and_go_and_some_of_their_processes_are_killed() -> None:
+    """Each call has an answer, and there is nothing left: of processes, of descriptors."""
+    options = {"max_children": 200}
+    async with child_world(options=options) as w:
+        upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+        await (await w.connected()).delete().done()
+
+        async def one(number: int) -> list[int]:
+            client = await w.connected()
+            pid = int(await client.text("pid"))
+            codes: list[int] = []
+            if number % 3 == 0:
+                os.kill(pid, signal.SIGKILL)
+            for _ in range(3):
+                answer = await client.call("count").answer()
+                codes.append(answer.get("error", {}).get("code", 0))
+            assert (await client.delete().done()).status == 200
+            return codes
+
+        descriptors = len(os.listdir("/proc/self/fd"))
+        for _ in range(4):
+            answered = await asyncio.gather(*(one(number) for number in range(9)))
+            assert {code for codes in answered for code in codes} <= {0, -31012}
+            assert all(codes[-1] == 0 for codes in answered)
+        await until(lambda: not upstream.children._living, "all of them ended", 30)
+        assert not upstream.children._places
+        assert len(children_of(os.getpid())) <= 1, "the guard"
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors + 3, "they are closed")
 
 
 # --- a process that dies -------------------------------------------------------------------------
