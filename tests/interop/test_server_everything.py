@@ -1,0 +1,94 @@
+"""npm's ``server-everything`` behind the layer: a stock client gets what it gets directly."""
+
+from typing import Any
+
+import mcp_types as types
+import pytest
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+
+from mcp_sessions import SessionLayer, StdioServer
+from tests.interop.environments import HERE, node_project
+from tests.support.duplex import listening
+
+pytestmark = [pytest.mark.anyio, pytest.mark.full]
+
+HOME = HERE / "server_everything"
+PROGRAM = str(HOME / "node_modules/@modelcontextprotocol/server-everything/dist/index.js")
+
+
+async def _elicit(context: Any, params: Any) -> types.ElicitResult:
+    return types.ElicitResult(action="decline")
+
+
+async def _sample(context: Any, params: Any) -> types.CreateMessageResult:
+    text = types.TextContent(text="sampled")
+    return types.CreateMessageResult(role="assistant", content=text, model="m")
+
+
+async def _roots(context: Any) -> types.ListRootsResult:
+    return types.ListRootsResult(roots=[types.Root(uri="file:///x")])  # pyright: ignore[reportArgumentType]
+
+
+def client(transport: Any, **options: Any) -> Client:
+    """A stock client that can be asked everything."""
+    return Client(
+        transport,
+        elicitation_callback=_elicit,
+        sampling_callback=_sample,
+        list_roots_callback=_roots,
+        **options,
+    )
+
+
+async def seen(client: Client) -> dict[str, Any]:
+    """What a client gets of the server."""
+    got: dict[str, Any] = {
+        "tools": (await client.list_tools()).tools,
+        "prompts": (await client.list_prompts()).prompts,
+        "resources": (await client.list_resources()).resources,
+        "templates": (await client.list_resource_templates()).resource_templates,
+    }
+    calls: dict[str, dict[str, Any]] = {
+        "echo": {"message": "hello"},
+        "get-sum": {"a": 1, "b": 2},
+        "get-structured-content": {"location": "New York"},
+        "get-tiny-image": {},
+        "get-annotated-message": {"messageType": "success", "includeImage": True},
+        "trigger-elicitation-request": {},
+        "trigger-sampling-request": {"prompt": "x", "maxTokens": 10},
+        "get-roots-list": {},
+    }
+    for name, arguments in calls.items():
+        got[name] = await client.call_tool(name, arguments)
+    reports: list[tuple[float, float | None, str | None]] = []
+
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        reports.append((progress, total, message))
+
+    long = {"duration": 0.2, "steps": 2}
+    got["long"] = await client.call_tool(
+        "trigger-long-running-operation", long, progress_callback=report
+    )
+    got["progress"] = reports
+    got["prompt"] = await client.get_prompt(got["prompts"][0].name, {})
+    got["resource"] = await client.read_resource(got["resources"][0].uri)
+    return got
+
+
+async def test_a_stock_client_gets_what_it_gets_directly() -> None:
+    """Lists, structured content, images, progress, prompts, resources, and what it is asked."""
+    node = node_project(HOME)
+    direct = stdio_client(StdioServerParameters(command=node, args=[PROGRAM]))
+    async with client(direct, mode="legacy") as stock:
+        expected = await seen(stock)
+    layer = SessionLayer(StdioServer(node, PROGRAM))
+    app = layer.asgi_app()
+    async with layer.lifespan(), listening(app) as port:
+        url = f"http://127.0.0.1:{port}/mcp"
+        async with client(url, mode="legacy") as stock:
+            found = await seen(stock)
+        assert found == expected
+        async with Client(url) as modern:
+            echoed = await modern.call_tool("echo", {"message": "hello"})
+            assert echoed.content == expected["echo"].content
