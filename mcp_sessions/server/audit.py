@@ -115,6 +115,17 @@ class AuditEntry:
             self._members["mcp_sessions.conversation"] = name
             self._members["mcp_sessions.conversation.source"] = conversation.source or "principal"
 
+    def connected(self, version: str, session: SessionId | None) -> None:
+        """It shook hands.
+
+        Args:
+            version: What was agreed.
+            session: Over HTTP: the transport-mode session that was made.
+        """
+        self._members["mcp.protocol.version"] = version
+        if session is not None:
+            self.serve_in(digest(session), "connection")
+
     def seen_before(self) -> None:
         """Its request key was, so that its handler did not run for it."""
         self._members["mcp_sessions.request_key.seen"] = True

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mcp_sessions.cli import logs
 from mcp_sessions.cli.audit_file import AuditFile
 from mcp_sessions.errors import ConfigurationError
 from tests.cli.test_serve_in_public import Place, here, refusal, served
@@ -55,8 +56,13 @@ def test_standard_output_can_be_where(here: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_served(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def configure(**options: object) -> None:
+        # The command does that to its process, and this one is pytest's.
+        pass
+
+    monkeypatch.setattr(logs, "configure", configure)
     target = str(here / "app.py")
     assert "No such file or directory" in refusal(capsys, target, "--audit", "/no/such/dir/a")
     assert "Is a directory" in refusal(capsys, target, "--audit", str(here))

@@ -86,7 +86,13 @@ async def test_a_record_says_who_did_what_where_and_how_it_ended(lines: Lines) -
             "mcp_sessions.session.source": "session",
         }
         began, started, called = lines.all
-        assert began == {"mcp.method.name": "initialize", **here, **by_version}
+        assert began == {
+            "mcp.method.name": "initialize",
+            **here,
+            **by_version,
+            "mcp_sessions.session": digest(client.session_id),
+            "mcp_sessions.session.source": "connection",
+        }
         assert started == {"mcp.method.name": "session/start", **here, **by_version, **in_it}
         assert called == {
             "mcp.method.name": "tools/call",

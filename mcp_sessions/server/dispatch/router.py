@@ -107,6 +107,10 @@ class Router:
         """
         with self.audited(request, inbound):
             answer, connection = await self._initialize(request, inbound, register, is_there)
+            if inbound.audit is not None and connection is not None:
+                inbound.audit.connected(
+                    connection.peer.protocol_version, connection.transport_session
+                )
             inbound.acknowledged()
             return answer, connection
 
