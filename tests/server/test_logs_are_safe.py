@@ -101,6 +101,8 @@ async def test_an_ordinary_session_is_no_line_for_an_operator(
     """However many there are: what a session does in its life is for whoever debugs."""
     caplog.set_level(logging.DEBUG, "mcp_sessions")
     async with world() as w:
+        # What the server says at its start is said once.
+        caplog.clear()
         client, other = await w.connected(), await w.connected()
         _streams = await client.get().started(), await other.get().started()
         started = await client.start()
