@@ -29,6 +29,7 @@ from mcp_sessions import (
     SessionLayer,
     SessionPolicy,
     SessionSecurity,
+    StdioServer,
     current_session,
 )
 from mcp_sessions.stores.contract import SessionStore
@@ -296,7 +297,11 @@ async def world(
     box = box or Toolbox()
     clock = clock or Clock()
     if store is None:
-        store = _store_by_name(os.environ.get("MCP_SESSIONS_TEST_STORE", "memory"))
+        name = os.environ.get("MCP_SESSIONS_TEST_STORE", "memory")
+        if isinstance(server, StdioServer) and server.per == "session" and name == "shared":
+            # Which is refused.
+            name = "memory"
+        store = _store_by_name(name)
     if security is None and conversations is not None:
         # Over a store that others share they are found by keys that others have, too.
         security = SessionSecurity(["k" * 32])

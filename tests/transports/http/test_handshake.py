@@ -407,10 +407,12 @@ async def test_the_ends_of_finished_streams_are_bounded_in_bytes() -> None:
     """ATT7: what was sent whole stands within one window, however few that are."""
     async with world(max_bytes=5_000) as w:
         client = await w.connected()
-        sent = [say(w, client, number) for number in range(4)]
-        for one in sent:
-            assert "result" in await one.answer()
-            await one.reply.done()
+        sent: list[Sent] = []
+        for number in range(4):
+            sent.append(say(w, client, number))
+            assert "result" in await sent[-1].answer()
+            await sent[-1].reply.done()
+            await cycles(50)
 
         assert await fetched(client, sent) == [-31012, -31012, None, None]
 
@@ -419,16 +421,19 @@ async def test_an_answer_that_nobody_read_is_not_forgotten_for_one_that_was_read
     """HTL10: until answers that nobody read are more than ``max_unread_bytes``."""
     async with world(max_bytes=5_000, max_unread_bytes=7_000) as w:
         client = await w.connected()
-        unread = [say(w, client, number, "g") for number in range(4)]
-        for one in unread:
-            await one.reply.event(0)
-            one.reply.leave()
-        await cycles(50)
-        w.box.gate("g").go.set()
-        await cycles(50)
-        read = [say(w, client, number) for number in range(4, 7)]
-        for one in read:
-            await one.reply.done()
+        unread: list[Sent] = []
+        for number in range(4):
+            unread.append(say(w, client, number, f"g{number}"))
+            await unread[-1].reply.event(0)
+            unread[-1].reply.leave()
+            await cycles(50)
+            w.box.gate(f"g{number}").go.set()
+            await cycles(50)
+        read: list[Sent] = []
+        for number in range(4, 7):
+            read.append(say(w, client, number))
+            await read[-1].reply.done()
+            await cycles(50)
 
         assert await fetched(client, read) == [-31012, None, None]
         assert await fetched(client, unread) == [-31012, None, None, None]
