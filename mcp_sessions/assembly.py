@@ -40,6 +40,7 @@ from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import Outcomes
+from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream
@@ -153,10 +154,14 @@ class Assembly:
             add_capabilities,
             clock(),
         )
-        self.conversations = bound = None
+        self.conversations = bound = argument = None
         if conversations is not None:
+            if conversations.handle:
+                argument = HandleArgument(
+                    sorted(set(conversations.handle)), conversations.handle_name
+                )
             self.conversations = bound = BoundSessions(
-                conversations, store, lifecycle, security, clock, runner.held
+                conversations, store, lifecycle, security, argument, clock, runner.held
             )
         self.associations = associations = Associations(
             store, connections, attachments, runner, sealed, clock, bound
@@ -170,6 +175,7 @@ class Assembly:
             upstream,
             peers,
             associations,
+            bound,
             idempotency,
             SessionMethods(store, attachments, runner.held, lifecycle, sealed, clock),
             SessionHandles(store, publisher, policy, clock, sealed.check_state),
@@ -212,6 +218,7 @@ class Assembly:
             broadcaster,
             draining,
             availability,
+            argument,
         )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.core.conversations import KNOWN_HOSTS, Rule
+from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.errors import ConfigurationError
 
 FindKey = Callable[[Mapping[str, Any], Mapping[str, str]], str | None]
@@ -21,7 +22,8 @@ class Conversations:
     Its client sees nothing of it. What known hosts send is looked for after what is named here.
 
     Raises:
-        ConfigurationError: A name is empty or no text.
+        ConfigurationError: A name is empty or no text; or there is a ``handle``, and a member or
+            header is named "handle".
     """
 
     meta: Sequence[str] = ()
@@ -45,13 +47,26 @@ class Conversations:
     """Whether a key that comes without authentication is enough: whoever knows it has the
     session. None: on stdio, and from this machine where no proxy is in between."""
 
+    handle: Collection[str] = ()
+    """Names of tools that get one optional argument more, for hosts that say nothing: a call
+    without it starts a session, whose handle the answer says; a call with it belongs to that
+    session. The tool does not see it."""
+
+    handle_name: str = "session"
+    """What the argument is called."""
+
     def __post_init__(self) -> None:
-        for which in ("meta", "headers"):
+        for which in ("meta", "headers", "handle"):
             names: object = getattr(self, which)
             if isinstance(names, str) or not all(
                 isinstance(name, str) and name for name in getattr(self, which)
             ):
                 raise ConfigurationError(f"{which} is a list of names")
+        if not isinstance(self.handle_name, str) or not self.handle_name:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError("handle_name is a name")
+        if self.handle and HANDLE in {rule.name for rule in self.rules}:
+            # What a host says would be taken for what the server made.
+            raise ConfigurationError(f"keys named {HANDLE!r} are those of handle=")
 
     @property
     def rules(self) -> Sequence[Rule]:

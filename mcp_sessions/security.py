@@ -67,6 +67,11 @@ def is_minted(session_id: str) -> bool:
     return _MINTED.fullmatch(session_id) is not None
 
 
+def mint_handle() -> str:
+    """A new handle: 32 hexadecimal digits, which a model copies without a slip."""
+    return secrets.token_hex(16)
+
+
 def mint_process() -> str:
     """A new name for this process among those that share its store."""
     return f"process-{secrets.token_urlsafe(12)}"

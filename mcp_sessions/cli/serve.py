@@ -216,7 +216,9 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
     conversations = None
     if options.conversations:
         conversations = Conversations(
-            per_principal=options.per_principal, platform_ids=options.platform_ids
+            per_principal=options.per_principal,
+            platform_ids=options.platform_ids,
+            handle=options.handle or (),
         )
     layer = SessionLayer(loaded, store=store, policy=policy, conversations=conversations)
     return layer, redacted(options.store or DEFAULT_STORE)

@@ -64,7 +64,11 @@ def _check(options: argparse.Namespace) -> None:
             f"--allowed-origin on --host {options.host} also needs --allowed-host NAME: "
             "what checks the one header checks the other"
         )
-    more = {"--per-principal": options.per_principal, "--platform-ids": options.platform_ids}
+    more = {
+        "--per-principal": options.per_principal,
+        "--platform-ids": options.platform_ids,
+        "--handle": options.handle,
+    }
     given = [name for name, value in more.items() if value]
     if given and not options.conversations:
         raise ConfigurationError(f"{given[0]} goes with --conversations")
@@ -185,6 +189,13 @@ def _parser() -> argparse.ArgumentParser:
         "--per-principal",
         action="store_true",
         help="with --conversations: who is authenticated and names none has one for everything",
+    )
+    parser.add_argument(
+        "--handle",
+        action="append",
+        metavar="TOOL",
+        help="with --conversations: this tool's answer tells the model a handle for later calls, "
+        "for hosts that name no conversation; may be given again",
     )
     parser.add_argument(
         "--idle-timeout",

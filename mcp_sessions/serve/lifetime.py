@@ -18,6 +18,7 @@ from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.handlers import ClusterHandlers
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
+from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.stores.contract import SessionStore
 
@@ -38,12 +39,21 @@ class Lifetime:
     _broadcaster: ChangeBroadcaster
     _draining: Draining
     _availability: Availability
+    _argument: HandleArgument | None
     _was_entered: bool = False
     _store_is_open: bool = False
 
     async def open_store(self) -> None:
-        """Open the store, if it is not open yet."""
+        """Open the store, if it is not open yet, for a server that can be served.
+
+        Raises:
+            ConfigurationError: A tool cannot take the handle that it is to take.
+        """
         if not self._store_is_open:
+            if self._argument is not None:
+                listed = await self._upstream.listed_tools()
+                if listed is not None:
+                    self._argument.check(listed)
             await self._store.open(self._policy)
             self._store_is_open = True
 
@@ -52,7 +62,8 @@ class Lifetime:
         """Everything happens inside.
 
         Raises:
-            ConfigurationError: It runs, or ran, already; or not on asyncio.
+            ConfigurationError: It runs, or ran, already; or not on asyncio; or see
+                :meth:`open_store`.
         """
         if self._was_entered:
             raise ConfigurationError("a SessionLayer runs once; make another one")

@@ -138,6 +138,19 @@ def test_a_layer_has_its_own_store_and_limits(capsys: pytest.CaptureFixture[str]
     )
 
 
+def test_a_tool_that_can_take_no_handle_is_refused(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line, before anything is served."""
+    own = dedent(APP) + "@mcp.tool()\ndef pay(session: str) -> str: return session\n"
+    (here / "bare_app.py").write_text(own)
+    monkeypatch.setenv("MCP_SESSIONS_KEYS", "k" * 43)
+
+    line = refusal(capsys, "bare_app.py", "--port", "0", "--conversations", "--handle", "pay")
+
+    assert "the tool pay has an argument session of its own" in line
+
+
 def test_a_port_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -51,6 +51,9 @@ class Association:
     bound: SessionRecord | None = None
     """By rule 3: that of its conversation."""
 
+    started: str | None = None
+    """The handle of that session, which this request started."""
+
     declined: bool = False
     """Its sender says that it belongs to none, not to its connection's either."""
 
@@ -95,6 +98,7 @@ class Associations:
         Raises:
             InvalidParams, SessionNotFound, SessionDetached, InvalidRequest,
                 SessionRequiredByServer
+            UnknownHandle: See :meth:`BoundSessions.of`.
         """
         key = request_key(params) if request is not None and keyed else None
         named = named_session(params)
@@ -142,7 +146,7 @@ class Associations:
         if self._conversations is not None and request is not None and keyed and not declined:
             bound = await self._conversations.of(request, inbound)
             if bound is not None:
-                return Association(None, bound=bound)
+                return Association(None, bound=bound.record, started=bound.started)
         is_gated = request is not None and (
             request.method in self._gated_methods
             or (request.method == "tools/call" and _tool(request) in self._gated_tools)

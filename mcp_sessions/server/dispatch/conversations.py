@@ -19,14 +19,16 @@ from mcp_sessions.core.conversations import (
     checked_key,
     conversation_key,
 )
+from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.core.messages import Request, meta_of
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.security import SessionSecurity, is_minted
+from mcp_sessions.security import SessionSecurity, is_minted, mint_handle
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
+from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
 
@@ -38,11 +40,25 @@ _OF_NONE = frozenset({"ping", "server/discover", "subscriptions/listen"})
 _FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 
 
+class UnknownHandle(Exception):
+    """What a call passes as its handle is none, is over, or is somebody else's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a request is bound to."""
+
+    record: SessionRecord
+    started: str | None = None
+    """The handle of a session that this request started."""
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class BoundSessions:
     """Those of one server's conversations.
 
     Args:
+        argument: Of the tools that take a handle; None: none does.
         held: The sessions that are at work in this process, as they are now.
     """
 
@@ -50,23 +66,61 @@ class BoundSessions:
     _store: SessionStore
     _lifecycle: Lifecycle
     _security: SessionSecurity
+    _argument: HandleArgument | None
     _clock: Callable[[], float]
     _held: Collection[SessionId]
 
-    async def of(self, request: Request, inbound: Inbound) -> SessionRecord | None:
+    def argument_for(self, inbound: Inbound) -> HandleArgument | None:
+        """The argument of the tools that take a handle, if a message's sender may use it."""
+        argument = self._argument
+        if argument is None or not self._may_send_keys(inbound.principal, inbound.scope):
+            return None
+        return argument
+
+    async def of(self, request: Request, inbound: Inbound) -> Bound | None:
         """The session of a request's conversation, its idle time begun anew; None: it is of none,
         or there are too many sessions for one more.
 
         Raises:
+            UnknownHandle: It passes a handle, and that opens nothing.
             StoreUnavailable: Unknown.
         """
-        if request.method in _OF_NONE:
+        if request.method in _OF_NONE or not self._may_send_keys(inbound.principal, inbound.scope):
             return None
+        argument, handle = self._argument, None
+        takes_handle = argument is not None and argument.takes(argument.tool_of(request))
+        if argument is not None and takes_handle:
+            given = argument.given_in(request)
+            if given is not None:
+                return Bound(await self._of_handle(given, inbound))
         key = self._key(request, inbound)
+        if takes_handle and (key is None or not key.source):
+            # A name of its own says more than who its sender is.
+            handle = mint_handle()
+            key = ConversationKey(HANDLE, handle)
         if key is None:
             return None
-        principal = inbound.principal
-        ids = self._security.bound_ids(key.source, key.text, principal=principal)
+        record = await self._found_or_made(key, inbound)
+        return Bound(record, handle) if record is not None else None
+
+    async def _of_handle(self, given: object, inbound: Inbound) -> SessionRecord:
+        # Nothing is made here: what the server did not make is nobody's handle.
+        try:
+            key = checked_key(HANDLE, given)
+        except ValueError:
+            raise UnknownHandle from None
+        for session_id in self._ids(key, inbound.principal):
+            record = await self._admitted(session_id, inbound)
+            if record is not None:
+                inbound.belongs_to(key)
+                return record
+        raise UnknownHandle
+
+    def _ids(self, key: ConversationKey, principal: Principal) -> list[SessionId]:
+        return self._security.bound_ids(key.source, key.text, principal=principal)
+
+    async def _found_or_made(self, key: ConversationKey, inbound: Inbound) -> SessionRecord | None:
+        principal, ids = inbound.principal, self._ids(key, inbound.principal)
         # By an older secret it was made before the newest was there.
         for session_id in ids:
             record = await self._admitted(session_id, inbound)
@@ -94,8 +148,6 @@ class BoundSessions:
 
     def _key(self, request: Request, inbound: Inbound) -> ConversationKey | None:
         settings, rules = self._settings, self._settings.rules
-        if not self._may_send_keys(inbound.principal, inbound.scope):
-            return None
         if settings.platform_ids and inbound.connection is None:
             # Else the server gave it to the client.
             rules = (*rules, PLATFORM)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from mcp_sessions.core.handles import not_a_handle
 from mcp_sessions.core.load import load_of
 from mcp_sessions.core.messages import (
     Answer,
@@ -48,12 +49,14 @@ from mcp_sessions.server.connection import ClientConnection, Inbound, OpenReques
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.dispatch.association import Associations
+from mcp_sessions.server.dispatch.conversations import BoundSessions, UnknownHandle
 from mcp_sessions.server.dispatch.idempotency import Idempotency
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS, SessionMethods
 from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.outbound import LateOutbound
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import Waiter
+from mcp_sessions.server.upstream.handle_argument import HandleArgument, WithHandles
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream, UpstreamError
 from mcp_sessions.stores.contract import SessionStore
@@ -80,6 +83,7 @@ class Router:
     _upstream: Upstream
     _peers: UpstreamPeers
     _associations: Associations
+    _conversations: BoundSessions | None
     _idempotency: Idempotency
     _methods: SessionMethods
     _handles: SessionHandles
@@ -332,9 +336,19 @@ class Router:
     async def _serve_now(
         self, request: Request, inbound: Inbound, whose: Hashable, instead_of: str = ""
     ) -> None:
-        association = await self._associations.of(
-            request.params, inbound, request, instead_of=instead_of
-        )
+        argument = self._conversations.argument_for(inbound) if self._conversations else None
+        if argument is not None and argument.is_unknown(argument.tool_of(request)):
+            await self._learn(argument, request, inbound)
+        try:
+            association = await self._associations.of(
+                request.params, inbound, request, instead_of=instead_of
+            )
+        except UnknownHandle:
+            if argument is None:
+                raise AssertionError("a handle was found where none is looked for") from None
+            refused = inbound.of_its_era(not_a_handle(argument.name))
+            await inbound.answer(inbound.result(request.id, refused))
+            return
         admitted = association.admitted
         if admitted is not None and self._idempotency.never_began(admitted):
             association = await self._associations.of(
@@ -354,6 +368,10 @@ class Router:
         if record is not None and association.named:
             await self._associations.attach_if_free(record, inbound)
         peer = self._peers.serving(request, inbound, record)
+        if argument is not None:
+            tool = argument.tool_of(request)
+            taken = tool if argument.takes(tool) else None
+            peer = WithHandles(peer, argument, taken, association.started)
         key = association.key if record is not None else None
         handle = None
         if record is not None:
@@ -378,6 +396,20 @@ class Router:
             close_peer=inbound.connection is None or inbound.modern,
             run=admitted.run if admitted is not None and key is not None else None,
         )
+
+    async def _learn(self, argument: HandleArgument, request: Request, inbound: Inbound) -> None:
+        """Look up a tool that is to take a handle, where no list went by so far."""
+        waiter = Waiter(request, inbound, named=False)
+        call = self._runner.call(waiter, None, partial(self._peers.standalone, inbound, None))
+        peer = self._peers.of(inbound, None)
+        try:
+            await argument.learn(peer, call, request.params)
+        except UpstreamError:
+            logger.warning("a tool is called that is to take a handle, and no list has it")
+        finally:
+            call.end()
+            if inbound.connection is None or inbound.modern:
+                await peer.close()
 
     @contextmanager
     def _arrival(self, request: Request, inbound: Inbound) -> Generator[None]:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from opentelemetry.trace import Span
 
+from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.core.messages import (
     Request,
     RequestId,
@@ -275,7 +276,8 @@ class RunningRequest:
     def conversation(self) -> str | None:
         """What its host calls the conversation that it is of; None: its session is not that's."""
         key = self.waiters[0].inbound.conversation
-        return key.text if key is not None else None
+        # No host calls it by a handle, which the server made and only its model is told.
+        return key.text if key is not None and key.source != HANDLE else None
 
     def is_traced(self, span: Span) -> None:
         """It is handled in that span."""

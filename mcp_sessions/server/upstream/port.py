@@ -6,7 +6,7 @@ which. Messages are JSON-RPC methods and params, as plain dictionaries.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -234,6 +234,10 @@ class Upstream(Protocol):
 
     def listed(self) -> frozenset[str]:
         """Of ``tools``, ``prompts`` and ``resources``: the lists that it has."""
+        ...
+
+    async def listed_tools(self) -> Sequence[Mapping[str, Any]] | None:
+        """The tools that it has before anybody asks; None: its list is made for each request."""
         ...
 
     def on_change(

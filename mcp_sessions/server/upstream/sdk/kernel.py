@@ -8,7 +8,7 @@ out. No server loop runs and none of the SDK's own transports stands in between.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -217,6 +217,22 @@ class SdkUpstream:
     def listed(self) -> frozenset[str]:
         """See :class:`Upstream`."""
         return frozenset(name for name in _LISTS if self.serves(f"{name}/list"))
+
+    async def listed_tools(self) -> Sequence[Mapping[str, Any]] | None:
+        """See :class:`Upstream`. A lowlevel server's are what its handler answers."""
+        server = self.server
+        if isinstance(server, MCPServer):
+            known = cast("MCPServer[Any]", server)
+            return [tool.model_dump(by_alias=True) for tool in await known.list_tools()]
+        if self.kind != "fastmcp":
+            return None
+        try:
+            tools = await cast("Any", server).list_tools()
+            return [tool.to_mcp_tool().model_dump(by_alias=True) for tool in tools]
+        except Exception:
+            # The boundary to the server's code: what it lists may depend on who asks.
+            logger.info("the server lists no tools before anybody asks")
+            return None
 
     def on_change(
         self, listener: Callable[[str, Mapping[str, Any] | None], None]

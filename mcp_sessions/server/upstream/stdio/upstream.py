@@ -158,6 +158,9 @@ class StdioUpstream:
         known = self.children.capabilities
         return frozenset(name for name in LISTS if known is None or name in known)
 
+    async def listed_tools(self) -> None:
+        """See :class:`Upstream`. No process runs before somebody asks."""
+
     def on_change(
         self, listener: Callable[[str, Mapping[str, Any] | None], None]
     ) -> Callable[[], None]:

@@ -1,0 +1,97 @@
+"""By handle: the argument by which a model says which session its call is of.
+
+For hosts that say nothing of their conversations. A tool's listed schemas get one member more, the
+first answer says what to pass in it, and the tool itself never sees it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+HANDLE = "handle"
+"""The kind of key that a handle is."""
+
+_NO_MEMBER = ("$ref", "$dynamicRef", "patternProperties", "propertyNames", "maxProperties")
+"""Beside these another member of ``properties`` may not be enough for a value to have it."""
+
+_PARTS = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas")
+_CLOSING = ("additionalProperties", "unevaluatedProperties", *_NO_MEMBER)
+
+Schema = Mapping[str, Any]
+
+
+def is_extensible(schema: object, name: str) -> bool:
+    """Whether a JSON Schema of objects knows no member of that name, and lets one be added."""
+    if not isinstance(schema, dict):
+        return False
+    members = cast("dict[str, Any]", schema)
+    properties = members.get("properties", {})
+    if members.get("type") != "object" or not isinstance(properties, dict):
+        return False
+    if name in properties or json.dumps(name) in json.dumps(members.get("required")):
+        return False
+    if any(keyword in members for keyword in _NO_MEMBER):
+        return False
+    parts = json.dumps([members[part] for part in _PARTS if part in members])
+    return not any(json.dumps(keyword) in parts for keyword in (*_CLOSING, name))
+
+
+def extended(schema: Schema, name: str, description: str) -> dict[str, Any]:
+    """The schema with one optional text more."""
+    member = {"type": "string", "description": description}
+    return {**schema, "properties": {**schema.get("properties", {}), name: member}}
+
+
+def handle_in(params: Mapping[str, Any] | None, name: str) -> object:
+    """What a call passes as its handle; None: nothing. Models that fill in every argument pass
+    null, or an empty text.
+    """
+    arguments: object = (params or {}).get("arguments")
+    given = cast("dict[str, Any]", arguments).get(name) if isinstance(arguments, dict) else None
+    return None if given == "" else given
+
+
+def without_handle(params: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
+    """The params of a call as its tool sees them."""
+    arguments: object = (params or {}).get("arguments")
+    if params is None or not isinstance(arguments, dict) or name not in arguments:
+        return params
+    given = cast("dict[str, Any]", arguments)
+    return {**params, "arguments": {key: given[key] for key in given if key != name}}
+
+
+def with_handle(
+    result: dict[str, Any], name: str, handle: str, tools: Iterable[str], *, is_structured: bool
+) -> dict[str, Any]:
+    """A tool's result that says which handle it started; one that is no answer yet says nothing.
+
+    A host may show its model the structured content alone, if there is any: where the tool made
+    none its texts are in there as well, as ``result``.
+
+    Args:
+        is_structured: The tool's structured content may have one member more.
+    """
+    content = result.get("content")
+    if not isinstance(content, list):
+        return result
+    blocks = cast("list[dict[str, Any]]", content)
+    line = f"To go on in this session, pass {name}={json.dumps(handle)} to {', '.join(tools)}."
+    told = {**result, "content": [*blocks, {"type": "text", "text": line}]}
+    made: object = result.get("structuredContent")
+    if made is None and not result.get("isError"):
+        texts = (block["text"] for block in blocks if block.get("type") == "text")
+        told["structuredContent"] = {"result": "\n".join(texts), name: handle}
+    elif isinstance(made, dict) and is_structured and name not in made:
+        told["structuredContent"] = {**made, name: handle}
+    return told
+
+
+def not_a_handle(name: str) -> dict[str, Any]:
+    """What a call is answered whose handle opens nothing: for its model, which can go on."""
+    text = (
+        f"There is no session with this {name}: it is over, or was never there. "
+        f"Nothing was done. Call again without {name} to start a new one."
+    )
+    return {"content": [{"type": "text", "text": text}], "isError": True}

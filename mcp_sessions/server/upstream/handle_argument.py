@@ -1,0 +1,171 @@
+"""Which of the wrapped server's tools take a handle: learned from what it lists."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from mcp_sessions.core.handles import (
+    extended,
+    handle_in,
+    is_extensible,
+    with_handle,
+    without_handle,
+)
+from mcp_sessions.core.messages import Request
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.server.upstream.port import Call, UpstreamPeer
+
+logger = logging.getLogger(__name__)
+
+LIST = "tools/list"
+CALL = "tools/call"
+_PAGES = 100
+"""Of a list of tools that are looked through."""
+
+_INPUT = (
+    "Names the session that this call goes on in: what the answer to an earlier call said. "
+    "Leave it out to start a new session."
+)
+_OUTPUT = "Names the session that was started: pass it in later calls to go on in it."
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class HandleArgument:
+    """The argument, and what is known of the tools that it is for.
+
+    Args:
+        tools: Those that the operator named.
+        name: The argument's.
+    """
+
+    tools: Sequence[str]
+    name: str
+    _takes: dict[str, bool] = field(init=False, default_factory=dict[str, bool])
+    _tells: dict[str, bool] = field(init=False, default_factory=dict[str, bool])
+
+    def tool_of(self, request: Request) -> str | None:
+        """The tool that a request calls, if it is one of those."""
+        tool = (request.params or {}).get("name") if request.method == CALL else None
+        return tool if isinstance(tool, str) and tool in self.tools else None
+
+    def is_unknown(self, tool: str | None) -> bool:
+        """Whether one of those was not seen in any list."""
+        return tool is not None and tool not in self._takes
+
+    def takes(self, tool: str | None) -> bool:
+        """Whether a call of a tool may carry a handle. What was never listed is left alone."""
+        return tool is not None and self._takes.get(tool, False)
+
+    def given_in(self, request: Request) -> object:
+        """What a call passes; None: nothing."""
+        return handle_in(request.params, self.name)
+
+    def check(self, listed: Iterable[Mapping[str, Any]]) -> None:
+        """Learn from what is listed at the start.
+
+        Raises:
+            ConfigurationError: A tool has such an argument of its own, or can have none more.
+        """
+        for tool in listed:
+            if tool["name"] in self.tools and not self._learn(tool):
+                raise ConfigurationError(self._refusal(tool["name"]))
+        for name in self.tools:
+            if name not in self._takes:
+                logger.warning("there is no tool %s, which is to take a handle", name)
+
+    async def learn(self, peer: UpstreamPeer, call: Call, params: dict[str, Any] | None) -> None:
+        """Look through the list that the sender of a call would see.
+
+        Raises:
+            UpstreamError: The server lists nothing to it.
+        """
+        meta = {name: value for name, value in (params or {}).items() if name == "_meta"}
+        cursor: object = None
+        for _ in range(_PAGES):
+            asked = meta if cursor is None else {**meta, "cursor": cursor}
+            result = await peer.request(call, LIST, asked or None)
+            self.listed(result)
+            cursor = result.get("nextCursor")
+            if cursor is None:
+                return
+
+    def listed(self, result: dict[str, Any]) -> dict[str, Any]:
+        """A page of the list as its client sees it."""
+        tools = result.get("tools")
+        if not isinstance(tools, list):
+            return result
+        return {**result, "tools": [self._extended(tool) for tool in cast("list[Any]", tools)]}
+
+    def _extended(self, tool: Any) -> Any:
+        if not isinstance(tool, dict):
+            return tool
+        return self._with_argument(cast("dict[str, Any]", tool))
+
+    def _with_argument(self, tool: dict[str, Any]) -> dict[str, Any]:
+        name = tool.get("name")
+        if not isinstance(name, str) or name not in self.tools:
+            return tool
+        knew = self._takes.get(name)
+        if not self._learn(tool):
+            # Its list is made anew each time: nobody could be told before. It stays as it is.
+            if knew is not False:
+                logger.error("%s: it is left as it is", self._refusal(name))
+            return tool
+        more = {"inputSchema": extended(tool["inputSchema"], self.name, _INPUT)}
+        if tool.get("outputSchema") is not None and self._tells[name]:
+            more["outputSchema"] = extended(tool["outputSchema"], self.name, _OUTPUT)
+        return {**tool, **more}
+
+    def _learn(self, tool: Mapping[str, Any]) -> bool:
+        name, output = tool["name"], tool.get("outputSchema")
+        takes = self._takes[name] = is_extensible(tool.get("inputSchema"), self.name)
+        self._tells[name] = output is None or is_extensible(output, self.name)
+        return takes
+
+    def _refusal(self, tool: str) -> str:
+        return f"the tool {tool} has an argument {self.name} of its own, or can have none more"
+
+    def told(self, tool: str, result: dict[str, Any], handle: str) -> dict[str, Any]:
+        """A result of a tool, with the handle of the session that its call started."""
+        structured = self._tells.get(tool, False)
+        return with_handle(result, self.name, handle, self.tools, is_structured=structured)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class WithHandles:
+    """The wrapped server's tools, some of which take a handle.
+
+    Args:
+        tool: The one that is called, if it takes one.
+        started: The handle of the session that the call started.
+    """
+
+    _peer: UpstreamPeer
+    _argument: HandleArgument
+    _tool: str | None
+    _started: str | None
+
+    async def request(
+        self, call: Call, method: str, params: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """See :class:`UpstreamPeer`."""
+        if method == LIST:
+            return self._argument.listed(await self._peer.request(call, method, params))
+        if self._tool is None:
+            return await self._peer.request(call, method, params)
+        seen = without_handle(params, self._argument.name)
+        result = await self._peer.request(call, method, seen)
+        if self._started is None:
+            return result
+        return self._argument.told(self._tool, result, self._started)
+
+    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
+        """See :class:`UpstreamPeer`."""
+        await self._peer.notify(call, method, params)
+
+    async def close(self) -> None:
+        """See :class:`UpstreamPeer`."""
+        await self._peer.close()
