@@ -61,7 +61,7 @@ def test_what_was_valid_is_valid_with_a_handle_and_without(
     assert is_extensible(schema, "session")
     more = extended(schema, "session", "Says which.")
     Draft202012Validator.check_schema(more)
-    valid = Draft202012Validator(more)
+    valid: Any = Draft202012Validator(more)
     assert valid.is_valid(value) and valid.is_valid({**value, "session": "x"})
     assert not valid.is_valid({**value, "session": 1})
 
@@ -93,6 +93,6 @@ def test_an_error_says_its_handle_in_its_text() -> None:
 def test_what_can_have_no_member_says_it_in_its_text() -> None:
     cases: list[tuple[Any, bool]] = [([1], True), ({"n": 1}, False), ({"session": 1}, True)]
     for made, is_structured in cases:
-        result = {"content": [], "structuredContent": made}
+        result: dict[str, Any] = {"content": [], "structuredContent": made}
         told = with_handle(result, "session", "h", ["t"], is_structured=is_structured)
         assert told["structuredContent"] is made and '"h"' in told["content"][0]["text"]

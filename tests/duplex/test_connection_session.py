@@ -8,7 +8,7 @@ from mcp_sessions import Conversations, current_session
 from mcp_sessions.stores.contract import SessionStore
 from tests.support.duplex import duplex_world
 from tests.support.modern import ModernClient, envelope
-from tests.support.raw import Json
+from tests.support.raw import Json, call_params
 from tests.support.replicas import Backplane
 from tests.support.world import Ctx
 
@@ -77,3 +77,22 @@ async def test_a_modern_client_on_a_pipe_or_a_websocket_has_its_conversations() 
         opened = [await w.pipe(modern=True), await w.websocket(modern=True)]
         said = [await peer.text("count", meta=meta) for peer in (*opened, *opened)]
         assert said == [f"conversation {n} {n}" for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("modern", [False, True])
+async def test_a_handle_is_the_same_on_every_transport(modern: bool) -> None:
+    """Started on a pipe, passed on a WebSocket and over HTTP; it is no connection's."""
+    async with duplex_world(conversations=Conversations(handle={"count"})) as w:
+        w.inner.box.tools["count"] = count
+        pipe, socket = await w.pipe(modern=True), await w.websocket(modern=True)
+        if not modern:
+            pipe, socket = await w.connected("stdio"), await w.connected()
+        meta = envelope() if modern else None
+
+        first = await pipe.result("tools/call", call_params("count", {}), meta=meta)
+        handle = first["structuredContent"]["session"]
+        said = [
+            await peer.text("count", session=handle, meta=meta) for peer in (pipe, socket, pipe)
+        ]
+        said.append(await ModernClient(w.inner.carrier).text("count", {"session": handle}))
+        assert said == [f"conversation {n} {n}" for n in (2, 3, 4, 5)]
