@@ -101,4 +101,11 @@ def digest(session_id: str) -> str:
 
     The digest is not the credential: it cannot be used to resume (SEC2).
     """
-    return hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return name_for_handlers(session_id)[:12]
+
+
+def name_for_handlers(session_id: str) -> str:
+    """64 hexadecimal digits that name a session, always the same, to code that may log them: they
+    open nothing either. The first twelve are its :func:`digest`.
+    """
+    return hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import hashlib
 import logging
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, MutableMapping
@@ -16,7 +15,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from mcp_sessions.core.messages import encode
 from mcp_sessions.errors import ConfigurationError, DataConflict, SessionNotFound, SessionRequired
-from mcp_sessions.ids import SessionId, digest
+from mcp_sessions.ids import SessionId, digest, name_for_handlers
 from mcp_sessions.locks import Locks
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
@@ -173,18 +172,18 @@ class SessionHandle:
     def id(self) -> str:
         """Names the session, always the same.
 
-        Of a session that its client started it is the id that its client has, which
-        `ctx.session_id` of the SDK and of FastMCP is as well in the modern era. Without
+        Of a session that its client started it is the id that its client has. Without
         authentication that is the whole credential: whoever reads it in a log, a trace or
         another service's records can resume the session. Log a digest of it.
 
         Of any other (:attr:`source`) it opens nothing: 64 hexadecimal digits, of which the
-        first twelve are what the layer's own log calls the session.
+        first twelve are what the layer's own log calls the session. ``ctx.session_id`` of the
+        SDK and of FastMCP is such a name in every session that a client has or names.
         """
         session_id = self._record.session_id
         if self.source == "session":
             return session_id
-        return hashlib.sha256(session_id.encode()).hexdigest()
+        return name_for_handlers(session_id)
 
     @property
     def digest(self) -> str:
@@ -402,7 +401,7 @@ def current_session(*, default: object = _Required) -> object:
     its conversation's, where the layer binds those; else, in the handshake era, its connection's
     (:attr:`SessionHandle.source` says which).
 
-    Do not log its ``id``, nor ``ctx.session_id``: see :attr:`SessionHandle.id`.
+    Do not log its ``id``: see :attr:`SessionHandle.id`.
 
     Args:
         default: What to return outside of a session.

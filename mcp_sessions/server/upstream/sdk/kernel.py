@@ -38,7 +38,7 @@ from pydantic_core import to_jsonable_python
 
 from mcp_sessions.core.client_description import described
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.ids import SessionId
+from mcp_sessions.ids import SessionId, name_for_handlers
 from mcp_sessions.server.upstream.port import Call, Outbound, PeerError, UpstreamError
 from mcp_sessions.server.upstream.sdk.modern_connection import Envelopes, RequestConnection
 from mcp_sessions.server.upstream.sdk.spans import CALL, is_tracing, traced
@@ -153,7 +153,9 @@ class SdkUpstream:
     ) -> SdkPeer:
         """A client that did its handshake, here or in another process; or a lone POST's."""
         connection = Connection(
-            _SdkOutbound(outbound), protocol_version=peer.protocol_version, session_id=session_id
+            _SdkOutbound(outbound),
+            protocol_version=peer.protocol_version,
+            session_id=name_for_handlers(session_id) if session_id is not None else None,
         )
         if peer.initialize_params is not None:
             connection.client_params = InitializeRequestParams.model_validate(
@@ -183,7 +185,8 @@ class SdkUpstream:
         connection = self._envelopes.connection(route)
         if outbound is not None:
             connection.outbound = _SdkOutbound(outbound)
-            connection.session_id = session_id
+        if session_id is not None:
+            connection.session_id = name_for_handlers(session_id)
         return SdkPeer(self._runner(connection), modern=True)
 
     def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
@@ -322,7 +325,7 @@ class SdkPeer:
 
     def belongs_to(self, session_id: SessionId) -> None:
         """See :class:`NewPeer`."""
-        self._runner.connection.session_id = session_id
+        self._runner.connection.session_id = name_for_handlers(session_id)
 
     async def close(self) -> None:
         """See :class:`UpstreamPeer`."""

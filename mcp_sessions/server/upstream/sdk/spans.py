@@ -14,7 +14,6 @@ from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
 from opentelemetry import trace
 
-from mcp_sessions.ids import digest
 from mcp_sessions.server.upstream.port import Call
 
 SESSION_DIGEST = "mcp_sessions.session"
@@ -66,6 +65,6 @@ class _Traced:
             call.is_traced(span)
             session, conversation = call.session, call.conversation
         if session is None and self._connection.session_id is not None:
-            session = digest(self._connection.session_id)
+            session = self._connection.session_id[:12]
         if session is not None:
             span.set_attributes({SESSION_DIGEST: session, CONVERSATION: conversation or session})
