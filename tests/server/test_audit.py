@@ -188,6 +188,23 @@ async def test_a_conversation_is_told_by_digests_that_say_nothing_without_the_ke
     assert not {digest(name) for name in ("one", "two", "ann", "bob")} & {*keys, *who}
 
 
+async def test_a_handle_is_told_by_a_digest(lines: Lines) -> None:
+    """And one that opens nothing is an error of its tool, in no session."""
+    async with world(conversations=Conversations(handle={"tell"})) as w:
+        modern = ModernClient(w.carrier)
+        first = await modern.call("tell", {"method": "notifications/x"}).result()
+        handle = first["structuredContent"]["session"]
+        await modern.text("tell", {"method": "notifications/x", "session": handle})
+        await modern.call("tell", {"method": "notifications/x", "session": "guessed"}).result()
+        [bound] = [digest(each.id) for each in await w.layer.sessions.list()]
+    started, passed, refused = lines.of("tools/call")
+    assert started["mcp_sessions.session"] == passed["mcp_sessions.session"] == bound
+    assert started["mcp_sessions.conversation.source"] == "handle"
+    assert started["mcp_sessions.conversation"] == passed["mcp_sessions.conversation"]
+    assert "mcp_sessions.session" not in refused and refused["error.type"] == "tool_error"
+    assert not [each for each in (handle, "guessed") if each in json.dumps(lines.all)]
+
+
 async def test_the_same_digests_come_of_the_same_keys_only() -> None:
     one, other = SessionSecurity(["a" * 32]), SessionSecurity(["b" * 32])
     assert one.pseudonym("x", "y") == SessionSecurity(["a" * 32]).pseudonym("x", "y")

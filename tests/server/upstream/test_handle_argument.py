@@ -213,6 +213,25 @@ async def test_it_is_found_at_every_replica_and_after_a_restart(tmp_path: Path) 
         assert text(await call(tools(w).carrier, "modern", session=handle)) == "conversation 2 []"
 
 
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_store_that_is_away_is_no_wrong_handle(era: Era) -> None:
+    """Its model must not be told to begin anew: the sender is told to come back."""
+    async with cluster(1, security=SECURITY, conversations=ON) as c:
+        w = tools(c[0])
+        handle = handle_of(await call(w.carrier, era))
+        cases: list[dict[str, Any]] = [{"session": handle}, {}]
+        for arguments in cases:
+            c.backplane.is_away = True
+            if era == "modern":
+                reply = ModernClient(w.carrier).call("count", arguments).reply
+            else:
+                reply = w.client().call("count", **arguments).reply
+            assert (await reply.done()).status == 503
+            c.backplane.is_away = False
+        assert text(await call(w.carrier, era, session=handle)) == "conversation 2 []"
+        assert await bound(w) == 1
+
+
 async def test_a_flood_of_first_calls_meets_its_senders_limit() -> None:
     async with world(conversations=ON, max_sessions_per_principal=3) as w:
         tools(w)

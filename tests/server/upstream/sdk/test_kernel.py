@@ -31,7 +31,7 @@ def server(kind: str) -> Any:
 
     @mcp.tool(name="own")
     async def own_of_sdk(ctx: Context) -> str:
-        return str(ctx.request_context.session._connection.session_id)  # pyright: ignore
+        return str(ctx.request_context.session._connection.session_id)  # pyright: ignore[reportPrivateUsage]
 
     return mcp
 
