@@ -54,7 +54,7 @@ from mcp_sessions.stores.stateless import Stateless
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.http.channel import ResponseStreams
 from mcp_sessions_transports.http.cluster import ClusterStreams
-from mcp_sessions_transports.http.transport import HttpTransport
+from mcp_sessions_transports.http.sse import HttpTransport
 
 MAX_BODY = 4 * 1024 * 1024
 """Bytes of one HTTP request body; a larger one is answered 413."""

@@ -23,8 +23,8 @@ from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions_transports.duplex_transport import DuplexTransport
-from mcp_sessions_transports.http.transport import http_transport
+from mcp_sessions_transports.duplex import DuplexTransport
+from mcp_sessions_transports.http.channel import http_transport
 
 logger = logging.getLogger(__name__)
 

@@ -1,17 +1,19 @@
 """A connection that carries everything both ways: what WebSocket and stdio have in common.
 
-Both eras. What goes out is in :mod:`mcp_sessions_transports.duplex_transport`; here is what comes
-in, and what it is for.
+Both eras. Answers, notifications and session events go out on one buffer, in the order in which
+they were decided: an answer to ``session/resume`` before the first replayed event.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
-from mcp_sessions.core.listening import LISTEN
+from mcp_sessions.core.listening import LISTEN, Filter, acknowledgement
+from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import (
     PROTOCOL_VERSION_META,
     Answer,
@@ -20,6 +22,7 @@ from mcp_sessions.core.messages import (
     Request,
     RequestId,
     decode,
+    encode,
     error_body,
     error_message,
     id_of,
@@ -32,23 +35,239 @@ from mcp_sessions.errors import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
     PARSE_ERROR,
+    REQUEST_CANCELLED,
     InvalidReason,
     InvalidRequest,
+    SessionNotFound,
     StoreUnavailable,
     WireError,
 )
+from mcp_sessions.ids import Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
-from mcp_sessions.server.connection import DEFAULT_VERSION, ClientConnection, Inbound
+from mcp_sessions.server.binding import ReadEvents
+from mcp_sessions.server.connection import (
+    DEFAULT_VERSION,
+    ClientConnection,
+    Inbound,
+    WatchedChannel,
+)
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
 from mcp_sessions.server.requests.running import STORE_AWAY
 from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions.stores.records import Peer
-from mcp_sessions_transports.duplex_transport import DuplexChannel, DuplexTransport
+from mcp_sessions.stores.records import Attached, Peer, SessionRecord
+from mcp_sessions_transports.duplex_listen import DuplexListen
 from mcp_sessions_transports.handler_queue import HandlerQueue
+from mcp_sessions_transports.outbox import LogFeed, Outbox
 from mcp_sessions_transports.served import Served
 
 logger = logging.getLogger(__name__)
+
+
+class DuplexChannel(WatchedChannel):
+    """A :class:`~mcp_sessions.server.binding.RequestChannel` on a shared connection."""
+
+    close_stream: Callable[[], Awaitable[None]] | None = None
+
+    def __init__(self, transport: DuplexTransport, *, lasts: bool = False) -> None:
+        """The way back for one message.
+
+        Args:
+            lasts: The answer comes when the connection ends, and not before.
+        """
+        self._transport = transport
+        self.lasts = lasts
+
+    @property
+    def is_open(self) -> bool:
+        """See :class:`RequestChannel`."""
+        return not self._transport.outbox.closed
+
+    async def emit(self, message: bytes, key: str | None = None) -> None:
+        """See :class:`RequestChannel`."""
+        self._transport.outbox.push(message)
+        await self._transport.outbox.drain()
+
+    async def answer(
+        self, message: bytes, *, code: int | None = None, is_away: bool = False
+    ) -> None:
+        """See :class:`RequestChannel`."""
+        self._transport.channels.pop(self, None)
+        self._transport.outbox.push(message)
+        self.over()
+        # With the answer: a client that reads both knows that what it asks next was not asked.
+        self._transport.close_if_quiet()
+
+    def closed(self) -> None:
+        """The connection is gone before the answer."""
+        self.over()
+        self._on_closed()
+
+
+class DuplexTransport:
+    """A :class:`~mcp_sessions.server.binding.Transport` of a WebSocket or a pipe."""
+
+    def __init__(self, served: Served) -> None:
+        self.close_stream: Callable[[], Awaitable[None]] | None = None
+        self.channels: dict[DuplexChannel, None] = {}
+        """The ways back of what is owed an answer."""
+
+        policy = served.policy
+        self.outbox = Outbox(policy, most=policy.send_buffer + policy.max_unread_bytes)
+        self._listening = served.listening
+        self._listens: dict[SessionId, DuplexListen] = {}
+        self.is_draining = False
+        """Closed by this side, in order."""
+
+        self.is_leaving = False
+        """Closed by this side as soon as nothing is owed to its client; until then it is served
+        as ever."""
+
+        self.over = asyncio.Event()
+        """Set when nothing more goes out."""
+
+        self._is_shared = served.bus.is_shared
+        self._feeds: dict[SessionId, LogFeed] = {}
+        self._holds = 0
+        self._held: list[tuple[bytes, SessionId | None]] = []
+
+    # --- the port --------------------------------------------------------------------------
+
+    def begin(
+        self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
+    ) -> None:
+        """See :class:`Transport`."""
+        self.withdraw(session_id)
+        feed = LogFeed(
+            self.outbox,
+            read,
+            after.event_id(),
+            partial(self._frame, session_id),
+            is_behind=False,
+            is_checked=self._is_shared,
+            push=self.push_event,
+            # The window moved on while the peer took nothing: it has to resume, and hears why.
+            cut=self.outbox.cut_slow,
+        )
+        self._feeds[session_id] = feed
+        feed.take(attached.replay, attached.head)
+        if self._is_shared:
+            # What another process stored after the head, and was heard too early.
+            feed.check_position(None)
+
+    def offer(self, session_id: SessionId, event: LoggedEvent) -> None:
+        """See :class:`Transport`."""
+        feed = self._feeds.get(session_id)
+        if feed is not None:
+            feed.offer(event)
+
+    def check_position(self, session_id: SessionId, head: Position | None) -> None:
+        """See :class:`Transport`."""
+        feed = self._feeds.get(session_id)
+        if feed is not None:
+            feed.check_position(head)
+
+    def send(self, draft: Draft) -> None:
+        """See :class:`Transport`."""
+        self.push_event(draft.before, draft.origin)
+
+    def withdraw(self, session_id: SessionId, *, is_over: bool = False) -> None:
+        """See :class:`Transport`."""
+        feed = self._feeds.pop(session_id, None)
+        if feed is not None:
+            # It may be reading its log just now.
+            feed.end()
+        self.outbox.purge(session_id)
+        self._held = [entry for entry in self._held if entry[1] != session_id]
+        self.end_listen(session_id, wire_error(SessionNotFound(session_id)) if is_over else None)
+
+    async def drain(self) -> None:
+        """See :class:`Transport`."""
+        await self.outbox.drain()
+
+    def hold(self) -> Callable[[], None]:
+        """See :class:`Transport`: events wait, answers do not."""
+        self._holds += 1
+
+        def release() -> None:
+            self._holds -= 1
+            if not self._holds:
+                held, self._held = self._held, []
+                for chunk, origin in held:
+                    self.outbox.push(chunk, origin)
+
+        return release
+
+    def close(self) -> None:
+        """See :class:`Transport`."""
+        self.is_draining = True
+        for session_id in list(self._listens):
+            self.end_listen(session_id, None)
+        self.outbox.finish()
+
+    # --- listens: each a filter on what its session is pushed anyway ------------------------
+
+    def begin_listen(self, request_id: RequestId, wanted: Filter, record: SessionRecord) -> None:
+        """Acknowledge a listen whose filter is set; the one before it, of that session, ends."""
+        self.end_listen(record.session_id, None)
+        self._listens[record.session_id] = DuplexListen(request_id, wanted, record, self._listening)
+        self.outbox.push(encode(acknowledgement(wanted, request_id)))
+
+    def end_listen(self, session_id: SessionId, error: dict[str, Any] | None) -> None:
+        """Send the last message of a session's listen, if there is one.
+
+        Args:
+            session_id: The session.
+            error: Why it ended; None: in order.
+        """
+        listen = self._listens.pop(session_id, None)
+        if listen is not None:
+            self.outbox.push(listen.last(error))
+
+    def has_listen(self, request_id: object) -> bool:
+        """Whether the request with that id is an open listen."""
+        return any(request_id == listen.request_id for listen in self._listens.values())
+
+    def cancels(self, notification: Notification) -> bool:
+        """End the listen that a notification cancels; False if it cancels none."""
+        request_id = (notification.params or {}).get("requestId")
+        if notification.method != "notifications/cancelled" or not self.has_listen(request_id):
+            return False
+        for session_id, listen in list(self._listens.items()):
+            if listen.request_id == request_id:
+                self.end_listen(session_id, error_body(REQUEST_CANCELLED, "Request cancelled"))
+        return True
+
+    def _frame(self, session_id: SessionId, event: LoggedEvent) -> bytes | None:
+        listen = self._listens.get(session_id)
+        return event.payload if listen is None else listen.frame(event)
+
+    # --- its end ---------------------------------------------------------------------------
+
+    def close_when_quiet(self) -> None:
+        """Serve what was asked, and what is asked meanwhile; then :meth:`close`."""
+        self.is_leaving = True
+        self.close_if_quiet()
+
+    def close_if_quiet(self) -> None:
+        """:meth:`close`, if that is waited for and every answer was handed over."""
+        if self.is_leaving and not self.is_draining:
+            if all(channel.lasts for channel in self.channels):
+                self.close()
+
+    def cut(self) -> None:
+        """The peer is not there any more: nobody hears what is owed an answer."""
+        self.outbox.cut()
+        for channel in list(self.channels):
+            channel.closed()
+        self.channels.clear()
+
+    def push_event(self, chunk: bytes, origin: SessionId | None) -> None:
+        """Hand over what is no answer: it waits behind an answer that has to come first."""
+        if self._holds:
+            self._held.append((chunk, origin))
+        else:
+            self.outbox.push(chunk, origin)
 
 
 class DuplexConnection:
@@ -143,7 +362,7 @@ class DuplexConnection:
         if isinstance(message, Answer):
             await router.answer(message, self._inbound(channel))
         elif isinstance(message, Notification):
-            if self.transport.listens.cancels(message):
+            if self.transport.cancels(message):
                 return
             if self.client.peer.modern:
                 # The era has no other notification from a client, and no handshake for the
@@ -216,7 +435,7 @@ class DuplexConnection:
         inbound = Inbound(
             self.client.principal, peer, self.client, channel, modern=True, route=route
         )
-        if self.transport.listens.has(request.id):
+        if self.transport.has_listen(request.id):
             refused = InvalidRequest(
                 InvalidReason.DUPLICATE_ID, "a request with this id is still open"
             )
@@ -242,7 +461,7 @@ class DuplexConnection:
         except UpstreamError as failed:
             await inbound.answer(inbound.error(request.id, failed.error))
             return
-        self.transport.listens.begin(request.id, wanted, record)
+        self.transport.begin_listen(request.id, wanted, record)
         inbound.acknowledged()
 
     # --- what goes out ---------------------------------------------------------------------

@@ -10,14 +10,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import RequestId, plain_draft
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.connection import WatchedChannel
+from mcp_sessions.server.connection import ClientConnection, WatchedChannel
 from mcp_sessions.server.delivery.streams import StreamLog, Streams
 from mcp_sessions_transports.http.io import HttpCall, send_json
 from mcp_sessions_transports.http.post_streams import (
@@ -27,6 +27,7 @@ from mcp_sessions_transports.http.post_streams import (
 )
 from mcp_sessions_transports.http.remote_response import RemoteResponse
 from mcp_sessions_transports.http.sse import (
+    HttpTransport,
     SseStream,
     priming_event,
     sse_event,
@@ -118,6 +119,14 @@ class ResponseStreams:
             channel.close()
         for remote in list(self.remote):
             remote.stream.finish()
+
+
+def http_transport(connection: ClientConnection) -> HttpTransport[ResponseStreams]:
+    """The transport of a transport-mode session's connection."""
+    transport: object = connection.transport
+    if not isinstance(transport, HttpTransport):
+        raise AssertionError("it is of no transport-mode session")
+    return cast("HttpTransport[ResponseStreams]", transport)
 
 
 @dataclass(eq=False, repr=False)

@@ -18,8 +18,7 @@ from mcp_sessions.server.cluster.messages import StreamRead
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
-from mcp_sessions_transports.http.channel import PostChannel
-from mcp_sessions_transports.http.transport import http_transport
+from mcp_sessions_transports.http.channel import PostChannel, http_transport
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -18,6 +18,7 @@ from mcp_sessions.errors import OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import process_of
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions_transports.http.channel import http_transport
 from mcp_sessions_transports.http.io import HttpCall, send_not_found
 from mcp_sessions_transports.http.post_streams import (
     PostPosition,
@@ -26,7 +27,6 @@ from mcp_sessions_transports.http.post_streams import (
 )
 from mcp_sessions_transports.http.remote_response import RemoteResponse
 from mcp_sessions_transports.http.sse import sse_event, sse_headers
-from mcp_sessions_transports.http.transport import http_transport
 from mcp_sessions_transports.served import Served
 
 

@@ -44,7 +44,7 @@ from mcp_sessions.server.connection import DEFAULT_VERSION, Inbound
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
 from mcp_sessions.stores.records import Peer, SessionRecord
-from mcp_sessions_transports.http.channel import PostChannel
+from mcp_sessions_transports.http.channel import PostChannel, http_transport
 from mcp_sessions_transports.http.get import HttpGet
 from mcp_sessions_transports.http.io import (
     Draining,
@@ -56,7 +56,6 @@ from mcp_sessions_transports.http.io import (
     send_not_found,
     send_text,
 )
-from mcp_sessions_transports.http.transport import HttpTransport
 from mcp_sessions_transports.served import Served
 
 logger = logging.getLogger(__name__)
@@ -158,10 +157,9 @@ class HandshakeHttp:
         peer = connection.peer if connection is not None else Peer(version.decode("latin-1"))
         # SEC11. As this very message was admitted: by whom its connection was made.
         needed = record.principal.scopes if record is not None else principal.scopes
-        transport = connection.transport if connection is not None else None
         channel = PostChannel(
             message.id if isinstance(message, Request) else 0,
-            transport.responses if isinstance(transport, HttpTransport) else None,
+            http_transport(connection).responses if connection is not None else None,
             self._served.policy,
             self._loop,
             post.prefers_stream,
