@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.endpoint import Endpoint
@@ -80,7 +81,7 @@ class Assembly:
         clock: Callable[[], float],
         conversations: Conversations | None = None,
     ) -> None:
-        self.policy, self.clock = policy, clock
+        self.clock = clock
         upstream: Upstream
         if isinstance(server, StdioServer):
             remembers = store is not None
@@ -99,6 +100,11 @@ class Assembly:
             store = open_store(store)
         if conversations is not None:
             _check_conversations(store, security)
+            if policy.forget_after is None and store.survives_process:
+                policy = replace(policy, forget_after=FORGET_AFTER)
+        else:
+            policy = replace(policy, forget_after=None)
+        self.policy = policy
         if isinstance(server, StdioServer):
             _check_children(server, store)
         self.store, self.remembers = store, store.remembers

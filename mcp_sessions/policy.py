@@ -17,6 +17,9 @@ COALESCED_BY_DEFAULT: Mapping[str, str | None] = {
 """Method → the member of ``params`` that is its key, or None: keyed by method alone."""
 
 
+FORGET_AFTER = 86_400 * 30
+"""Seconds: ``SessionPolicy.forget_after`` where it is None, and the store outlives the process."""
+
 _NEVER_COALESCED = frozenset({"notifications/cancelled", "notifications/progress"})
 """What belongs to one request, each of it."""
 
@@ -36,6 +39,11 @@ class SessionPolicy:
 
     max_lifetime: float = 86_400 * 7
     """A session expires this long after it was made, however busy."""
+
+    forget_after: float | None = None
+    """With ``Conversations``: the session of a conversation expires this long after its last
+    request, instead of by ``idle_timeout``, and ``max_lifetime`` and this after it was made,
+    however busy. None: 30 days, if the store outlives the process; else as others do."""
 
     stateless_lifetime: float = 3_600
     """Without a store: how long a session id can be used, whatever happens."""
@@ -157,7 +165,7 @@ class SessionPolicy:
             value: object = getattr(self, limit.name)
             if limit.name == "coalescing" or (value is None and "None" in str(limit.type)):
                 continue
-            kind = (int, float) if str(limit.type) == "float" else int
+            kind = (int, float) if "float" in str(limit.type) else int
             if (
                 not isinstance(value, kind)
                 or isinstance(value, bool)

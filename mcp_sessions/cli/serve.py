@@ -211,7 +211,11 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
                 f"set them there, not with {' '.join(refused)}"
             )
         return loaded, f"{type(loaded.store).__name__}, as set in the SessionLayer"
-    limits = {"idle_timeout": options.idle_timeout, "max_events": options.max_events}
+    limits = {
+        "idle_timeout": options.idle_timeout,
+        "forget_after": options.forget_after,
+        "max_events": options.max_events,
+    }
     policy = SessionPolicy(**{name: value for name, value in limits.items() if value is not None})
     conversations = None
     if options.conversations:

@@ -10,7 +10,7 @@ from mcp_sessions.cli import arguments as types
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.targets import SHAPE
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 
 DEFAULT_STORE = "memory://"
 DEFAULT_PORT = 8000
@@ -68,6 +68,7 @@ def _check(options: argparse.Namespace) -> None:
         "--per-principal": options.per_principal,
         "--platform-ids": options.platform_ids,
         "--handle": options.handle,
+        "--forget-after": options.forget_after,
     }
     given = [name for name, value in more.items() if value]
     if given and not options.conversations:
@@ -196,6 +197,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TOOL",
         help="with --conversations: this tool's answer tells the model a handle for later calls, "
         "for hosts that name no conversation; may be given again",
+    )
+    parser.add_argument(
+        "--forget-after",
+        type=types.seconds,
+        metavar="S",
+        help="with --conversations: seconds after which an unused one is forgotten; default: "
+        f"{FORGET_AFTER} with a store that outlives the process, else as --idle-timeout",
     )
     parser.add_argument(
         "--idle-timeout",

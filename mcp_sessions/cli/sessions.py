@@ -25,7 +25,7 @@ from mcp_sessions.cli import arguments as types
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId, digest
-from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.dispatch.ending import ended_beside
 from mcp_sessions.stores.operator import open_beside
@@ -130,7 +130,9 @@ def _idle(record: SessionRecord, view: View) -> float:
     """Seconds since its last request; NaN: a conversation has no idle deadline."""
     if not math.isfinite(record.expires_at):
         return math.nan
-    return max(0.0, view.now - (record.expires_at - view.options.idle_timeout))
+    is_bound = record.mode is Mode.BOUND
+    idle_time = view.options.forget_after if is_bound else view.options.idle_timeout
+    return max(0.0, view.now - (record.expires_at - idle_time))
 
 
 def _transport(record: SessionRecord, view: View) -> str:
@@ -261,6 +263,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         default=limits.idle_timeout,
         help="the server's, from which idle times are reckoned; default: %(default)g",
+    )
+    common.add_argument(
+        "--forget-after",
+        type=types.seconds,
+        metavar="S",
+        default=FORGET_AFTER,
+        help="the same of conversations' sessions; default: %(default)g",
     )
     commands = parser.add_subparsers(dest="what", required=True, metavar="list|show|end")
     listing = commands.add_parser("list", parents=[common], help="the live sessions")

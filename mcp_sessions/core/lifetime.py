@@ -8,6 +8,23 @@ from __future__ import annotations
 import math
 
 from mcp_sessions.core.states import Mode
+from mcp_sessions.policy import SessionPolicy
+
+
+def idle_time(mode: Mode, policy: SessionPolicy) -> float:
+    """How long a session of a mode lives after it was used last (SES13)."""
+    if mode is Mode.BOUND and policy.forget_after is not None:
+        return policy.forget_after
+    return policy.idle_timeout
+
+
+def longest_life(mode: Mode, policy: SessionPolicy) -> float:
+    """How long a session of a mode can live. What may be idle for longer than the lifetime has
+    that time besides: who comes back in it finds its session.
+    """
+    if mode is Mode.BOUND and policy.forget_after is not None:
+        return policy.max_lifetime + policy.forget_after
+    return policy.max_lifetime
 
 
 def end_of_life(mode: Mode, *, now: float, max_lifetime: float) -> float:

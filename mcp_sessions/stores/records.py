@@ -70,6 +70,11 @@ class CurrentSession:
     means that another connection displaced this one."""
 
 
+# Those of all sessions that have none: there may be many.
+_NONE_CARRIED: Mapping[SessionId, FencingEpoch] = {}
+_NO_STATE: Mapping[str, Any] = {}
+
+
 @dataclass(slots=True)
 class SessionRecord:
     """What is known of one session. Read it; change it by the store's methods only."""
@@ -96,7 +101,7 @@ class SessionRecord:
     """Transport-mode: its GET stream was open at least once."""
 
     carried: Mapping[SessionId, FencingEpoch] = field(
-        default_factory=dict[SessionId, FencingEpoch], repr=False
+        default_factory=lambda: _NONE_CARRIED, repr=False
     )
     """Transport-mode: the sessions whose events go on its GET stream. Replaced as a whole,
     never changed in place."""
@@ -111,7 +116,7 @@ class SessionRecord:
     waits_from: SessionEventId | None = None
     """Where its next listen stream starts; None: at the head."""
 
-    state: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    state: Mapping[str, Any] = field(default_factory=lambda: _NO_STATE)
     """The application's ``session.state``. Replaced as a whole, never changed in place."""
 
     state_version: int = 0

@@ -127,6 +127,44 @@ async def a_session_that_the_server_names_is_made_by_who_comes_first(make: MakeS
         await new_session(store)
 
 
+async def a_bound_session_lives_as_long_as_it_may_be_idle(make: MakeStore) -> None:
+    """With ``forget_after``, however a request or the work on one moved its deadline; and it is
+    over that much later than others, however busy. Of others nothing changes.
+    """
+    forget = 3 * LIFETIME
+    bound, second = SessionId("bound" + "x" * 38), SessionId("second" + "x" * 37)
+    async with opened(make, forget_after=forget) as store:
+
+        async def life_of(session_id: SessionId) -> tuple[float, float]:
+            record = await store.load(session_id, now=NOW)
+            assert record is not None
+            return record.expires_at - NOW, record.ends_at - NOW
+
+        async def expired(now: float, *held: SessionId) -> list[SessionId]:
+            gone = await store.expire(now=now, held=held, limit=9)
+            return [record.session_id for record in gone]
+
+        other = (await new_session(store)).id
+        for each in (bound, second):
+            await store.create(Mode.BOUND, ALICE, peer=None, now=NOW, session_id=each)
+            assert await life_of(each) == (forget, LIFETIME + forget)
+            assert await store.head(each) is None
+        assert await life_of(other) == (IDLE, LIFETIME)
+        assert await expired(NOW + IDLE) == [other]
+
+        await store.touch([bound], now=NOW + 1)
+        assert (await life_of(bound))[0] == forget + 1
+        assert await store.admit(bound, ALICE, mode=Mode.BOUND, now=NOW + 2) is not None
+        assert (await life_of(bound))[0] == forget + 2
+        assert await expired(NOW + forget + 1) == [second]
+        assert await expired(NOW + forget + 10, bound) == []
+        assert (await life_of(bound))[0] == LIFETIME + forget
+        assert await expired(NOW + LIFETIME + forget - 1) == []
+        late = NOW + LIFETIME + forget
+        assert await store.admit(bound, ALICE, mode=Mode.BOUND, now=late) is None
+        assert await expired(late, bound) == [bound]
+
+
 async def open_sessions_are_limited_per_store_and_per_principal(make: MakeStore) -> None:
     """SES15: what is refused is not made, and what ended makes room."""
     stronger = Principal("client", ALICE.issuer, ALICE.subject, frozenset({"write"}))
@@ -305,6 +343,7 @@ CHECKS: Sequence[Check] = (
     what_a_client_says_of_itself_is_bounded,
     a_callers_id_is_never_adopted,
     a_session_that_the_server_names_is_made_by_who_comes_first,
+    a_bound_session_lives_as_long_as_it_may_be_idle,
     open_sessions_are_limited_per_store_and_per_principal,
     a_session_expires_when_idle_and_a_request_moves_that,
     a_session_expires_however_busy_when_its_lifetime_is_over,

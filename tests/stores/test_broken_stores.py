@@ -331,7 +331,9 @@ class SharesItsData(MemoryStore):
 
     async def load_data(self, session_id: SessionId) -> Data | None:
         session = self._sessions.get(session_id)
-        return Data(session.data or {}, session.data_version) if session is not None else None
+        if session is not None and session.data is None:
+            session.data = Data({}, 0)
+        return session.data if session is not None else None
 
 
 class TellsWhoeverItIsGiven(MemoryStore):
@@ -365,7 +367,7 @@ class KeepsItsPositions(MemoryStore):
         before = await self.head(session_id)
         await super().renew(session_id)
         if before is not None:
-            self._sessions[session_id].events.log_epoch = before.log_epoch
+            self._stream(self._sessions[session_id], EVENTS).log_epoch = before.log_epoch
             await self.append(session_id, Draft(b"{}"), now=NOW)
 
 

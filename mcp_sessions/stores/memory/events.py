@@ -140,9 +140,10 @@ class Events(Tables):
         log = self._log(session_id, stream)
         if log is not None:
             log.drop_origin(origin)
-        if session.relayed is None or stream != GET_STREAM:
+        relayed = self._relayed.get(session_id)
+        if relayed is None or stream != GET_STREAM:
             return
-        if session.relayed.pop(origin, None) is not None:
+        if relayed.pop(origin, None) is not None:
             carried = session.record.carried
             session.record.carried = {s: epoch for s, epoch in carried.items() if s != origin}
 
@@ -163,9 +164,7 @@ class Events(Tables):
         if log is not None:
             log.drop_origin(origin)
         session.record.carried = {**session.record.carried, origin: fencing_epoch}
-        if session.relayed is None:
-            session.relayed = {}
-        session.relayed[origin] = after
+        self._relayed.setdefault(connection, {})[origin] = after
         return True
 
     async def relay(
@@ -178,22 +177,22 @@ class Events(Tables):
         now: float,
         skips: bool = False,
     ) -> Relayed:
-        session = self._sessions.get(connection)
-        if session is None or session.relayed is None or now >= session.record.ends_at:
+        session, after = self._sessions.get(connection), self._relayed.get(connection)
+        if session is None or after is None or now >= session.record.ends_at:
             return Relayed()
         carried = session.record.carried.get(origin)
         if carried is None:
             return Relayed()
         relays, last = relaying.relay(
             carried,
-            session.relayed[origin],
+            after[origin],
             event.position,
             fencing_epoch=fencing_epoch,
             skips=skips,
         )
         if relays is not Relay.STORED:
             return Relayed(missing_after=last if relays is Relay.TOO_EARLY else None)
-        session.relayed[origin] = event.position
+        after[origin] = event.position
         key = event.key[1] if event.key is not None else None
         log = self._stream(session, GET_STREAM)
         return Relayed(log.append(Draft(event.payload, None, key, origin), now=now))
@@ -221,10 +220,11 @@ class Events(Tables):
         )
         if attached is None:
             return None
-        replay, refusal = session.events.since_id(position, now=now)
+        log = self._stream(session, EVENTS)
+        replay, refusal = log.since_id(position, now=now)
         record.fencing_epoch, record.waits_from = attached.fencing_epoch, attached.waits_from
         record.attachment = attachment_of(attached.connection_id, attached.fencing_epoch)
-        head = session.events.head.event_id()
+        head = log.head.event_id()
         return Attached(
             record.fencing_epoch,
             head,

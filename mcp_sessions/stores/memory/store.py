@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mcp_sessions.core.admission import Admission, admission
-from mcp_sessions.core.lifetime import end_of_life, is_over
+from mcp_sessions.core.lifetime import end_of_life, is_over, longest_life
 from mcp_sessions.core.log import UNBOUNDED, EventLog, window_of
 from mcp_sessions.core.messages import encode
 from mcp_sessions.core.request_keys import RequestKeys, found
@@ -57,6 +57,7 @@ class MemoryStore(Events):
         self._by_principal.clear()
         self._by_uri.clear()
         self._deadlines.clear()
+        self._relayed.clear()
 
     async def create(
         self,
@@ -77,18 +78,20 @@ class MemoryStore(Events):
         owned = self._by_principal.get(principal, 0)
         check_sessions(len(self._sessions), owned, policy)
         session_id = session_id or mint_session_id()
-        ends_at = end_of_life(mode, now=now, max_lifetime=policy.max_lifetime)
+        ends_at = end_of_life(mode, now=now, max_lifetime=longest_life(mode, policy))
         record = SessionRecord(
             session_id,
             mode,
             principal,
             created_at=now,
-            expires_at=self._deadline(now, ends_at),
+            expires_at=self._deadline(mode, now, ends_at),
             ends_at=ends_at,
             peer=peer,
         )
-        is_kept_whole = mode is Mode.CONVERSATION
-        log = EventLog(mint_log_epoch(), UNBOUNDED if is_kept_whole else self._window)
+        log = None
+        if mode is not Mode.BOUND:
+            is_kept_whole = mode is Mode.CONVERSATION
+            log = EventLog(mint_log_epoch(), UNBOUNDED if is_kept_whole else self._window)
         self._sessions[session_id] = Session(record, log)
         self._by_principal[principal] = owned + 1
         if ends_at != math.inf:
@@ -123,7 +126,7 @@ class MemoryStore(Events):
             return None
         if verdict is not Admission.ADMITTED:
             return Admitted(record, displaced=verdict is Admission.DISPLACED)
-        record.expires_at = self._deadline(now, record.ends_at)
+        record.expires_at = self._deadline(record.mode, now, record.ends_at)
         if key is None:
             return Admitted(record)
         if session.keys is None:
@@ -149,7 +152,7 @@ class MemoryStore(Events):
             # cannot have passed; the absolute one can.
             if session is not None and now < session.record.ends_at:
                 record = session.record
-                record.expires_at = self._deadline(now, record.ends_at)
+                record.expires_at = self._deadline(record.mode, now, record.ends_at)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         session = self._sessions.get(session_id)
@@ -176,7 +179,7 @@ class MemoryStore(Events):
                 expired.append(record)
                 continue
             if now >= expires_at:
-                record.expires_at = self._deadline(now, ends_at)
+                record.expires_at = self._deadline(record.mode, now, ends_at)
             put_back.append((record.expires_at, session_id))
         for entry in put_back:
             heapq.heappush(self._deadlines, entry)
@@ -314,17 +317,19 @@ class MemoryStore(Events):
         session = self._sessions.get(session_id)
         if session is None:
             return None
-        return Data(copy.deepcopy(session.data or {}), session.data_version)
+        data = session.data
+        return Data(copy.deepcopy(data.value), data.version) if data is not None else Data({}, 0)
 
     async def replace_data(
         self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
     ) -> bool:
         session = self._sessions.get(session_id)
-        if session is None or session.data_version != expected_version:
+        if session is None:
+            return False
+        if expected_version != (session.data.version if session.data is not None else 0):
             return False
         check_data(_json_size(dict(value)), self._policy)
-        session.data = copy.deepcopy(dict(value))
-        session.data_version += 1
+        session.data = Data(copy.deepcopy(dict(value)), expected_version + 1)
         return True
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import Any
 
-from mcp_sessions.core.lifetime import idle_deadline
+from mcp_sessions.core.lifetime import idle_deadline, idle_time
 from mcp_sessions.core.log import EventLog, window_of
 from mcp_sessions.core.request_keys import RequestKeys
 from mcp_sessions.core.states import Mode
@@ -14,7 +13,7 @@ from mcp_sessions.ids import EVENTS, Position, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_log_epoch
-from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions.stores.records import Data, SessionRecord
 
 
 @dataclass(slots=True)
@@ -22,16 +21,14 @@ class Session:
     """Everything that is remembered of one session."""
 
     record: SessionRecord
-    events: EventLog
+    events: EventLog | None
+    """None: a session that no client knows of had no event yet."""
+
     streams: dict[StreamName, EventLog] | None = None
     keys: RequestKeys | None = None
-    data: dict[str, Any] | None = None
-    data_version: int = 0
+    data: Data | None = None
     uri_bytes: int = 0
     """Of its subscriptions, in sum."""
-
-    relayed: dict[SessionId, Position] | None = None
-    """The last event of each carried session that its GET stream has."""
 
 
 class Tables:
@@ -43,6 +40,8 @@ class Tables:
         self._sessions: dict[SessionId, Session] = {}
         self._by_principal: dict[Principal, int] = {}
         self._by_uri: dict[str, dict[SessionId, None]] = {}
+        # Connection → the last event of each carried session that its GET stream has.
+        self._relayed: dict[SessionId, dict[SessionId, Position]] = {}
         # (deadline, session id): a deadline that was moved since is pushed anew when its
         # old entry comes up, so that a request costs nothing here.
         self._deadlines: list[tuple[float, SessionId]] = []
@@ -57,6 +56,8 @@ class Tables:
 
     def _stream(self, session: Session, stream: StreamName) -> EventLog:
         if stream == EVENTS:
+            if session.events is None:
+                session.events = EventLog(mint_log_epoch(), self._window)
             return session.events
         if session.streams is None:
             session.streams = {}
@@ -65,13 +66,14 @@ class Tables:
             log = session.streams[stream] = EventLog(mint_log_epoch(), self._window)
         return log
 
-    def _deadline(self, now: float, ends_at: float) -> float:
-        return idle_deadline(now=now, idle_timeout=self._policy.idle_timeout, ends_at=ends_at)
+    def _deadline(self, mode: Mode, now: float, ends_at: float) -> float:
+        return idle_deadline(now=now, idle_timeout=idle_time(mode, self._policy), ends_at=ends_at)
 
     def _forget(self, session: Session) -> None:
         """A session is over: it is remembered in no list (END2)."""
         record = session.record
         del self._sessions[record.session_id]
+        self._relayed.pop(record.session_id, None)
         self._compact()
         left = self._by_principal[record.principal] - 1
         if left:

@@ -12,6 +12,8 @@ import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from mcp_sessions.core.lifetime import longest_life
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.records import SessionRecord
@@ -45,7 +47,8 @@ class Lists(Commands):
     @property
     def _list_lifetime(self) -> int:
         """Milliseconds that a list is kept after a session was put into it."""
-        return math.ceil((self._policy.max_lifetime + MARGIN) * 1000)
+        longest = longest_life(Mode.BOUND, self._policy)
+        return math.ceil((longest + MARGIN) * 1000)
 
     async def _leave(
         self, member: bytes, script: Script, *args: Value, now: float

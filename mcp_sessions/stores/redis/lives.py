@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
-from mcp_sessions.core.lifetime import end_of_life, idle_deadline
+from mcp_sessions.core.lifetime import end_of_life, idle_deadline, idle_time, longest_life
 from mcp_sessions.core.request_keys import Begun, key_cost
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import LimitReached, StoreUnavailable
@@ -57,8 +57,9 @@ class Lives(Lists):
             return known
         now = await self._clock.at(now)
         session_id = session_id or mint_session_id()
-        ends_at = end_of_life(mode, now=now, max_lifetime=policy.max_lifetime)
-        deadline = idle_deadline(now=now, idle_timeout=policy.idle_timeout, ends_at=ends_at)
+        idle, lifetime = idle_time(mode, policy), longest_life(mode, policy)
+        ends_at = end_of_life(mode, now=now, max_lifetime=lifetime)
+        deadline = idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at)
         owned = self._owned(owner_of(principal))
         member = f"{tag_of(session_id)}.{owned[-16:]}.{int(await self._clock.now()):x}"
         # A place first, then the session: a process that dies in between leaves a place that
@@ -80,7 +81,7 @@ class Lives(Lists):
         fields = fields_of(session_id, mode, principal, peer, ends_at)
         fields |= {"created": repr(now), "expires": repr(deadline)}
         flat = [part for pair in fields.items() for part in pair]
-        idle, epoch = policy.idle_timeout, mint_log_epoch()
+        epoch = mint_log_epoch()
         made, left = await self._on(
             session_id, scripts.CREATE, repr(now), idle, epoch, member, *flat
         )
@@ -128,7 +129,7 @@ class Lives(Lists):
             owner_of(principal),
             mode.value,
             repr(now),
-            policy.idle_timeout,
+            idle_time(mode, policy),
             int(held),
             fencing_epoch if fencing_epoch is not None else "",
             change,
@@ -152,8 +153,8 @@ class Lives(Lists):
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         now = await self._clock.at(now)
-        idle = self._policy.idle_timeout
-        await each_of(self._on(each, scripts.TOUCH, repr(now), idle) for each in session_ids)
+        times = self._idle_times
+        await each_of(self._on(each, scripts.TOUCH, repr(now), *times) for each in session_ids)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         member, found, tokens = await self._on(session_id, scripts.END)
@@ -254,5 +255,10 @@ class Lives(Lists):
         """The record, if the session is over; whether its place is due still."""
         is_held = int(tag_in(member) in held)
         return await self._leave(
-            member, scripts.EXPIRE, repr(now), self._policy.idle_timeout, is_held, now=now
+            member, scripts.EXPIRE, repr(now), is_held, *self._idle_times, now=now
         )
+
+    @property
+    def _idle_times(self) -> tuple[float, float]:
+        """Of a session, and of one that is bound, as ``idle_of`` in Lua takes them."""
+        return idle_time(Mode.PROTOCOL, self._policy), idle_time(Mode.BOUND, self._policy)

@@ -14,7 +14,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mcp_sessions.core.lifetime import idle_deadline
+from mcp_sessions.core.lifetime import idle_deadline, idle_time
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import SessionRecord
@@ -45,13 +46,13 @@ class RecordCache:
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._idle_timeout = math.inf
+        self._policy = SessionPolicy()
         # The one used last is at the end.
         self._entries: OrderedDict[SessionId, _Entry] = OrderedDict()
 
     def serve(self, policy: SessionPolicy) -> None:
-        """From now on deadlines go by the idle timeout of ``policy``."""
-        self._idle_timeout = policy.idle_timeout
+        """From now on deadlines go by ``policy``."""
+        self._policy = policy
 
     def on_commit(self, changes: Changes) -> None:
         """What a transaction did is in the file."""
@@ -98,17 +99,19 @@ class RecordCache:
 
     # --- idle deadlines --------------------------------------------------------------------
 
-    def deadline(self, now: float, ends_at: float) -> float:
+    def deadline(self, mode: Mode, now: float, ends_at: float) -> float:
         """When a session that was used now expires, if nobody uses it again."""
-        return idle_deadline(now=now, idle_timeout=self._idle_timeout, ends_at=ends_at)
+        return idle_deadline(now=now, idle_timeout=idle_time(mode, self._policy), ends_at=ends_at)
 
     def move_deadline(self, session_id: SessionId, record: SessionRecord, now: float) -> None:
         """A session was used. Nobody waits for the file."""
-        record.expires_at = self.deadline(now, record.ends_at)
+        record.expires_at = self.deadline(record.mode, now, record.ends_at)
         entry = self._entries.get(session_id)
         if entry is None or entry.record is not record:
             self._write({session_id: record.expires_at})
-        elif abs(record.expires_at - entry.written) >= _COALESCED * self._idle_timeout:
+        elif abs(record.expires_at - entry.written) >= _COALESCED * idle_time(
+            record.mode, self._policy
+        ):
             entry.written = record.expires_at
             self._write({session_id: record.expires_at})
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mcp_sessions.core.lifetime import idle_deadline, is_over
+from mcp_sessions.core.lifetime import idle_deadline, idle_time, is_over
 from mcp_sessions.core.log import UNBOUNDED, Window
 from mcp_sessions.core.messages import decode, encode
 from mcp_sessions.core.states import Mode
@@ -156,7 +156,9 @@ def create(tx: Transaction, record: SessionRecord, policy: SessionPolicy) -> Ses
     if cursor.lastrowid is None:
         raise AssertionError("an INSERT has a row id")
     tx.execute("UPDATE meta SET value = value + 1 WHERE name = 'sessions'")
-    logs.opened(tx, cursor.lastrowid, EVENTS)
+    if record.mode is not Mode.BOUND:
+        # No client knows of such a session, and few have events: it is one row.
+        logs.opened(tx, cursor.lastrowid, EVENTS)
     tx.changes.append((record.session_id, record))
     return record
 
@@ -202,7 +204,7 @@ def expire(
     now: float,
     held: Collection[SessionId],
     deadlines: Mapping[SessionId, float],
-    idle_timeout: float,
+    policy: SessionPolicy,
     limit: int,
 ) -> list[SessionRecord]:
     """See :meth:`SessionStore.expire`.
@@ -213,14 +215,15 @@ def expire(
     move_deadlines(tx, deadlines)
     expired: list[SessionRecord] = []
     rows = tx.execute(
-        "SELECT sid, session_id, expires_at, ends_at FROM sessions WHERE expires_at <= ?"
+        "SELECT sid, session_id, mode, expires_at, ends_at FROM sessions WHERE expires_at <= ?"
         " ORDER BY expires_at LIMIT ?",
         (now, limit + len(held)),
     ).fetchall()
-    for sid, session_id, expires_at, ends_at in rows:
+    for sid, session_id, mode, expires_at, ends_at in rows:
         if len(expired) >= limit:
             break
         if not is_over(now=now, expires_at=expires_at, ends_at=ends_at, held=session_id in held):
+            idle_timeout = idle_time(Mode(mode), policy)
             later = idle_deadline(now=now, idle_timeout=idle_timeout, ends_at=ends_at)
             move_deadlines(tx, {session_id: later})
             tx.changes.append((session_id, assigned(expires_at=later)))

@@ -49,7 +49,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from mcp_sessions.core.admission import Admission, admission, is_displaced
-from mcp_sessions.core.lifetime import end_of_life
+from mcp_sessions.core.lifetime import end_of_life, longest_life
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
@@ -86,13 +86,14 @@ class SQLiteStore(Events, Attachments, Belongings):
         session_id: SessionId | None = None,
     ) -> SessionRecord:
         check_peer(peer, self._policy)
-        ends_at = end_of_life(mode, now=now, max_lifetime=self._policy.max_lifetime)
+        lifetime = longest_life(mode, self._policy)
+        ends_at = end_of_life(mode, now=now, max_lifetime=lifetime)
         record = SessionRecord(
             session_id or mint_session_id(),
             mode,
             principal,
             created_at=now,
-            expires_at=self._cache.deadline(now, ends_at),
+            expires_at=self._cache.deadline(mode, now, ends_at),
             ends_at=ends_at,
             peer=peer,
         )
@@ -132,7 +133,8 @@ class SQLiteStore(Events, Attachments, Belongings):
     async def _admit_keyed(
         self, record: SessionRecord, use: KeyUse, fencing_epoch: FencingEpoch | None, now: float
     ) -> Admitted | None:
-        session_id, deadline = record.session_id, self._cache.deadline(now, record.ends_at)
+        session_id = record.session_id
+        deadline = self._cache.deadline(record.mode, now, record.ends_at)
 
         def work(tx: Transaction) -> Admitted | None:
             # What was in memory may be behind the file by now.
@@ -176,7 +178,7 @@ class SQLiteStore(Events, Attachments, Belongings):
                 now=now,
                 held=frozenset(held),
                 deadlines=moved,
-                idle_timeout=self._policy.idle_timeout,
+                policy=self._policy,
                 limit=limit,
             )
         )

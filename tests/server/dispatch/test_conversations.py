@@ -361,7 +361,7 @@ async def test_a_conversation_outlives_its_process_and_a_rotation_of_keys(tmp_pa
 
 
 async def test_a_conversation_at_work_does_not_expire_and_one_that_idles_does() -> None:
-    async with world(conversations=ON, idle_timeout=100) as w:
+    async with world(conversations=ON, idle_timeout=100, forget_after=100) as w:
         tools(w)
 
         async def slow(ctx: Ctx, arguments: Json) -> str:
@@ -383,6 +383,31 @@ async def test_a_conversation_at_work_does_not_expire_and_one_that_idles_does() 
         w.clock.advance(101)
         assert await w.expire() == 1
         assert await text(w.carrier, "modern", OPENAI, "one") == "conversation 1 1"
+
+
+async def test_a_conversation_that_nobody_used_over_the_weekend_goes_on(tmp_path: Path) -> None:
+    """A store that outlives the process forgets it after 30 days; in memory it is as others are."""
+    weekend, month = 3 * 86_400, 30 * 86_400
+    async with world(
+        store=SQLiteStore(tmp_path / "sessions.db"), security=SECURITY, conversations=ON
+    ) as w:
+        tools(w)
+        for n in (1, 2, 3):
+            assert await text(w.carrier, "modern", OPENAI, "one") == f"conversation {n} {n}"
+            w.clock.advance(weekend)
+            assert await w.expire() == 0
+        w.clock.advance(month)
+        assert await w.expire() == 1
+        assert await text(w.carrier, "modern", OPENAI, "one") == "conversation 1 1"
+    for conversations, modes in ((ON, {"bound", "transport"}), (None, {"transport"})):
+        async with world(conversations=conversations, forget_after=weekend) as w:
+            tools(w)
+            await text(w.carrier, "handshake", OPENAI, "one")
+            assert {each.mode for each in await w.layer.sessions.list()} == modes
+            w.clock.advance(1800)
+            assert await w.expire() == 1
+            left = {each.mode for each in await w.layer.sessions.list()}
+            assert left == modes - {"transport"}
 
 
 async def test_an_operator_who_ends_it_takes_no_request_from_its_client() -> None:

@@ -14,6 +14,9 @@ if known[1] then
     delete()
 end
 redis.call('HSET', base, 'member', ARGV[4], unpack(ARGV, 5))
-save(new_log('events', epoch))
-move_deadline(now, idle, seconds(redis.call('HGET', base, 'ends')))
+local ends, mode = unpack(redis.call('HMGET', base, 'ends', 'mode'))
+if mode ~= 'bound' then
+    save(new_log('events', epoch))
+end
+move_deadline(now, idle, seconds(ends))
 return { record(), is_other and known[2] }

@@ -1,7 +1,7 @@
 -- needs: session
--- ARGV: now, idle, held
+-- ARGV: now, held, idle, idle of a bound one
 local now = tonumber(ARGV[1])
-local times = redis.call('HMGET', base, 'expires', 'ends')
+local times = redis.call('HMGET', base, 'expires', 'ends', 'mode')
 if not times[1] then
     return { 'gone' }
 end
@@ -9,8 +9,8 @@ local expires, ends = seconds(times[1]), seconds(times[2])
 if expires > now then
     return { 'later', times[1] }
 end
-if ARGV[3] == '1' and ends > now then
-    return { 'later', move_deadline(now, tonumber(ARGV[2]), ends) }
+if ARGV[2] == '1' and ends > now then
+    return { 'later', move_deadline(now, idle_of(times[3], ARGV[3], ARGV[4]), ends) }
 end
 local found = record()
 local tokens = redis.call('HGETALL', base .. ':u')

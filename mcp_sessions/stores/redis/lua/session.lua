@@ -81,6 +81,11 @@ local function share_lifetime(key)
     end
 end
 
+-- How long a session of a mode may be idle, of the two times that there are.
+local function idle_of(mode, idle, bound)
+    return tonumber(mode == 'bound' and bound or idle)
+end
+
 -- The idle time begins anew; the new deadline, as text.
 local function move_deadline(now, idle, ends)
     if ends == math.huge then
