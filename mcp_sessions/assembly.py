@@ -145,6 +145,7 @@ class Assembly:
             policy,
             clock,
             upstream.session_over,
+            conversations is not None,
         )
         self.transport_sessions = TransportSessions(
             store, connections, attachments, clock, bus, runner.held, upstream.listed

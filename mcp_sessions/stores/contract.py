@@ -113,8 +113,9 @@ class SessionStore(Protocol):
 
         Raises:
             LimitReached: ``max_sessions`` or ``max_sessions_per_principal`` are open
-                already, or ``peer`` has more than ``max_client_bytes`` (``stores/limits.py``).
-                Nothing was made.
+                already (for one of ``Mode.BOUND``, where the latter is None, a tenth of
+                ``max_sessions`` is its principal's), or ``peer`` has more than
+                ``max_client_bytes`` (``stores/limits.py``). Nothing was made.
         """
         ...
 
@@ -198,6 +199,28 @@ class SessionStore(Protocol):
             limit: How many at the most.
             opened: Those too whose GET stream was open once: the caller holds those where it
                 still is, and nobody else serves them.
+        """
+        ...
+
+    async def evict_bound(
+        self,
+        principal: Principal,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+    ) -> Sequence[SessionRecord]:
+        """End up to ``limit`` of the principal's sessions of ``Mode.BOUND`` that were not used for
+        so long, those first that were not used for longest. The records as they were.
+
+        Args:
+            principal: Whose.
+            now: Seconds since 1970.
+            unused_for: Seconds that nobody used it. Of one whose lifetime ends before its idle
+                time that is not known; it stays.
+            held: Never one of these.
+            limit: How many at the most.
         """
         ...
 

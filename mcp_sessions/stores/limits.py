@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from mcp_sessions.core.client_description import size_of
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import Peer
@@ -23,19 +24,34 @@ def check_peer(peer: Peer | None, policy: SessionPolicy) -> None:
         raise LimitReached("max_client_bytes")
 
 
-def check_sessions(count: int, owned: int, policy: SessionPolicy) -> None:
+_SHARE = 10
+"""``max_sessions`` by this is what one principal can fill with names of his own."""
+
+
+def most_of_one(mode: Mode, policy: SessionPolicy) -> int | None:
+    """How many sessions a principal may have for one of a mode to be made; None: any number."""
+    if policy.max_sessions_per_principal is None and mode is Mode.BOUND:
+        # It costs who makes up a name nothing, not even a connection.
+        return max(1, policy.max_sessions // _SHARE)
+    return policy.max_sessions_per_principal
+
+
+def check_sessions(
+    count: int, owned: int, policy: SessionPolicy, mode: Mode = Mode.PROTOCOL
+) -> None:
     """Whether there may be one session more.
 
     Args:
         count: How many there are.
         owned: Of these, those of its principal.
+        mode: Its.
 
     Raises:
         LimitReached: They are ``max_sessions``, or ``max_sessions_per_principal``.
     """
     if count >= policy.max_sessions:
         raise LimitReached("max_sessions")
-    most = policy.max_sessions_per_principal
+    most = most_of_one(mode, policy)
     if most is not None and owned >= most:
         raise LimitReached("max_sessions_per_principal")
 

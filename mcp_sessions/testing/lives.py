@@ -319,6 +319,62 @@ async def evict_ends_what_is_nobodys_and_holds_nothing(make: MakeStore) -> None:
         assert await evicted(155, 9) == [held.id]
 
 
+async def a_principals_oldest_bound_sessions_make_room(make: MakeStore) -> None:
+    """Those that were not used for longest, and nobody else's; what has another mode, is at work or
+    was used lately stays.
+    """
+    forget = 500.0
+    async with opened(make, forget_after=forget, idle_timeout=50.0) as store:
+
+        async def bound(name: str, principal: Principal = ALICE, at: float = 0) -> SessionId:
+            named = SessionId(name * 43)
+            record = await store.create(
+                Mode.BOUND, principal, peer=None, now=NOW + at, session_id=named
+            )
+            return record.session_id
+
+        async def evicted(at: float, limit: int, *held: SessionId) -> list[SessionId]:
+            gone = await store.evict_bound(
+                ALICE, now=NOW + at, unused_for=60, held=held, limit=limit
+            )
+            return [record.session_id for record in gone]
+
+        others = [(await new_session(store, mode=mode)).id for mode in MCP_MODES]
+        others += [await bound("o", BOB), await bound("n", ANONYMOUS)]
+        oldest, used, held, second, third = [
+            await bound(name, at=at) for at, name in enumerate("abcde")
+        ]
+        await store.subscribe(third, "note://1")
+        assert await store.admit(used, ALICE, mode=Mode.BOUND, now=NOW + 90) is not None
+        assert await evicted(59.9, 9) == []
+        assert await evicted(100, 1, held) == [oldest]
+        assert await evicted(100, 9, held) == [second, third]
+        assert await evicted(100, 9, held) == []
+        assert await store.subscribers("note://1") == []
+        assert await ids_of(store) == {*others, used, held}
+        assert await evicted(155, 1) == [held]
+        assert await evicted(155, 9) == [used]
+        assert await store.evict_bound(ALICE, now=NOW, unused_for=1, held=(), limit=9) == []
+
+
+async def one_principals_names_do_not_fill_the_store(make: MakeStore) -> None:
+    """A tenth of ``max_sessions`` is his, where the operator says nothing; others come in."""
+    async with opened(make, max_sessions=30) as store:
+
+        async def named(name: str, principal: Principal = ALICE) -> None:
+            named = SessionId(name * 43)
+            await store.create(Mode.BOUND, principal, peer=None, now=NOW, session_id=named)
+
+        for name in "abc":
+            await named(name)
+        assert await limit_of(lambda: named("d")) == "max_sessions_per_principal"
+        await named("a")
+        await named("e", BOB)
+        for _ in range(26):
+            await new_session(store)
+        assert await limit_of(lambda: new_session(store)) == "max_sessions"
+
+
 async def an_ended_session_leaves_no_trace_and_never_comes_back(make: MakeStore) -> None:
     """END2, SES18, END1: every late call is refused, and ending again finds nothing."""
     async with opened(make) as store:
@@ -351,5 +407,7 @@ CHECKS: Sequence[Check] = (
     an_append_after_the_lifetime_stores_nothing,
     expire_ends_what_is_overdue_and_spares_what_is_at_work,
     evict_ends_what_is_nobodys_and_holds_nothing,
+    a_principals_oldest_bound_sessions_make_room,
+    one_principals_names_do_not_fill_the_store,
     an_ended_session_leaves_no_trace_and_never_comes_back,
 )

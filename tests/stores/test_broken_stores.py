@@ -24,6 +24,7 @@ from mcp_sessions.ids import (
     StreamName,
     parse_position,
 )
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.records import (
@@ -269,6 +270,41 @@ class EvictsWhatIsUsed(MemoryStore):
         return await super().evict(now=now, unused_for=0, held=(), limit=limit, opened=True)
 
 
+class ForgetsWhoeversConversations(MemoryStore):
+    """A user's flood of names pushes out the conversations of others."""
+
+    async def evict_bound(
+        self,
+        principal: Principal,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+    ) -> Sequence[SessionRecord]:
+        owners = {record.principal for record in await self.all_sessions()}
+        gone: list[SessionRecord] = []
+        for owner in owners:
+            gone += await super().evict_bound(
+                owner, now=now, unused_for=unused_for, held=held, limit=limit
+            )
+        return gone
+
+
+class ForgetsAConversationAsItSleeps(MemoryStore):
+    """Idle is taken for dead."""
+
+    def _deadline(self, mode: Mode, now: float, ends_at: float) -> float:
+        return super()._deadline(Mode.PROTOCOL, now, ends_at)
+
+
+class CountsNobodysNames(MemoryStore):
+    """Whoever makes up names fills the store alone."""
+
+    async def open(self, policy: SessionPolicy) -> None:
+        await super().open(replace(policy, max_sessions_per_principal=policy.max_sessions))
+
+
 class BringsTheEndedBack(MemoryStore):
     """A late write stores the session again (toolhive)."""
 
@@ -402,6 +438,9 @@ class KeepsItsPositions(MemoryStore):
         (KeepsAnswersOfTheEnded, admission.a_session_that_ends_meanwhile_admits_nothing),
         (ReapsWhatIsBusy, lives.expire_ends_what_is_overdue_and_spares_what_is_at_work),
         (EvictsWhatIsUsed, lives.evict_ends_what_is_nobodys_and_holds_nothing),
+        (ForgetsWhoeversConversations, lives.a_principals_oldest_bound_sessions_make_room),
+        (ForgetsAConversationAsItSleeps, lives.a_bound_session_lives_as_long_as_it_may_be_idle),
+        (CountsNobodysNames, lives.one_principals_names_do_not_fill_the_store),
         (BringsTheEndedBack, lives.an_ended_session_leaves_no_trace_and_never_comes_back),
         (MergesIntoAnOldState, belongings.state_is_changed_key_by_key),
         (ChangesAnyState, belongings.state_is_changed_only_as_the_caller_saw_it),

@@ -10,6 +10,7 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -29,6 +30,7 @@ from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.limits import most_of_one
 from mcp_sessions.stores.records import Mode, Peer, SessionRecord
 
 logger = logging.getLogger(__name__)
@@ -56,12 +58,16 @@ class Lifecycle:
     _session_over: Callable[[SessionId], Awaitable[None]]
     """Tells the wrapped server."""
 
+    _binds: bool
+    """Whether there are sessions of conversations."""
+
     def __post_init__(self) -> None:
         # The store hands each record out once.
         self._over: deque[SessionRecord] = deque()
         self._room = asyncio.Lock()
         self._looked: Counter[bool] = Counter()
         self._in_vain_at = -math.inf
+        self._own_in_vain: dict[Principal, float] = {}
         # A session at work is touched at least three times per idle timeout, so that no
         # replica sees it past its deadline.
         self.interval = max(0.05, min(5.0, self._policy.idle_timeout / 3))
@@ -92,10 +98,27 @@ class Lifecycle:
             if reached.limit == "max_client_bytes":
                 raise
             # Where it is one principal's own limit, others' sessions are not in the way.
-            await self._make_room(reached.limit == "max_sessions" or principal == ANONYMOUS)
-            record = await create(now=self._clock())
+            evicts = reached.limit == "max_sessions" or principal == ANONYMOUS
+            record = await self._create_for_own(create, principal) if self._binds else None
+            if record is None:
+                await self._make_room(evicts)
+                record = await create(now=self._clock())
         metrics.session_made(mode.value)
         return record
+
+    async def _create_for_own(
+        self, create: Callable[..., Awaitable[SessionRecord]], principal: Principal
+    ) -> SessionRecord | None:
+        """A limit is reached: in place of what has expired, else of the oldest conversations of the
+        same principal; None: there is nothing of both.
+        """
+        await self._make_room(False)
+        with suppress(LimitReached):
+            return await create(now=self._clock())
+        if await self._evict_own(principal):
+            with suppress(LimitReached):
+                return await create(now=self._clock())
+        return None
 
     async def finish(self, session_id: SessionId) -> bool:
         """End a session for ever; False if it was not there.
@@ -212,6 +235,33 @@ class Lifecycle:
                     await self._evict()
             finally:
                 self._looked.update({False, evicts})
+
+    async def _evict_own(self, principal: Principal) -> bool:
+        now = self._clock()
+        if 0 <= now - self._own_in_vain.get(principal, -math.inf) < _PAUSE:
+            return False
+        most = most_of_one(Mode.BOUND, self._policy) or self._policy.max_sessions
+        evicted = await self._store.evict_bound(
+            principal,
+            now=now,
+            unused_for=self._policy.min_evictable_idle_time,
+            held=frozenset(self._runner.held),
+            # Some of many at once: to look for them takes as long as they are many.
+            limit=max(1, most // 100),
+        )
+        if evicted:
+            logger.warning(
+                "a user has too many sessions, or all have; %d conversations of the same user "
+                "that nobody used were forgotten",
+                len(evicted),
+            )
+        else:
+            if len(self._own_in_vain) >= _BATCH:
+                self._own_in_vain.clear()
+            self._own_in_vain[principal] = now
+        self._are_over(evicted, "evicted")
+        await self._forget_all()
+        return bool(evicted)
 
     async def _evict(self) -> None:
         now = self._clock()

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mcp_sessions.core.admission import Admission, admission
-from mcp_sessions.core.lifetime import end_of_life, is_over, longest_life
+from mcp_sessions.core.lifetime import end_of_life, idle_time, is_over, longest_life
 from mcp_sessions.core.log import UNBOUNDED, EventLog, window_of
 from mcp_sessions.core.messages import encode
 from mcp_sessions.core.request_keys import RequestKeys, found
@@ -76,7 +76,7 @@ class MemoryStore(Events):
             self._forget(known)
         check_peer(peer, policy)
         owned = self._by_principal.get(principal, 0)
-        check_sessions(len(self._sessions), owned, policy)
+        check_sessions(len(self._sessions), owned, policy, mode)
         session_id = session_id or mint_session_id()
         ends_at = end_of_life(mode, now=now, max_lifetime=longest_life(mode, policy))
         record = SessionRecord(
@@ -214,6 +214,33 @@ class MemoryStore(Events):
             )
 
         going = heapq.nsmallest(limit, filter(goes, self._sessions.values()), key=order)
+        for session in going:
+            self._forget(session)
+        return [session.record for session in going]
+
+    async def evict_bound(
+        self,
+        principal: Principal,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+    ) -> Sequence[SessionRecord]:
+        latest = now - unused_for + idle_time(Mode.BOUND, self._policy)
+
+        def goes(session: Session) -> bool:
+            record = session.record
+            return (
+                record.mode is Mode.BOUND
+                and record.expires_at <= latest
+                and record.expires_at < record.ends_at
+                and record.principal == principal
+                and record.session_id not in held
+            )
+
+        candidates = filter(goes, self._sessions.values())
+        going = heapq.nsmallest(limit, candidates, key=lambda each: each.record.expires_at)
         for session in going:
             self._forget(session)
         return [session.record for session in going]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from mcp_sessions.core.lifetime import end_of_life, idle_deadline, idle_time, longest_life
 from mcp_sessions.core.request_keys import Begun, key_cost
@@ -13,7 +14,7 @@ from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
-from mcp_sessions.stores.limits import check_peer
+from mcp_sessions.stores.limits import check_peer, most_of_one
 from mcp_sessions.stores.records import Admitted, KeyUse, Peer, SessionRecord
 from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.codec import (
@@ -71,7 +72,7 @@ class Lives(Lists):
                 member,
                 repr(deadline),
                 policy.max_sessions,
-                policy.max_sessions_per_principal or 2**53,
+                most_of_one(mode, policy) or 2**53,
                 0 if ends_at == math.inf else self._list_lifetime,
             )
             if not reached:
@@ -221,17 +222,67 @@ class Lives(Lists):
             if expires is not None and created is not None:
                 used_at = float(expires) - idle
                 order.append((used_at - float(created) > unused_for, used_at, member))
-        waiting = deque(member for *_, member in sorted(order))
+        args = Mode.TRANSPORT.value, owner, repr(before + idle), int(opened)
+        members = [member for *_, member in sorted(order)]
+        evicted = await self._evict_some(members, limit, args, now)
+        self._looked_at = start if evicted else start + len(known)
+        return evicted
+
+    async def evict_bound(
+        self,
+        principal: Principal,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+    ) -> Sequence[SessionRecord]:
+        now = await self._clock.at(now)
+        owner, held_tags = owner_of(principal), {tag_of(session_id) for session_id in held}
+        latest = now - unused_for + idle_time(Mode.BOUND, self._policy)
+        listed: list[bytes] = await self._command("SMEMBERS", self._owned(owner))
+        if not listed:
+            return []
+        places: list[Any] = await self._command("ZMSCORE", self._all, *listed)
+        order = sorted(
+            (float(place), member)
+            for place, member in zip(places, listed, strict=True)
+            if place is not None and float(place) <= latest and tag_in(member) not in held_tags
+        )
+        # A place is no later than the deadline, which requests have moved since.
+        known = [member for _, member in order[:_MOST_LOOKED_AT]]
+        times: list[list[bytes | None]] = await all_of(
+            self._command("HMGET", self._key_of(tag_in(member)), "expires", "mode")
+            for member in known
+        )
+        due = [
+            (float(expires), member)
+            for (expires, mode), member in zip(times, known, strict=True)
+            if expires is not None and mode == Mode.BOUND.value.encode()
+        ]
+        if not due:
+            return []
+        # So that those which are in use are not looked at again, before others.
+        await self._command(
+            "ZADD", self._all, "XX", *(each for at, member in due for each in (repr(at), member))
+        )
+        members = [member for at, member in sorted(due) if at <= latest]
+        return await self._evict_some(
+            members, limit, (Mode.BOUND.value, owner, repr(latest), 0), now
+        )
+
+    async def _evict_some(
+        self, members: Sequence[bytes], limit: int, args: Sequence[Value], now: float
+    ) -> list[SessionRecord]:
+        waiting = deque(members)
         evicted: list[SessionRecord] = []
         while waiting and len(evicted) < limit:
             most = min(len(waiting), limit - len(evicted))
-            members = [waiting.popleft() for _ in range(most)]
+            some = [waiting.popleft() for _ in range(most)]
             done = await each_of(
-                self._leave(member, scripts.EVICT, owner, repr(before), idle, int(opened), now=now)
-                for member in members
+                self._leave(member, scripts.EVICT, *args, now=now) for member in some
             )
             evicted += [each[0] for each in done if each is not None and each[0] is not None]
-        self._looked_at = start if evicted else start + len(known)
         return evicted
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:

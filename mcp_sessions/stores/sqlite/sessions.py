@@ -22,7 +22,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.limits import check_sessions, check_sizes
+from mcp_sessions.stores.limits import check_sessions, check_sizes, most_of_one
 from mcp_sessions.stores.records import (
     Attachment,
     CurrentSession,
@@ -131,10 +131,10 @@ def create(tx: Transaction, record: SessionRecord, policy: SessionPolicy) -> Ses
         forget(tx, known[0], record.session_id)
     principal = record.principal
     owner = owner_bytes(principal)
-    owned = 0
-    if policy.max_sessions_per_principal is not None:
+    count, most, owned = counted(tx), most_of_one(record.mode, policy), 0
+    if most is not None and count >= most:
         (owned,) = tx.execute("SELECT count(*) FROM sessions WHERE owner = ?", (owner,)).fetchone()
-    check_sessions(counted(tx), owned, policy)
+    check_sessions(count, owned, policy, record.mode)
     peer = record.peer
     values = (
         record.session_id,

@@ -49,7 +49,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from mcp_sessions.core.admission import Admission, admission, is_displaced
-from mcp_sessions.core.lifetime import end_of_life, longest_life
+from mcp_sessions.core.lifetime import end_of_life, idle_time, longest_life
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
@@ -195,24 +195,67 @@ class SQLiteStore(Events, Attachments, Belongings):
         opened: bool,
     ) -> Sequence[SessionRecord]:
         idle = self._policy.idle_timeout
-        moved = self._cache.moved(written_by=now - unused_for + idle)
+        return await self._evict(
+            " AND current_id IS NULL AND (? OR NOT stream_opened)"
+            " AND NOT EXISTS (SELECT 1 FROM subscriptions WHERE sid = s.sid)"
+            " AND NOT EXISTS (SELECT 1 FROM carried WHERE sid = s.sid)"
+            " ORDER BY expires_at - created_at > ?, expires_at",
+            (opened, idle + unused_for),
+            of=(Mode.TRANSPORT, ANONYMOUS),
+            latest=now - unused_for + idle,
+            held=held,
+            limit=limit,
+        )
+
+    async def evict_bound(
+        self,
+        principal: Principal,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+    ) -> Sequence[SessionRecord]:
+        return await self._evict(
+            " ORDER BY expires_at",
+            (),
+            of=(Mode.BOUND, principal),
+            latest=now - unused_for + idle_time(Mode.BOUND, self._policy),
+            held=held,
+            limit=limit,
+        )
+
+    async def _evict(
+        self,
+        which: str,
+        values: Sequence[float],
+        *,
+        of: tuple[Mode, Principal],
+        latest: float,
+        held: Collection[SessionId],
+        limit: int,
+    ) -> Sequence[SessionRecord]:
+        """End those of a mode and a principal whose idle deadline is ``latest`` or earlier.
+
+        Args:
+            which: Which of them, and in which order, as SQL for the table ``s``.
+            values: Its values.
+        """
+        moved = self._cache.moved(written_by=latest)
         spared = frozenset(held)
+        mode, owner = of
 
         def work(tx: Transaction) -> list[SessionRecord]:
             sessions.move_deadlines(tx, moved)
             rows = tx.execute(
                 "SELECT session_id FROM sessions AS s"
                 " WHERE expires_at <= ? AND mode = ? AND owner = ? AND expires_at < ends_at"
-                " AND current_id IS NULL AND (? OR NOT stream_opened)"
-                " AND NOT EXISTS (SELECT 1 FROM subscriptions WHERE sid = s.sid)"
-                " AND NOT EXISTS (SELECT 1 FROM carried WHERE sid = s.sid)"
-                " ORDER BY expires_at - created_at > ?, expires_at LIMIT ?",
+                f"{which} LIMIT ?",
                 (
-                    now - unused_for + idle,
-                    Mode.TRANSPORT.value,
-                    sessions.owner_bytes(ANONYMOUS),
-                    opened,
-                    idle + unused_for,
+                    latest,
+                    mode.value,
+                    sessions.owner_bytes(owner),
+                    *values,
                     limit + len(spared),
                 ),
             ).fetchall()

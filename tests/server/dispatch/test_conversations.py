@@ -327,6 +327,56 @@ async def test_a_flood_of_keys_meets_its_senders_limit(caplog: pytest.LogCapture
     assert [each for each in caplog.messages if "max_sessions_per_principal" in each]
 
 
+async def test_at_a_limit_the_senders_own_oldest_conversation_is_forgotten() -> None:
+    """Nobody else's, however old, nor one at work; a session that was started stays, too."""
+    async with world(conversations=ON, max_sessions=8, max_sessions_per_principal=4) as w:
+        tools(w)
+        ann, bob, eve = [await w.carrier_of(user(name)) for name in ("ann", "bob", "eve")]
+        assert await text(bob, "modern", OPENAI, "his") == "conversation 1 1"
+        client = RawClient(ann)
+        await client.initialize()
+        await client.start()
+        running = ModernClient(ann).call("wait", {"gate": "g"}, meta={OPENAI.name: "at work"})
+        await w.box.gate("g").started.wait()
+        assert await text(ann, "modern", OPENAI, "old") == "conversation 1 1"
+        # Four are hers, and all were used lately.
+        assert await text(ann, "modern", OPENAI, "new") == "none"
+        w.clock.advance(70)
+        assert await text(ann, "modern", OPENAI, "new") == "conversation 1 1"
+        w.clock.advance(30)
+        assert await text(ann, "modern", OPENAI, "newer") == "none"
+        assert await text(ann, "modern", OPENAI, "new") == "conversation 2 2"
+        w.box.gate("g").go.set()
+        assert (await running.result())["content"][0]["text"] == "through g"
+        w.clock.advance(70)
+        # A session that a client starts needs a place as well.
+        second = RawClient(ann)
+        await second.initialize()
+        assert await text(ann, "modern", OPENAI, "new") == "conversation 3 3"
+        assert await client.text("count") == "session 1 1"
+        # All have too many: his oldest goes, not hers.
+        for key in ("a", "b", "c"):
+            assert await text(bob, "modern", OPENAI, key) == "conversation 1 1"
+        w.clock.advance(70)
+        assert await text(eve, "modern", OPENAI, "none of hers") == "none"
+        assert await text(bob, "modern", OPENAI, "d") == "conversation 1 1"
+        assert await text(ann, "modern", OPENAI, "new") == "conversation 4 4"
+
+
+async def test_one_who_makes_up_keys_leaves_room_for_others() -> None:
+    """Without a limit for each, a tenth is his; who is nobody is one of them."""
+    anybody = Conversations(anonymous=True)
+    async with world(conversations=anybody, max_sessions=30) as w:
+        tools(w)
+        flood = [await text(w.carrier, "modern", OPENAI, f"key {n}") for n in range(5)]
+        assert flood == ["conversation 1 1"] * 3 + ["none"] * 2
+        w.clock.advance(70)
+        assert await text(w.carrier, "modern", OPENAI, "one more") == "conversation 1 1"
+        assert len(await w.layer.sessions.list()) == 3
+        ann = await w.carrier_of(user("ann"))
+        assert await text(ann, "modern", OPENAI, "key 0") == "conversation 1 1"
+
+
 @pytest.mark.parametrize("header", ["Forwarded", "X-Forwarded-For", "Via", "X-Real-IP"])
 async def test_who_is_nobody_has_one_on_this_machine_only(header: str) -> None:
     """Unless the operator says otherwise: behind a proxy a name would be everybody's credential."""
