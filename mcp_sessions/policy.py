@@ -52,8 +52,9 @@ class SessionPolicy:
     """Open sessions of both modes per store."""
 
     max_sessions_per_principal: int | None = None
-    """Open sessions of one principal; None: only ``max_sessions``. Without authentication
-    everyone is one principal."""
+    """Open sessions of one principal; None: only ``max_sessions``, but that a principal who has a
+    tenth of those gets no more by ``Conversations``. Without authentication everyone is one
+    principal."""
 
     min_evictable_idle_time: float = 60
     """Where ``max_sessions``, or ``max_sessions_per_principal`` without authentication, is
@@ -61,7 +62,8 @@ class SessionPolicy:
     authentication), hold nothing (no running request, no open GET stream, no subscription, no
     session) and were not used for this long: those first that were never used for longer. What
     a handler keeps in one's ``state`` and ``data`` does not stop that. Their clients are answered
-    404, and initialize again. Not below ``idle_timeout``: none is."""
+    404, and initialize again. With ``Conversations`` first go those of whoever needs a place that
+    were not used for this long. Not below ``idle_timeout``: none is."""
 
     max_client_bytes: int = 65_536
     """Of what a client says of itself in ``initialize`` (``capabilities``, ``clientInfo``), as

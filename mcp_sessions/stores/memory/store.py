@@ -34,7 +34,7 @@ from mcp_sessions.stores.limits import (
     text_size,
 )
 from mcp_sessions.stores.memory.events import Events
-from mcp_sessions.stores.memory.tables import Session
+from mcp_sessions.stores.memory.tables import Owner, Session
 from mcp_sessions.stores.records import Admitted, CurrentSession, Data, KeyUse, Peer, SessionRecord
 
 
@@ -75,8 +75,8 @@ class MemoryStore(Events):
         if known is not None:
             self._forget(known)
         check_peer(peer, policy)
-        owned = self._by_principal.get(principal, 0)
-        check_sessions(len(self._sessions), owned, policy, mode)
+        owner = self._by_principal.get(principal) or Owner(principal)
+        check_sessions(len(self._sessions), owner.sessions, policy, mode)
         session_id = session_id or mint_session_id()
         ends_at = end_of_life(mode, now=now, max_lifetime=longest_life(mode, policy))
         record = SessionRecord(
@@ -89,11 +89,15 @@ class MemoryStore(Events):
             peer=peer,
         )
         log = None
+        if mode is Mode.BOUND and owner.principal.scopes == principal.scopes:
+            # Its credential is no part of it, and there may be many of one principal.
+            record.principal = owner.principal
         if mode is not Mode.BOUND:
             is_kept_whole = mode is Mode.CONVERSATION
             log = EventLog(mint_log_epoch(), UNBOUNDED if is_kept_whole else self._window)
         self._sessions[session_id] = Session(record, log)
-        self._by_principal[principal] = owned + 1
+        self._by_principal[principal] = owner
+        owner.sessions += 1
         if ends_at != math.inf:
             heapq.heappush(self._deadlines, (record.expires_at, session_id))
         return record

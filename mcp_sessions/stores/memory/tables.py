@@ -31,6 +31,16 @@ class Session:
     """Of its subscriptions, in sum."""
 
 
+@dataclass(slots=True)
+class Owner:
+    """A principal with sessions."""
+
+    principal: Principal
+    """As the oldest request said it: many sessions hold this one."""
+
+    sessions: int = 0
+
+
 class Tables:
     """Sessions by id, and what leads to them."""
 
@@ -38,7 +48,7 @@ class Tables:
         self._policy = SessionPolicy()
         self._window = window_of(self._policy)
         self._sessions: dict[SessionId, Session] = {}
-        self._by_principal: dict[Principal, int] = {}
+        self._by_principal: dict[Principal, Owner] = {}
         self._by_uri: dict[str, dict[SessionId, None]] = {}
         # Connection → the last event of each carried session that its GET stream has.
         self._relayed: dict[SessionId, dict[SessionId, Position]] = {}
@@ -75,10 +85,9 @@ class Tables:
         del self._sessions[record.session_id]
         self._relayed.pop(record.session_id, None)
         self._compact()
-        left = self._by_principal[record.principal] - 1
-        if left:
-            self._by_principal[record.principal] = left
-        else:
+        owner = self._by_principal[record.principal]
+        owner.sessions -= 1
+        if not owner.sessions:
             del self._by_principal[record.principal]
         for uri in record.subscriptions:
             self._forget_subscription(record.session_id, uri)
