@@ -15,7 +15,6 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,6 @@ from tests.support.processes import free_port, wait_until_it_listens
 
 ROUNDS = 5
 SESSION = "io.modelcontextprotocol/session"
-CONVERSATION = "openai/session"
 REQUEST_KEY = "io.github.mcp-sessions/requestKey"
 MODERN = "2026-07-28"
 HANDSHAKE = "2025-11-25"
@@ -37,7 +35,6 @@ class Case:
     server: str
     version: str
     session: bool = False
-    conversation: str | None = None
 
 
 CASES = [
@@ -93,8 +90,6 @@ class Client:
             }
         elif case.server != "floor":
             self._initialize()
-        if case.conversation is not None:
-            self._meta[CONVERSATION] = case.conversation
         if case.session:
             answer = self.send("sessions/create" if case.version == MODERN else "session/start", {})
             if case.version == MODERN:
@@ -147,25 +142,25 @@ class Client:
         return answer
 
 
-def measure(calls: int, cases: Sequence[Case] = CASES) -> dict[str, float]:
+def measure(calls: int) -> dict[str, float]:
     """Microseconds of server CPU per call, by the name of the case: the median round."""
-    servers = {kind: Server(kind) for kind in {case.server for case in cases}}
+    servers = {kind: Server(kind) for kind in {case.server for case in CASES}}
     try:
-        clients = {case: Client(case, servers[case.server].port) for case in cases}
-        for case in cases:
+        clients = {case: Client(case, servers[case.server].port) for case in CASES}
+        for case in CASES:
             clients[case].wake()
             for _ in range(300):
                 clients[case].call()
-        rounds: dict[Case, list[float]] = {case: [] for case in cases}
+        rounds: dict[Case, list[float]] = {case: [] for case in CASES}
         for _ in range(ROUNDS):
-            for case in cases:
+            for case in CASES:
                 clients[case].wake()
                 before = servers[case.server].cpu()
                 for _ in range(calls):
                     clients[case].call()
                 spent = servers[case.server].cpu() - before
                 rounds[case].append(spent / calls * 1_000_000)
-        return {case.name: statistics.median(rounds[case]) for case in cases}
+        return {case.name: statistics.median(rounds[case]) for case in CASES}
     finally:
         for server in servers.values():
             server.stop()

@@ -2,21 +2,25 @@
 
     python -m tests.bench.bench_conversations [CALLS]
 
-A call is compared with one in a session that the client names, of the same server in the same
-run. What sleeps is 10,000 conversations of 100 users, each made by a request of its own: bytes in
-memory, rows in SQLite, keys in Redis. It fails where one of them is more than promised.
+A call in process is compared with one in a session that the client names, 50 and 50 in turn; both
+times are those of client and server. What sleeps is 10,000 conversations of 100 users, each made by
+a request of its own: bytes in memory, rows in SQLite, keys in Redis. It fails where one of them is
+more than promised.
 """
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import sys
 import tempfile
+import time
 import tracemalloc
 from contextlib import closing
 from pathlib import Path
 from sqlite3 import connect
 
+from mcp_sessions import Conversations
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
@@ -26,18 +30,43 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.redis.store import RedisStore
 from mcp_sessions.stores.sqlite.store import SQLiteStore
-from tests.bench.bench_calls import HANDSHAKE, MODERN, Case, measure
+from tests.support.modern import ModernClient
+from tests.support.raw import Json, RawClient
 from tests.support.redis_server import redis_server
+from tests.support.world import world
 
 SLEEPING, USERS = 10_000, 100
 MOST_BYTES, MOST_SHARE = 512, 1.10
+TURN = 50
 
-CASES = [
-    Case("2025 era, named", "bound", HANDSHAKE, session=True),
-    Case("2025 era, bound", "bound", HANDSHAKE, conversation="c"),
-    Case("2026 era, named", "bound", MODERN, session=True),
-    Case("2026 era, bound", "bound", MODERN, conversation="c"),
-]
+
+async def per_call(era: str, calls: int) -> tuple[float, float]:
+    """Microseconds of CPU of a call in a named session, and of one in a bound session."""
+    async with world(conversations=Conversations()) as it:
+        modern, old = ModernClient(it.carrier), RawClient(it.carrier)
+        await old.initialize()
+
+        async def call(meta: Json) -> None:
+            arguments = {"text": "hello"}
+            if era == "2026":
+                await modern.call("echo", arguments, meta=meta).result()
+            else:
+                params = {"name": "echo", "arguments": arguments, "_meta": meta}
+                await old.send("tools/call", params).result()
+
+        started = await modern.send("sessions/create", {}).result()
+        metas = {"io.modelcontextprotocol/session": started["session"]}, {"openai/session": "c"}
+        times: tuple[list[float], list[float]] = [], []
+        for _ in range(calls // TURN + 4):
+            for meta, spent in zip(metas, times, strict=True):
+                before = time.process_time()
+                for _ in range(TURN):
+                    await call(meta)
+                spent.append((time.process_time() - before) / TURN * 1_000_000)
+    # The first ones warm up.
+    named, bound = times[0][4:], times[1][4:]
+    more = statistics.median(b - a for a, b in zip(named, bound, strict=True))
+    return statistics.median(named), statistics.median(named) + more
 
 
 async def fill(store: SessionStore) -> None:
@@ -101,9 +130,8 @@ def main() -> None:
     """Measure, and print."""
     calls = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
     failed = False
-    figures = measure(calls, CASES)
     for era in ("2025", "2026"):
-        named, bound = figures[f"{era} era, named"], figures[f"{era} era, bound"]
+        named, bound = asyncio.run(per_call(era, calls))
         failed = failed or bound > MOST_SHARE * named
         print(
             f"  {era} era: named {named:4.0f} us, bound {bound:4.0f} us, {bound / named:.2f} times"

@@ -10,6 +10,7 @@ import ipaddress
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from mcp_sessions.conversations import Conversations
@@ -199,11 +200,13 @@ class BoundSessions:
             return True
         names = {name for name, _ in scope["headers"]}
         ends = (scope.get("client"), scope.get("server"))
-        return _FORWARDED.isdisjoint(names) and all(_is_loopback(end) for end in ends)
+        return _FORWARDED.isdisjoint(names) and all(end and _is_loopback(end[0]) for end in ends)
 
 
-def _is_loopback(end: Any) -> bool:
+@lru_cache(maxsize=1_024)
+def _is_loopback(address: str | None) -> bool:
+    # Asked twice with each request: to parse one takes as long as to make the session's id.
     try:
-        return ipaddress.ip_address(end[0]).is_loopback
-    except (TypeError, ValueError, LookupError):
+        return ipaddress.ip_address(address or "").is_loopback
+    except ValueError:
         return False
