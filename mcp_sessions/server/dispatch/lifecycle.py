@@ -17,6 +17,7 @@ from functools import partial
 from mcp_sessions import metrics
 from mcp_sessions.background import report
 from mcp_sessions.core.client_description import outlined
+from mcp_sessions.core.lifetime import idle_time
 from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import ConnectionId, SessionId, digest, process_of
 from mcp_sessions.policy import SessionPolicy
@@ -70,7 +71,8 @@ class Lifecycle:
         self._own_in_vain: dict[Principal, float] = {}
         # A session at work is touched at least three times per idle timeout, so that no
         # replica sees it past its deadline.
-        self.interval = max(0.05, min(5.0, self._policy.idle_timeout / 3))
+        shortest = min(idle_time(mode, self._policy) for mode in Mode)
+        self.interval = max(0.05, min(5.0, shortest / 3))
         """Seconds between two rounds."""
 
     async def create(
@@ -99,26 +101,32 @@ class Lifecycle:
                 raise
             # Where it is one principal's own limit, others' sessions are not in the way.
             evicts = reached.limit == "max_sessions" or principal == ANONYMOUS
-            record = await self._create_for_own(create, principal) if self._binds else None
-            if record is None:
-                await self._make_room(evicts)
-                record = await create(now=self._clock())
+            record = await self._create_at_limit(create, principal, evicts)
         metrics.session_made(mode.value)
         return record
 
-    async def _create_for_own(
-        self, create: Callable[..., Awaitable[SessionRecord]], principal: Principal
-    ) -> SessionRecord | None:
-        """A limit is reached: in place of what has expired, else of the oldest conversations of the
-        same principal; None: there is nothing of both.
+    async def _create_at_limit(
+        self,
+        create: Callable[..., Awaitable[SessionRecord]],
+        principal: Principal,
+        evicts: bool,
+    ) -> SessionRecord:
+        """In place of what has expired, else of the oldest conversations of the same principal,
+        else of what is nobody's, if ``evicts``.
+
+        Raises:
+            LimitReached: There is nothing of these.
         """
-        await self._make_room(False)
-        with suppress(LimitReached):
-            return await create(now=self._clock())
-        if await self._evict_own(principal):
+        ways = [partial(self._make_room, evicts)]
+        if self._binds:
+            own = partial(self._evict_own, principal)
+            ways = [partial(self._make_room, False), own, *(ways if evicts else ())]
+        for makes_room in ways[:-1]:
+            await makes_room()
             with suppress(LimitReached):
                 return await create(now=self._clock())
-        return None
+        await ways[-1]()
+        return await create(now=self._clock())
 
     async def finish(self, session_id: SessionId) -> bool:
         """End a session for ever; False if it was not there.
@@ -236,10 +244,10 @@ class Lifecycle:
             finally:
                 self._looked.update({False, evicts})
 
-    async def _evict_own(self, principal: Principal) -> bool:
+    async def _evict_own(self, principal: Principal) -> None:
         now = self._clock()
         if 0 <= now - self._own_in_vain.get(principal, -math.inf) < _PAUSE:
-            return False
+            return
         most = most_of_one(Mode.BOUND, self._policy) or self._policy.max_sessions
         evicted = await self._store.evict_bound(
             principal,
@@ -261,7 +269,6 @@ class Lifecycle:
             self._own_in_vain[principal] = now
         self._are_over(evicted, "evicted")
         await self._forget_all()
-        return bool(evicted)
 
     async def _evict(self) -> None:
         now = self._clock()

@@ -30,6 +30,9 @@ from mcp_sessions.stores.redis.commands import AT_ONCE, all_of, each_of, told_to
 from mcp_sessions.stores.redis.connection import Link, Value
 from mcp_sessions.stores.redis.lists import Lists, is_old, tag_in
 
+_BOUND = b".b"
+"""Ends the place of a conversation's session: its principal may have many of others."""
+
 _MOST_LOOKED_AT = 2_048
 """Sessions that are asked whether they hold something, when room has to be made."""
 
@@ -63,6 +66,8 @@ class Lives(Lists):
         deadline = idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at)
         owned = self._owned(owner_of(principal))
         member = f"{tag_of(session_id)}.{owned[-16:]}.{int(await self._clock.now()):x}"
+        if mode is Mode.BOUND:
+            member += _BOUND.decode()
         # A place first, then the session: a process that dies in between leaves a place that
         # nobody has, which is given up when its deadline has passed.
         for attempt in range(2):
@@ -240,7 +245,8 @@ class Lives(Lists):
         now = await self._clock.at(now)
         owner, held_tags = owner_of(principal), {tag_of(session_id) for session_id in held}
         latest = now - unused_for + idle_time(Mode.BOUND, self._policy)
-        listed: list[bytes] = await self._command("SMEMBERS", self._owned(owner))
+        owned: list[bytes] = await self._command("SMEMBERS", self._owned(owner))
+        listed = [member for member in owned if member.endswith(_BOUND)]
         if not listed:
             return []
         places: list[Any] = await self._command("ZMSCORE", self._all, *listed)
@@ -252,13 +258,12 @@ class Lives(Lists):
         # A place is no later than the deadline, which requests have moved since.
         known = [member for _, member in order[:_MOST_LOOKED_AT]]
         times: list[list[bytes | None]] = await all_of(
-            self._command("HMGET", self._key_of(tag_in(member)), "expires", "mode")
-            for member in known
+            self._command("HMGET", self._key_of(tag_in(member)), "expires") for member in known
         )
         due = [
             (float(expires), member)
-            for (expires, mode), member in zip(times, known, strict=True)
-            if expires is not None and mode == Mode.BOUND.value.encode()
+            for (expires,), member in zip(times, known, strict=True)
+            if expires is not None
         ]
         if not due:
             return []

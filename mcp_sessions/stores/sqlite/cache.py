@@ -109,9 +109,7 @@ class RecordCache:
         entry = self._entries.get(session_id)
         if entry is None or entry.record is not record:
             self._write({session_id: record.expires_at})
-        elif abs(record.expires_at - entry.written) >= _COALESCED * idle_time(
-            record.mode, self._policy
-        ):
+        elif abs(record.expires_at - entry.written) >= _COALESCED * self._policy.idle_timeout:
             entry.written = record.expires_at
             self._write({session_id: record.expires_at})
 

@@ -174,7 +174,7 @@ def test_no_call_reads_through_what_a_session_has() -> None:
         sessions.brief(tx, SESSION)
         sessions.record_of(tx, SESSION)
         sessions.subscribe(tx, sid, "a:1", policy)
-        sessions.expire(tx, now=NOW, held=(), deadlines={SESSION: NOW + 9}, idle_timeout=9, limit=9)
+        sessions.expire(tx, now=NOW, held=(), deadlines={SESSION: NOW + 9}, policy=policy, limit=9)
         connection.set_trace_callback(None)
         assert len(spoken) > 30
         for statement in spoken:
