@@ -41,13 +41,14 @@ from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import Outcomes
+from mcp_sessions.server.upstream.external.upstream import ExternalUpstream
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream, primes_streams
 from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
-from mcp_sessions.server.upstream.stdio.upstream import StdioUpstream
+from mcp_sessions.server.upstream.stdio.child import StdioChildren
 from mcp_sessions.stdio_server import StdioServer
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Peer, SessionRecord
@@ -84,8 +85,8 @@ class Assembly:
         self.clock = clock
         upstream: Upstream
         if isinstance(server, StdioServer):
-            remembers = store is not None
-            upstream = StdioUpstream(server, longest=policy.max_message, remembers=remembers)
+            starter = StdioChildren(server, policy.max_message)
+            upstream = ExternalUpstream(server, starter, remembers=store is not None)
             self.shell = upstream.shell
         else:
             upstream = self.shell = SdkUpstream(server, adds_subscriptions=store is not None)

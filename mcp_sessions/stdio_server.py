@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 from mcp_sessions.errors import ConfigurationError
-
-Per = Literal["session", "principal", "shared"]
+from mcp_sessions.external_server import ExternalServer, Per
 
 INHERITED: Final = (
     "HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER",
@@ -19,7 +17,7 @@ INHERITED: Final = (
 """What a command has of this process's environment: the layer's keys and passwords stay here."""
 
 
-class StdioServer:
+class StdioServer(ExternalServer):
     """A command that speaks MCP on its standard input and output.
 
     Its processes are started without a shell, each in a process group of its own, and none of them
@@ -57,22 +55,13 @@ class StdioServer:
         """
         if os.name != "posix":
             raise ConfigurationError("a StdioServer runs on Linux and macOS")
-        if per not in ("session", "principal", "shared"):
-            raise ConfigurationError(f"per: 'session', 'principal' or 'shared', not {per!r}")
-        if max_children < 1:
-            raise ConfigurationError(f"max_children must be at least 1, not {max_children}")
-        for name, seconds in (("child_idle", child_idle), ("start_timeout", start_timeout)):
-            if not (seconds > 0 and math.isfinite(seconds)):
-                raise ConfigurationError(f"{name} must be a number of seconds, not {seconds}")
+        identity = " ".join((os.path.basename(command), *args))
+        super().__init__(identity, per, max_children, child_idle, start_timeout)
         self.command = command
         self.args = args
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         self.env: Mapping[str, str] = MappingProxyType({**inherited, **(env or {})})
         self.cwd = os.fspath(cwd) if cwd is not None else None
-        self.per: Per = per
-        self.max_children = max_children
-        self.child_idle = child_idle
-        self.start_timeout = start_timeout
         if "\0" in "".join((command, *args, *self.env, *self.env.values())):
             raise ConfigurationError("a command, its arguments and its env have no NUL in them")
         if any("=" in name or not name for name in self.env):
@@ -81,11 +70,6 @@ class StdioServer:
             raise ConfigurationError(f"cwd: no such directory: {self.cwd}")
         self.program = self._found()
         """Where the command is."""
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return os.path.basename(self.command)
 
     def _found(self) -> str:
         # A path is one from where the command runs.

@@ -1,85 +1,49 @@
-"""JSON-RPC with one child process: whose each answer, report and question is.
-
-What it says passes as it is, but for ids and progress tokens. What it says wrong ends it, and each
-of its requests with a definite answer: nobody waits for what cannot come.
-"""
+"""A child that is a process: a message a line. What it says wrong ends it."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Final
 
-from mcp_sessions.background import Background
-from mcp_sessions.core.messages import (
-    Answer,
-    Malformed,
-    Notification,
-    Request,
-    RequestId,
-    decode,
-    encode,
-    error_body,
-    error_message,
-    id_of,
-    meta_of,
-    notification_message,
-    parse,
-    progress_token,
-    result_message,
-    wire_error,
-)
-from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, LIMIT_REACHED, OutcomeUnknown
-from mcp_sessions.server.upstream.port import Call, OnProgress, PeerError, UpstreamError
-from mcp_sessions.server.upstream.stdio.process import ChildProcess, TooLong
+from mcp_sessions.server.upstream.external.child import Child, Client
+from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.stdio.process import ChildProcess, Processes, TooLong
+from mcp_sessions.stdio_server import StdioServer
 
 logger = logging.getLogger(__name__)
 
-_JUNK = 1_048_576
+_JUNK: Final = 1_048_576
 """Bytes that are no message, of one child."""
-
-_QUESTIONS = 64
-"""Open requests of one child to its client."""
-
-_CANCELLED = "notifications/cancelled"
-_TOKEN = "progressToken"
 
 # Where writers put the id: before everything else, or after it.
 _FIRST_ID = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+)\s*,')
 _LAST_ID = re.compile(rb',\s*"id"\s*:\s*(\d+)\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*\Z')
 
 
-class Client(Protocol):
-    """Who hears what a child says by itself."""
+class StdioChildren:
+    """Starts them; a :class:`~mcp_sessions.server.upstream.external.children.Starter`.
 
-    async def notified(self, method: str, params: dict[str, Any] | None) -> None:
-        """It notifies its client."""
-        ...
+    Args:
+        longest: Bytes of one message of theirs.
+    """
 
-    async def asked(
-        self, method: str, params: dict[str, Any] | None, on_progress: OnProgress | None
-    ) -> dict[str, Any]:
-        """It asks its client.
+    def __init__(self, server: StdioServer, longest: int) -> None:
+        self._server = server
+        self._longest = longest
+        self._processes = Processes()
 
-        Raises:
-            PeerError: See :meth:`Outbound.send_request`.
-        """
-        ...
+    async def start(self, place: Place) -> Child:
+        """A process."""
+        process = await self._processes.start(self._server, place.label)
+        return StdioChild(process, place, self._longest)
 
-
-@dataclass(slots=True)
-class _Open:
-    """A request that the child has not answered."""
-
-    future: asyncio.Future[Answer]
-    call: Call | None
-    """None: the layer's own."""
+    async def close(self) -> None:
+        """All of them are over."""
+        await self._processes.close()
 
 
-class Child:
+class StdioChild(Child):
     """One process that speaks MCP."""
 
     def __init__(self, process: ChildProcess, client: Client, longest: int) -> None:
@@ -88,114 +52,55 @@ class Child:
         Args:
             longest: Bytes of one of its messages.
         """
-        self.process = process
-        self.result: dict[str, Any] = {}
-        """Its answer to ``initialize``; empty: it gave none yet."""
-
-        self.failure = ""
-        """What it did wrong, if that ended it."""
-
-        self._client = client
+        super().__init__(client)
+        self._process = process
         self._longest = longest
-        self._open: dict[RequestId, _Open] = {}
-        self._asked: dict[RequestId, asyncio.Task[None]] = {}
-        self._last = 0
         self._junk = 0
-        self._background = Background()
         self._reading = self._background.run("reading from a child process", self._read())
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can be asked of it any more."""
+        """See :class:`Child`."""
         return self._reading.done()
 
-    @property
-    def capabilities(self) -> Mapping[str, Any]:
-        """What it declared."""
-        given = self.result.get("capabilities")
-        return cast("Mapping[str, Any]", given) if isinstance(given, dict) else {}
-
-    async def shake_hands(self, client: Mapping[str, Any], versions: Collection[str]) -> None:
-        """Begin.
-
-        Args:
-            client: The params of ``initialize``.
-            versions: Of the protocol, those with a handshake.
-
-        Raises:
-            UpstreamError: It refuses, or ended, or speaks no such version.
-        """
-        result = await self.request(None, "initialize", client)
-        version = result.get("protocolVersion")
-        if not isinstance(version, str) or version not in versions:
-            raise UpstreamError(error_body(INTERNAL_ERROR, f"it speaks version {version!r}"))
-        self.result = result
-        await self.notify("notifications/initialized", None)
-
-    async def request(
-        self, call: Call | None, method: str, params: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
-        """Its result of a request.
-
-        Raises:
-            UpstreamError: It answered with an error; or -31012: it ended before it answered.
-        """
-        if self.is_over:
-            raise UpstreamError(wire_error(OutcomeUnknown()))
-        self._last += 1
-        request_id = self._last
-        if progress_token(params) is not None:
-            params = {**(params or {}), "_meta": {**(meta_of(params) or {}), _TOKEN: request_id}}
-        message: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id, "method": method}
-        if params is not None:
-            message["params"] = params
-        future = asyncio.get_running_loop().create_future()
-        self._open[request_id] = _Open(future, call)
-        try:
-            self.process.write(encode(message))
-            await self._drain()
-            answer = await future
-        except asyncio.CancelledError:
-            if (future.cancelled() or not future.done()) and method != "initialize":
-                about = {"requestId": request_id, "reason": "cancelled"}
-                self.process.write(notification_message(_CANCELLED, about))
-            raise
-        finally:
-            self._open.pop(request_id, None)
-        if answer.error is not None:
-            raise UpstreamError(answer.error)
-        return answer.result or {}
-
-    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """Notify it."""
-        self.process.write(notification_message(method, params))
-        await self._drain()
-
     async def stop(self) -> None:
-        """End it, and what it was asked."""
+        """See :class:`Child`."""
         try:
-            await self.process.stop()
+            await self._process.stop()
         finally:
             await self._background.close()
 
+    def kill(self) -> None:
+        """See :class:`Child`."""
+        self._process.kill()
+
+    async def last_words(self) -> str:
+        """See :class:`Child`."""
+        return await self._process.last_words()
+
+    def _write(self, message: bytes) -> None:
+        self._process.write(message)
+
     async def _drain(self) -> None:
         try:
-            await self.process.drain()
+            await self._process.drain()
         except OSError:
             self._break("it takes no more input")
+
+    async def _submit(self, request_id: int, message: bytes) -> None:
+        self._write(message)
+        await self._drain()
 
     def _break(self, failure: str) -> None:
         """It is of no use any more: it is killed, which ends what it was asked."""
         if not self.failure:
             self.failure = failure
             logger.warning("a child process is ended: %s", failure)
-        self.process.kill()
-
-    # --- what it says ------------------------------------------------------------------------
+        self._process.kill()
 
     async def _read(self) -> None:
         try:
-            async for line in self.process.lines(self._longest):
+            async for line in self._process.lines(self._longest):
                 if self.failure:
                     break
                 if isinstance(line, TooLong):
@@ -203,44 +108,17 @@ class Child:
                 else:
                     await self._take(line)
         finally:
-            for waiting in self._open.values():
-                if not waiting.future.done():
-                    waiting.future.set_result(Answer(None, None, wire_error(OutcomeUnknown())))
-            for task in self._asked.values():
-                task.cancel()
+            self._give_up()
 
-    async def _take(self, line: bytes) -> None:
-        try:
-            value = decode(line)
-        except ValueError:
-            self._malformed(None, line, "no JSON")
-            return
-        try:
-            message = parse(value)
-        except Malformed as malformed:
-            # One with a method is a request of its own, whose id is no answer's.
-            asks = isinstance(value, dict) and "method" in value
-            answered = None if asks else id_of(cast(object, value))
-            self._malformed(answered, line, f"malformed: {malformed}")
-            return
-        match message:
-            case Answer():
-                self._answered(message)
-            case Request():
-                self._question(message)
-            case Notification():
-                await self._notified(message)
-
-    def _malformed(self, request_id: RequestId | None, line: bytes, why: str) -> None:
-        waiting = self._open.get(request_id) if request_id is not None else None
-        if waiting is not None:
-            self._fail(waiting, f"the server's answer is {why}")
-            return
+    def _skip(self, line: bytes, why: str) -> None:
         if not self._junk:
             logger.warning("a child process writes on its output what is no message (%s)", why)
         self._junk += len(line) + 1
         if self._junk > _JUNK:
             self._break("it writes on its output what is no message")
+
+    def _was_not_asked(self) -> None:
+        self._break("it answers what it was not asked")
 
     def _too_long(self, line: TooLong) -> None:
         found = _FIRST_ID.match(line.head) or _LAST_ID.search(line.tail)
@@ -249,71 +127,3 @@ class Child:
             self._break(f"a message of more than {self._longest} bytes")
         else:
             self._fail(waiting, f"the server's answer has more than {self._longest} bytes")
-
-    def _fail(self, waiting: _Open, why: str) -> None:
-        if not waiting.future.done():
-            waiting.future.set_result(Answer(None, None, error_body(INTERNAL_ERROR, why)))
-
-    def _answered(self, answer: Answer) -> None:
-        waiting = self._open.get(answer.id) if answer.id is not None else None
-        if waiting is None:
-            if not isinstance(answer.id, int) or not 0 < answer.id <= self._last:
-                self._break("it answers what it was not asked")
-            # Else it was cancelled, or is answered twice.
-        elif not waiting.future.done():
-            waiting.future.set_result(answer)
-
-    async def _notified(self, notification: Notification) -> None:
-        method, params = notification.method, notification.params
-        match method:
-            case "notifications/progress":
-                members = dict(params or {})
-                token = members.pop(_TOKEN, None)
-                waiting = self._open.get(token) if isinstance(token, (int, str)) else None
-                if waiting is not None and waiting.call is not None:
-                    await waiting.call.report(members)
-            case "notifications/cancelled":
-                asked = (params or {}).get("requestId")
-                task = self._asked.get(asked) if isinstance(asked, (int, str)) else None
-                if task is not None:
-                    task.cancel()
-            case _ if self.result:
-                await self._client.notified(method, params)
-            case _:
-                logger.debug("dropped %s: it came before the handshake", method)
-
-    def _question(self, request: Request) -> None:
-        if request.method == "ping":
-            self.process.write(result_message(request.id, {}))
-        elif not self.result:
-            self._refuse(request.id, INVALID_REQUEST, "initialize was not answered yet")
-        elif len(self._asked) >= _QUESTIONS or request.id in self._asked:
-            self._refuse(request.id, LIMIT_REACHED, "too many open requests, or one with this id")
-        else:
-            task = self._background.run("a question of a child process", self._ask(request))
-            self._asked[request.id] = task
-            task.add_done_callback(lambda _: self._asked.pop(request.id, None))
-
-    async def _ask(self, request: Request) -> None:
-        token = progress_token(request.params)
-
-        async def report(progress: float, total: float | None, message: str | None) -> None:
-            told = {_TOKEN: token, "progress": progress, "total": total, "message": message}
-            params = {name: value for name, value in told.items() if value is not None}
-            await self.notify("notifications/progress", params)
-
-        try:
-            result = await self._client.asked(
-                request.method, request.params, report if token is not None else None
-            )
-        except PeerError as refused:
-            self._refuse(request.id, refused.code, refused.message, refused.data)
-        except Exception:
-            self._refuse(request.id, INTERNAL_ERROR, "Internal error")
-            raise
-        else:
-            self.process.write(result_message(request.id, result))
-            await self._drain()
-
-    def _refuse(self, request_id: RequestId, code: int, text: str, data: Any = None) -> None:
-        self.process.write(error_message(request_id, error_body(code, text, data)))

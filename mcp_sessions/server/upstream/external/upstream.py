@@ -1,6 +1,6 @@
-"""The port to a wrapped server that is a command.
+"""The port to a wrapped server outside of this process.
 
-A bare server of the SDK stands in where the command has no part: it checks a client's handshake,
+A bare server of the SDK stands in where that one has no part: it checks a client's handshake,
 and has the bus on which modern-era clients outside of any session listen for changes.
 """
 
@@ -17,8 +17,12 @@ from typing import Any, Final, cast
 from mcp_sessions.core.client_description import described
 from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import meta_of
+from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.children import Children, Starter
+from mcp_sessions.server.upstream.external.place import LISTS, Place
 from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamPeer
 from mcp_sessions.server.upstream.sdk.kernel import (
     HANDSHAKE_VERSIONS,
@@ -26,10 +30,6 @@ from mcp_sessions.server.upstream.sdk.kernel import (
     advertise_subscriptions,
     bare_server,
 )
-from mcp_sessions.server.upstream.stdio.child import Child
-from mcp_sessions.server.upstream.stdio.children import Children
-from mcp_sessions.server.upstream.stdio.place import LISTS, Place
-from mcp_sessions.stdio_server import StdioServer
 from mcp_sessions.stores.records import Peer
 
 Json = dict[str, Any]
@@ -61,24 +61,21 @@ _ENDED_HERE: Final = frozenset(
 """What a client says to the layer; each child is told of its own."""
 
 
-class StdioUpstream:
-    """An :class:`~mcp_sessions.server.upstream.port.Upstream` of child processes."""
+class ExternalUpstream:
+    """An :class:`~mcp_sessions.server.upstream.port.Upstream` of children."""
 
     keeps_state_in_memory = False
 
-    def __init__(self, server: StdioServer, *, longest: int, remembers: bool) -> None:
-        """Wrap a command.
+    def __init__(self, server: ExternalServer, starter: Starter, *, remembers: bool) -> None:
+        """Wrap a server.
 
         Args:
-            longest: Bytes of one of its messages.
             remembers: Whether there is a store.
         """
-        self.shell = SdkUpstream(
-            bare_server(" ".join((server.name, *server.args))), adds_subscriptions=remembers
-        )
+        self.shell = SdkUpstream(bare_server(server.identity), adds_subscriptions=remembers)
         self.server = server
         self.remembers = remembers
-        self.children = Children(server, HANDSHAKE_VERSIONS, longest)
+        self.children = Children(server, starter, HANDSHAKE_VERSIONS)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None]:
@@ -107,16 +104,16 @@ class StdioUpstream:
         client = {**_OURS, **(peer.initialize_params or {})}
         client["protocolVersion"] = peer.protocol_version
         way = None if is_alone and session_id is None else outbound
-        return StdioPeer(self, client, way, session_id, subscriptions, was_served)
+        return ExternalPeer(self, client, way, session_id, subscriptions, was_served)
 
     async def initialize(
         self, call: Call, params: dict[str, Any] | None, outbound: Outbound
-    ) -> tuple[dict[str, Any], Peer, StdioPeer]:
+    ) -> tuple[dict[str, Any], Peer, ExternalPeer]:
         """See :class:`Upstream`."""
         # Refuses what is no handshake.
         _, checked, stand_in = await self.shell.initialize(call, params, outbound)
         await stand_in.close()
-        peer = StdioPeer(self, described(params), outbound, None, (), False)
+        peer = ExternalPeer(self, described(params), outbound, None, (), False)
         try:
             child = await peer.child(call)
         except BaseException:
@@ -142,7 +139,7 @@ class StdioUpstream:
         """See :class:`Upstream`. Its client can be asked nothing, and a child is told so."""
         info: Any = route.client_info
         client: Json = {**_OURS, "clientInfo": cast(Json, info)} if isinstance(info, dict) else {}
-        peer = StdioPeer(self, client or _OURS, outbound, session_id, subscriptions, was_served)
+        peer = ExternalPeer(self, client or _OURS, outbound, session_id, subscriptions, was_served)
         return ModernPeer(peer, self.shell.modern_peer(route, outbound, session_id))
 
     def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
@@ -181,10 +178,10 @@ class StdioUpstream:
 
 
 @dataclass(eq=False)
-class StdioPeer:
+class ExternalPeer:
     """One client, as its child sees it."""
 
-    _upstream: StdioUpstream
+    _upstream: ExternalUpstream
     _client: Mapping[str, Any]
     _outbound: Outbound | None
     """None: it came on no connection."""
@@ -294,7 +291,7 @@ class StdioPeer:
 class ModernPeer:
     """A client of the modern era, for one request: its child speaks the era before."""
 
-    _peer: StdioPeer
+    _peer: ExternalPeer
     _shell: UpstreamPeer
 
     async def request(

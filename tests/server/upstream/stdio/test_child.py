@@ -273,7 +273,7 @@ async def test_nothing_survives_a_layer_that_fails() -> None:
 
 async def test_the_guard_is_started_again_and_knows_of_all() -> None:
     steps = (
-        "guard = w.layer._assembly.upstream.children._processes._guard",
+        "guard = w.layer._assembly.upstream.children.starter._processes._guard",
         "guard.kill()",
         "await guard.wait()",
         "other = await w.connected()",

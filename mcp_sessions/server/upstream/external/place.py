@@ -1,4 +1,4 @@
-"""Of whom one child process is: what it was told, what runs there, and who hears what it says.
+"""Of whom one child is: what it was told, what runs there, and who hears what it says.
 
 One child follows the other there, each started by the request that needs it.
 """
@@ -14,8 +14,8 @@ from mcp_sessions.background import watched
 from mcp_sessions.errors import METHOD_NOT_FOUND
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.port import Call, OnProgress, Outbound, PeerError, UpstreamError
-from mcp_sessions.server.upstream.stdio.child import Child
 
 LISTS = ("tools", "prompts", "resources")
 UPDATED = "notifications/resources/updated"
@@ -159,12 +159,15 @@ class Place:
 
     # --- what its child says by itself ---------------------------------------------------------
 
-    async def notified(self, method: str, params: dict[str, Any] | None) -> None:
-        """See :class:`~mcp_sessions.server.upstream.stdio.child.Client`."""
-        if self.is_shared:
-            # Whose anything else is nobody knows.
-            if method in _CHANGED:
-                await self.announce(method, params)
+    async def notified(
+        self, method: str, params: dict[str, Any] | None, about: Call | None = None
+    ) -> None:
+        """See :class:`~mcp_sessions.server.upstream.external.child.Client`."""
+        if self.is_shared and method in _CHANGED:
+            await self.announce(method, params)
+            return
+        if self.is_shared and about is None:
+            # Whose it is nobody knows.
             return
         if method in _CHANGED:
             uri = (params or {}).get("uri") if method == UPDATED else None
@@ -177,6 +180,8 @@ class Place:
             return
         # Which request it is about is not said on a pipe: that is taken to be the newest.
         for call, level in reversed(self.calls.items()):
+            if about is not None and call is not about:
+                continue
             if method != "notifications/message" or _is_wanted(params, level):
                 await call.notify(method, params)
                 return
@@ -185,16 +190,22 @@ class Place:
                 await outbound.notify(method, params)
 
     async def asked(
-        self, method: str, params: dict[str, Any] | None, on_progress: OnProgress | None
+        self,
+        method: str,
+        params: dict[str, Any] | None,
+        on_progress: OnProgress | None,
+        about: Call | None = None,
     ) -> dict[str, Any]:
-        """See :class:`~mcp_sessions.server.upstream.stdio.child.Client`."""
+        """See :class:`~mcp_sessions.server.upstream.external.child.Client`."""
         if not self.is_one_client:
             raise PeerError(METHOD_NOT_FOUND, "Method not found", method)
         failed: PeerError | None = None
         while True:
             open_calls = [call for call in self.calls if call.can_send_request]
             way: Outbound
-            if open_calls:
+            if about in open_calls:
+                way = about
+            elif open_calls:
                 way = open_calls[-1]
             elif failed is None and self.outbounds:
                 way = next(reversed(self.outbounds.values()))

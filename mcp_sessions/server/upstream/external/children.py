@@ -1,4 +1,4 @@
-"""Whose child processes are: one place for each who has one, in which they follow each other.
+"""Whose the children are: one place for each who has one, in which they follow each other.
 
 Rules:
 
@@ -14,18 +14,17 @@ import asyncio
 import logging
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import error_body, wire_error
 from mcp_sessions.errors import INTERNAL_ERROR, LimitReached
+from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.place import LISTS, UPDATED, Place
 from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions.server.upstream.stdio.child import Child
-from mcp_sessions.server.upstream.stdio.place import LISTS, UPDATED, Place
-from mcp_sessions.server.upstream.stdio.process import Processes
-from mcp_sessions.stdio_server import StdioServer
 
 logger = logging.getLogger(__name__)
 
@@ -42,25 +41,39 @@ _PRINCIPALS = 1_000
 """Whose failures to start a child are counted."""
 
 
+class Starter(Protocol):
+    """Knows what a child is."""
+
+    async def start(self, place: Place) -> Child:
+        """A child that was told nothing yet.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+        ...
+
+    async def close(self) -> None:
+        """All of them are over."""
+        ...
+
+
 @dataclass(eq=False)
 class Children:
     """All of one layer.
 
     Args:
         versions: Of the protocol, those with a handshake.
-        longest: Bytes of one message of theirs.
     """
 
-    server: StdioServer
+    server: ExternalServer
+    starter: Starter
     versions: frozenset[str]
-    longest: int
 
     def __post_init__(self) -> None:
         self.capabilities: Mapping[str, Any] | None = None
         """What the last child declared; None: there was none."""
 
         self._places: dict[Hashable, Place] = {}
-        self._processes = Processes()
         self._living: set[Child] = set()
         self._starts = 0
         self._rounds = Background()
@@ -113,8 +126,8 @@ class Children:
             await asyncio.gather(*(child.stop() for child in self._living))
         finally:
             for child in self._living:
-                child.process.kill()
-            await self._processes.close()
+                child.kill()
+            await self.starter.close()
 
     async def start(self, place: Place, principal: Principal) -> Child:
         """A child for a place that has none.
@@ -140,12 +153,11 @@ class Children:
         self._starts += 1
         try:
             await self._vacate(place)
-            process = await self._processes.start(self.server, place.label)
+            child = await self.starter.start(place)
         except OSError as failed:
             raise _not_started(str(failed.strerror)) from failed
         finally:
             self._starts -= 1
-        child = Child(process, place, self.longest)
         self._living.add(child)
         try:
             async with asyncio.timeout(self.server.start_timeout):
@@ -181,7 +193,7 @@ class Children:
 
     async def _gave_up(self, child: Child, why: str) -> UpstreamError:
         if child.is_over and not child.failure:
-            why = await child.process.last_words()
+            why = await child.last_words()
         await self._stop(child)
         return _not_started(why)
 

@@ -1,0 +1,41 @@
+"""A wrapped server outside of this process: who shares a child of it, and how long that lives."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from mcp_sessions.errors import ConfigurationError
+
+Per = Literal["session", "principal", "shared"]
+
+
+class ExternalServer:
+    """What all of them have.
+
+    Args:
+        identity: Which server it is: what is sealed for one is no other's.
+        per: Who shares a child.
+        max_children: At the same time.
+        child_idle: Seconds after its last request in which a child ends.
+        start_timeout: Seconds that one has to answer ``initialize``.
+
+    Raises:
+        ConfigurationError: An argument is none.
+    """
+
+    def __init__(
+        self, identity: str, per: Per, max_children: int, child_idle: float, start_timeout: float
+    ) -> None:
+        if per not in ("session", "principal", "shared"):
+            raise ConfigurationError(f"per: 'session', 'principal' or 'shared', not {per!r}")
+        if max_children < 1:
+            raise ConfigurationError(f"max_children must be at least 1, not {max_children}")
+        for name, seconds in (("child_idle", child_idle), ("start_timeout", start_timeout)):
+            if not (seconds > 0 and math.isfinite(seconds)):
+                raise ConfigurationError(f"{name} must be a number of seconds, not {seconds}")
+        self.identity = identity
+        self.per: Per = per
+        self.max_children = max_children
+        self.child_idle = child_idle
+        self.start_timeout = start_timeout

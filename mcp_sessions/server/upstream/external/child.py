@@ -1,0 +1,312 @@
+"""JSON-RPC with one child: whose each answer, report and question is.
+
+What it says passes as it is, but for ids and progress tokens. When it ends, each of its requests
+has a definite answer: nobody waits for what cannot come. How messages come and go is for those who
+know what it is (``stdio/child.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from mcp_sessions.background import Background
+from mcp_sessions.core.messages import (
+    Answer,
+    Malformed,
+    Notification,
+    Request,
+    RequestId,
+    decode,
+    encode,
+    error_body,
+    error_message,
+    id_of,
+    meta_of,
+    notification_message,
+    parse,
+    progress_token,
+    result_message,
+    wire_error,
+)
+from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, LIMIT_REACHED, OutcomeUnknown
+from mcp_sessions.server.upstream.port import Call, OnProgress, PeerError, UpstreamError
+
+logger = logging.getLogger(__name__)
+
+_QUESTIONS = 64
+"""Open requests of one child to its client."""
+
+_CANCELLED = "notifications/cancelled"
+_TOKEN = "progressToken"
+
+
+class Client(Protocol):
+    """Who hears what a child says by itself."""
+
+    async def notified(
+        self, method: str, params: dict[str, Any] | None, about: Call | None = None
+    ) -> None:
+        """It notifies its client.
+
+        Args:
+            about: On whose way back; None: it does not say.
+        """
+        ...
+
+    async def asked(
+        self,
+        method: str,
+        params: dict[str, Any] | None,
+        on_progress: OnProgress | None,
+        about: Call | None = None,
+    ) -> dict[str, Any]:
+        """It asks its client.
+
+        Args:
+            about: See :meth:`notified`.
+
+        Raises:
+            PeerError: See :meth:`Outbound.send_request`.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that the child has not answered."""
+
+    future: asyncio.Future[Answer]
+    call: Call | None
+    """None: the layer's own."""
+
+
+class Child(ABC):
+    """One that speaks MCP, with the layer as its only client."""
+
+    def __init__(self, client: Client) -> None:
+        self.result: dict[str, Any] = {}
+        """Its answer to ``initialize``; empty: it gave none yet."""
+
+        self.failure = ""
+        """What it did wrong, if that ended it."""
+
+        self._client = client
+        self._open: dict[RequestId, _Open] = {}
+        self._asked: dict[RequestId, asyncio.Task[None]] = {}
+        self._last = 0
+        self._background = Background()
+
+    @property
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Whether nothing can be asked of it any more."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End it, and what it was asked."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it at once, whatever it does."""
+
+    @abstractmethod
+    async def last_words(self) -> str:
+        """How it ended, in words for a client."""
+
+    @abstractmethod
+    def _write(self, message: bytes) -> None:
+        """Hand over what is no request. Never waits."""
+
+    @abstractmethod
+    async def _drain(self) -> None:
+        """Wait until it took what it was handed."""
+
+    @abstractmethod
+    async def _submit(self, request_id: int, message: bytes) -> None:
+        """Hand over a request, and wait until it took it."""
+
+    @abstractmethod
+    def _skip(self, line: bytes, why: str) -> None:
+        """What it said is no message, and answers nothing."""
+
+    @abstractmethod
+    def _was_not_asked(self) -> None:
+        """It answered what was never asked."""
+
+    @property
+    def capabilities(self) -> Mapping[str, Any]:
+        """What it declared."""
+        given = self.result.get("capabilities")
+        return cast("Mapping[str, Any]", given) if isinstance(given, dict) else {}
+
+    async def shake_hands(self, client: Mapping[str, Any], versions: Collection[str]) -> None:
+        """Begin.
+
+        Args:
+            client: The params of ``initialize``.
+            versions: Of the protocol, those with a handshake.
+
+        Raises:
+            UpstreamError: It refuses, or ended, or speaks no such version.
+        """
+        result = await self.request(None, "initialize", client)
+        version = result.get("protocolVersion")
+        if not isinstance(version, str) or version not in versions:
+            raise UpstreamError(error_body(INTERNAL_ERROR, f"it speaks version {version!r}"))
+        self.result = result
+        await self.notify("notifications/initialized", None)
+
+    async def request(
+        self, call: Call | None, method: str, params: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Its result of a request.
+
+        Raises:
+            UpstreamError: It answered with an error; or -31012: it ended before it answered.
+        """
+        if self.is_over:
+            raise UpstreamError(wire_error(OutcomeUnknown()))
+        self._last += 1
+        request_id = self._last
+        if progress_token(params) is not None:
+            params = {**(params or {}), "_meta": {**(meta_of(params) or {}), _TOKEN: request_id}}
+        message: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id, "method": method}
+        if params is not None:
+            message["params"] = params
+        future = asyncio.get_running_loop().create_future()
+        self._open[request_id] = _Open(future, call)
+        try:
+            await self._submit(request_id, encode(message))
+            answer = await future
+        except asyncio.CancelledError:
+            if (future.cancelled() or not future.done()) and method != "initialize":
+                about = {"requestId": request_id, "reason": "cancelled"}
+                self._write(notification_message(_CANCELLED, about))
+            raise
+        finally:
+            self._open.pop(request_id, None)
+        if answer.error is not None:
+            raise UpstreamError(answer.error)
+        return answer.result or {}
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """Notify it."""
+        self._write(notification_message(method, params))
+        await self._drain()
+
+    # --- what it says ------------------------------------------------------------------------
+
+    def _give_up(self) -> None:
+        """It is over: nothing that it was asked is answered any more."""
+        for waiting in self._open.values():
+            if not waiting.future.done():
+                waiting.future.set_result(Answer(None, None, wire_error(OutcomeUnknown())))
+        for task in self._asked.values():
+            task.cancel()
+
+    async def _take(self, line: bytes, about: Call | None = None) -> None:
+        """It said something.
+
+        Args:
+            about: On whose way back; None: that is not known.
+        """
+        try:
+            value = decode(line)
+        except ValueError:
+            self._malformed(None, line, "no JSON")
+            return
+        try:
+            message = parse(value)
+        except Malformed as malformed:
+            # One with a method is a request of its own, whose id is no answer's.
+            asks = isinstance(value, dict) and "method" in value
+            answered = None if asks else id_of(cast(object, value))
+            self._malformed(answered, line, f"malformed: {malformed}")
+            return
+        match message:
+            case Answer():
+                self._answered(message)
+            case Request():
+                self._question(message, about)
+            case Notification():
+                await self._notified(message, about)
+
+    def _malformed(self, request_id: RequestId | None, line: bytes, why: str) -> None:
+        waiting = self._open.get(request_id) if request_id is not None else None
+        if waiting is not None:
+            self._fail(waiting, f"the server's answer is {why}")
+            return
+        self._skip(line, why)
+
+    def _fail(self, waiting: _Open, why: str) -> None:
+        if not waiting.future.done():
+            waiting.future.set_result(Answer(None, None, error_body(INTERNAL_ERROR, why)))
+
+    def _answered(self, answer: Answer) -> None:
+        waiting = self._open.get(answer.id) if answer.id is not None else None
+        if waiting is None:
+            if not isinstance(answer.id, int) or not 0 < answer.id <= self._last:
+                self._was_not_asked()
+            # Else it was cancelled, or is answered twice.
+        elif not waiting.future.done():
+            waiting.future.set_result(answer)
+
+    async def _notified(self, notification: Notification, about: Call | None) -> None:
+        method, params = notification.method, notification.params
+        match method:
+            case "notifications/progress":
+                members = dict(params or {})
+                token = members.pop(_TOKEN, None)
+                waiting = self._open.get(token) if isinstance(token, (int, str)) else None
+                if waiting is not None and waiting.call is not None:
+                    await waiting.call.report(members)
+            case "notifications/cancelled":
+                asked = (params or {}).get("requestId")
+                task = self._asked.get(asked) if isinstance(asked, (int, str)) else None
+                if task is not None:
+                    task.cancel()
+            case _ if self.result:
+                await self._client.notified(method, params, about)
+            case _:
+                logger.debug("dropped %s: it came before the handshake", method)
+
+    def _question(self, request: Request, about: Call | None) -> None:
+        if request.method == "ping":
+            self._write(result_message(request.id, {}))
+        elif not self.result:
+            self._refuse(request.id, INVALID_REQUEST, "initialize was not answered yet")
+        elif len(self._asked) >= _QUESTIONS or request.id in self._asked:
+            self._refuse(request.id, LIMIT_REACHED, "too many open requests, or one with this id")
+        else:
+            task = self._background.run("a question of a child", self._ask(request, about))
+            self._asked[request.id] = task
+            task.add_done_callback(lambda _: self._asked.pop(request.id, None))
+
+    async def _ask(self, request: Request, about: Call | None) -> None:
+        token = progress_token(request.params)
+
+        async def report(progress: float, total: float | None, message: str | None) -> None:
+            told = {_TOKEN: token, "progress": progress, "total": total, "message": message}
+            params = {name: value for name, value in told.items() if value is not None}
+            await self.notify("notifications/progress", params)
+
+        try:
+            result = await self._client.asked(
+                request.method, request.params, report if token is not None else None, about
+            )
+        except PeerError as refused:
+            self._refuse(request.id, refused.code, refused.message, refused.data)
+        except Exception:
+            self._refuse(request.id, INTERNAL_ERROR, "Internal error")
+            raise
+        else:
+            self._write(result_message(request.id, result))
+            await self._drain()
+
+    def _refuse(self, request_id: RequestId, code: int, text: str, data: Any = None) -> None:
+        self._write(error_message(request_id, error_body(code, text, data)))
