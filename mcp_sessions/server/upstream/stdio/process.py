@@ -161,6 +161,7 @@ class ChildProcess:
         self._label = label
         self._tail = ""
         self._is_swept = False
+        self._is_read = asyncio.Event()
         self._background = Background()
         self._background.run("watching a child process", self._watch())
         self._errors = self._background.run("reading a child's stderr", self._read_errors())
@@ -197,7 +198,11 @@ class ChildProcess:
         held: list[bytes] = []
         size = 0
         head: bytes | None = None
-        while chunk := await self._read():
+        while True:
+            chunk = await self._stdout.read(_CHUNK)
+            if not chunk:
+                self._is_read.set()
+                return
             *ends, rest = chunk.split(b"\n")
             for end in ends:
                 held.append(end)
@@ -213,18 +218,6 @@ class ChildProcess:
                 line = b"".join(held)
                 head = line[:_CHUNK] if head is None else head
                 held, size = [line[-_CHUNK:]], 0
-
-    async def _read(self) -> bytes:
-        reading = asyncio.ensure_future(self._stdout.read(_CHUNK))
-        exited = asyncio.ensure_future(self._exited.wait())
-        try:
-            await asyncio.wait({reading, exited}, return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
-                await asyncio.wait({reading}, timeout=_DRAINING)
-            return reading.result() if reading.done() else b""
-        finally:
-            reading.cancel()
-            exited.cancel()
 
     async def stop(self) -> None:
         """End it and all of its group: its input ends, then it is told, then it is killed."""
@@ -251,8 +244,11 @@ class ChildProcess:
         self._signal(signal.SIGKILL)
         self._is_swept = True
         self._processes.over(self.pid)
-        # One that left its group may hold the pipes for ever.
-        await asyncio.wait({self._errors}, timeout=_DRAINING)
+        # What it wrote is read; but one that left its group may hold the pipes for ever.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAINING):
+                await self._is_read.wait()
+                await asyncio.wait({self._errors})
         self._transport.close()
 
     async def _ends_within(self, seconds: float) -> bool:

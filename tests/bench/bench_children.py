@@ -1,0 +1,177 @@
+"""CPU per ``tools/call`` of a command behind HTTP, beside what else puts one there, in one run.
+
+    python -m tests.bench.bench_children [CALLS]
+
+The command is `tests/support/child_server.py`: plain Python, as lean as a server gets. One client,
+one connection, one call at a time; the figure is the CPU time of the process between the two,
+without the command's. Rounds alternate, and the median round counts.
+
+The others are installed into `.cache/bench` once, from PyPI and npm; one that cannot be is named.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.bench.bench_calls import HANDSHAKE, MODERN, Case, Client
+from tests.support.children import CHILD
+from tests.support.processes import free_port, wait_until_it_listens
+
+ROUNDS = 5
+COMMAND = [sys.executable, "-S", CHILD]
+CACHE = Path(__file__).parents[2] / ".cache" / "bench"
+MCP_PROXY, SUPERGATEWAY = "mcp-proxy==0.13.0", "supergateway@4.0.0"
+
+FASTMCP = """
+import sys
+from fastmcp.client.transports import StdioTransport
+from fastmcp.server import create_proxy
+port, command, *arguments = sys.argv[1:]
+proxy = create_proxy(StdioTransport(command, arguments))
+proxy.run("http", port=int(port), log_level="ERROR", show_banner=False)
+"""
+
+
+class Absent(Exception):
+    """One of the others is not on this machine, and cannot be installed."""
+
+
+class Proxy:
+    """A process that has the command behind it, and what it used of the CPU."""
+
+    def __init__(self, command: list[str], port: int) -> None:
+        self.port = port
+        quiet = subprocess.DEVNULL
+        self.process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
+        wait_until_it_listens(self.process, port)
+
+    def cpu(self) -> float:
+        """Seconds of CPU that it used so far, of its threads and of no child of it."""
+        with open(f"/proc/{self.process.pid}/stat") as stat:
+            values = stat.read().rsplit(")", 1)[1].split()
+        return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self) -> None:
+        """End it."""
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def ours(*options: str) -> Proxy:
+    """The layer."""
+    port = free_port()
+    command = [sys.executable, "-m", "mcp_sessions.cli", "serve", "--port", str(port)]
+    return Proxy([*command, "--log-level", "error", *options, "--", *COMMAND], port)
+
+
+def mcp_proxy() -> Proxy:
+    """One child for all."""
+    home = CACHE / "mcp-proxy"
+    program = home / "bin" / "mcp-proxy"
+    if not program.exists():
+        install([sys.executable, "-m", "venv", str(home)])
+        install([str(home / "bin" / "pip"), "install", "--quiet", MCP_PROXY])
+    port = free_port()
+    options = ["--host", "127.0.0.1", "--port", str(port), "--log-level", "ERROR"]
+    return Proxy([str(program), *options, "--", *COMMAND], port)
+
+
+def supergateway() -> Proxy:
+    """A child for each session."""
+    home = CACHE / "supergateway"
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        raise Absent("there is no node, or no npm")
+    package = home / "node_modules" / "supergateway"
+    if not package.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        install([npm, "install", "--silent", "--prefix", str(home), SUPERGATEWAY])
+    port = free_port()
+    options = ["--outputTransport", "streamableHttp", "--stateful", "--logLevel", "none"]
+    options += ["--port", str(port), "--stdio", " ".join(COMMAND)]
+    return Proxy([node, str(package / "dist" / "index.js"), *options], port)
+
+
+def fastmcp() -> Proxy:
+    """FastMCP's proxy."""
+    port = free_port()
+    return Proxy([sys.executable, "-c", FASTMCP, str(port), *COMMAND], port)
+
+
+def install(command: list[str]) -> None:
+    """Run an installer.
+
+    Raises:
+        Absent: It failed.
+    """
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=240)
+    except (OSError, subprocess.SubprocessError) as failed:
+        raise Absent(str(failed)) from failed
+
+
+CASES = [
+    (Case("ours, handshake era, no session", "ours", HANDSHAKE), ours),
+    (Case("ours, handshake era, in a session", "ours", HANDSHAKE, session=True), ours),
+    (Case("ours, modern era, in a session", "ours", MODERN, session=True), ours),
+    (Case("mcp-proxy", "mcp-proxy", HANDSHAKE), mcp_proxy),
+    (Case("supergateway", "supergateway", HANDSHAKE), supergateway),
+    (Case("FastMCP's proxy", "fastmcp", HANDSHAKE), fastmcp),
+]
+
+
+def measure(calls: int) -> dict[str, float | Absent]:
+    """Microseconds of CPU per call, by the name of the case: the median round."""
+    figures: dict[str, float | Absent] = {}
+    proxies: dict[str, Proxy] = {}
+    try:
+        clients: dict[Case, Client] = {}
+        for case, make in CASES:
+            try:
+                proxy = proxies.get(case.server) or make()
+            except Absent as absent:
+                figures[case.name] = absent
+                continue
+            proxies[case.server] = proxy
+            clients[case] = Client(case, proxy.port)
+        for client in clients.values():
+            for _ in range(200):
+                client.call()
+        rounds: dict[Case, list[float]] = {case: [] for case in clients}
+        for _ in range(ROUNDS):
+            for case, client in clients.items():
+                client.wake()
+                before = proxies[case.server].cpu()
+                for _ in range(calls):
+                    client.call()
+                spent = proxies[case.server].cpu() - before
+                rounds[case].append(spent / calls * 1_000_000)
+        figures |= {case.name: statistics.median(values) for case, values in rounds.items()}
+        return figures
+    finally:
+        for proxy in proxies.values():
+            proxy.stop()
+
+
+def main() -> None:
+    """Measure, and print the tables."""
+    calls = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
+    figures = measure(calls)
+    print(f"CPU per tools/call without the command's, {calls} calls in each of {ROUNDS} rounds")
+    for case, _ in CASES:
+        figure = figures[case.name]
+        told = f"absent: {figure}" if isinstance(figure, Absent) else f"{figure:7.0f} µs"
+        print(f"  {case.name:<36} {told}")
+
+
+if __name__ == "__main__":
+    main()
