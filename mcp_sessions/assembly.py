@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import Availability
+from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
@@ -41,6 +42,7 @@ from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import Outcomes
+from mcp_sessions.server.requests.visibility import check_patterns
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.modern_rules import ModernRules
@@ -69,7 +71,7 @@ class Assembly:
 
     Raises:
         ConfigurationError: The server cannot be wrapped, the URL names no store, or conversations
-            would not be found again.
+            would not be found again; or what is ``hidden`` is no collection of patterns.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Assembly:
         security: SessionSecurity | None,
         clock: Callable[[], float],
         conversations: Conversations | None = None,
+        hidden: Collection[str] = (),
     ) -> None:
         self.clock = clock
         upstream: Upstream
@@ -95,6 +98,11 @@ class Assembly:
         self.rules: ModernRules = SdkModernRules(self.shell)
         security = (security or SessionSecurity.default()).bound_to(self.shell.name)
         self.security = security
+        try:
+            check_patterns("hidden", hidden)
+        except TypeError as wrong:
+            raise ConfigurationError(str(wrong)) from None
+        visibility = Visibility(partial(security.pseudonym, "hidden"), tuple(hidden))
         if store is None:
             store = Stateless(security)
         elif isinstance(store, str):
@@ -169,10 +177,17 @@ class Assembly:
                     sorted(set(conversations.handle)), conversations.handle_name
                 )
             self.conversations = bound = BoundSessions(
-                conversations, store, lifecycle, security, argument, clock, runner.held
+                conversations,
+                store,
+                lifecycle,
+                security,
+                argument,
+                clock,
+                runner.held,
+                visibility,
             )
         self.associations = associations = Associations(
-            store, connections, attachments, runner, sealed, clock, bound
+            store, connections, attachments, runner, sealed, clock, bound, visibility
         )
         idempotency = Idempotency(runner, associations, sealed, bus)
         self.router = Router(
@@ -186,14 +201,17 @@ class Assembly:
             bound,
             idempotency,
             SessionMethods(store, attachments, runner.held, lifecycle, sealed, clock),
-            SessionHandles(store, publisher, policy, clock, sealed.check_state),
+            SessionHandles(
+                store, publisher, policy, clock, sealed.check_state, visibility, connections
+            ),
             policy,
             add_capabilities,
             clock,
             bus,
             Audit(security, bus.process),
+            visibility,
         )
-        self.listening = Listening(store, attachments, self.router, sealed, upstream)
+        self.listening = Listening(store, attachments, self.router, sealed, upstream, visibility)
         self.sessions = Sessions(store, clock, lifecycle.finish)
         handlers = ClusterHandlers(
             bus,

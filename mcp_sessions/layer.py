@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Literal
@@ -60,6 +60,7 @@ class SessionLayer:
         policy: SessionPolicy | None = None,
         security: SessionSecurity | None = None,
         conversations: Conversations | None = None,
+        hidden: Collection[str] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Wrap a server.
@@ -73,6 +74,9 @@ class SessionLayer:
             security: The keys that seal ``state``. None: those of ``MCP_SESSIONS_KEYS`` if
                 it is set, else keys that end with this process.
             conversations: Sessions for hosts that start none. None: such requests have none.
+            hidden: Names of tools and prompts, and URIs of resources, that nobody sees but a
+                session that they were revealed to (:meth:`SessionHandle.reveal`); or patterns, in
+                which ``*`` is any text: ``{"admin_*", "secret://*"}``.
             clock: Seconds since 1970.
 
         Raises:
@@ -86,6 +90,7 @@ class SessionLayer:
             security=security,
             clock=clock,
             conversations=conversations,
+            hidden=hidden,
         )
         self.policy = self._assembly.policy
         self.security = self._assembly.security

@@ -84,8 +84,9 @@ class SessionPolicy:
     that edits it gets a ``LimitReached``."""
 
     max_state_bytes: int = 65_536
-    """Of one session's ``session.state`` in the store: its keys, and its values as JSON. What the
-    client is asked to keep of it has a bound of its own (``SessionSecurity.max_token``)."""
+    """Of one session's ``session.state`` in the store: its keys, and its values as JSON, and with
+    them what it was told to hide and reveal. What the client is asked to keep of it has a bound
+    of its own (``SessionSecurity.max_token``)."""
 
     max_events: int = 1_000
     """Events that one session's replay window keeps."""

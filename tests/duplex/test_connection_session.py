@@ -96,3 +96,39 @@ async def test_a_handle_is_the_same_on_every_transport(modern: bool) -> None:
         ]
         said.append(await ModernClient(w.inner.carrier).text("count", {"session": handle}))
         assert said == [f"conversation {n} {n}" for n in (2, 3, 4, 5)]
+
+
+@pytest.mark.parametrize("kind", ["websocket", "stdio"])
+async def test_a_connection_that_started_no_session_sees_what_was_revealed_to_it(
+    kind: str,
+) -> None:
+    """It hears that its lists changed, and no more of what it was subscribed to and is hidden now;
+    the one beside it sees and hears what it did before.
+    """
+
+    async def sight(ctx: Ctx, arguments: Json) -> str:
+        await current_session().reveal(tools=["echo"])
+        await current_session().hide(resources=["info://*"])
+        return current_session().source
+
+    async with duplex_world(hidden={"echo"}) as w:
+        w.inner.box.tools["sight"] = sight
+        peer, other = await w.connected(kind), await w.connected(kind)
+        for each in (peer, other):
+            await each.result("resources/subscribe", {"uri": "info://hours"})
+        assert await peer.text("sight") == "connection"
+        assert await peer.text("echo", text="shown") == "shown"
+        await other.error("tools/call", call_params("echo", {"text": "a"}))
+        await w.layer.notify_resource_updated("info://hours")
+        await w.layer.notify_prompts_changed()
+        heard: list[list[str]] = []
+        for each in (peer, other):
+            await each.until(
+                lambda each=each: "prompts" in str(each.notifications[-1:]), "all that is told"
+            )
+            methods = [told["method"] for told in each.notifications]
+            heard.append([method.removeprefix("notifications/") for method in methods])
+        assert heard == [
+            ["tools/list_changed", "resources/list_changed", "prompts/list_changed"],
+            ["resources/updated", "prompts/list_changed"],
+        ]

@@ -8,7 +8,7 @@ import pytest
 
 from mcp_sessions import SessionLayer, SessionPolicy, SessionSecurity, current_session
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.requests.handle import SessionState
+from mcp_sessions.server.requests.memory import SessionState
 from tests.modern.test_sessions import NOBODYS, not_found
 from tests.stores.every_store import STORES
 from tests.support.modern import ModernClient, session_meta

@@ -13,7 +13,7 @@ holds over a store in memory must hold over one elsewhere.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -284,6 +284,7 @@ async def world(
     clock: Clock | None = None,
     security: SessionSecurity | None = None,
     conversations: Conversations | None = None,
+    hidden: Collection[str] = (),
     **limits: Any,
 ) -> AsyncGenerator[World]:
     """A wrapped server, running.
@@ -311,6 +312,7 @@ async def world(
         policy=SessionPolicy(**limits),
         security=security,
         conversations=conversations,
+        hidden=hidden,
         clock=clock,
     )
     app = layer.asgi_app()

@@ -18,6 +18,7 @@ from typing import Any
 from mcp_sessions.core.messages import NotNamed, Request, named_session, request_key
 from mcp_sessions.core.request_keys import Begun, content_digest
 from mcp_sessions.core.states import Mode
+from mcp_sessions.core.visibility import TOOLS, Visibility
 from mcp_sessions.errors import (
     InvalidReason,
     InvalidRequest,
@@ -57,6 +58,10 @@ class Association:
     declined: bool = False
     """Its sender says that it belongs to none, not to its connection's either."""
 
+    gated: bool = False
+    """It calls a tool that is served in a session only, and not known outside of one: unless
+    what it belongs to sees that tool it is asked for like one that is not there."""
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class Associations:
@@ -69,6 +74,7 @@ class Associations:
     _sealed: SealedState
     _clock: Callable[[], float]
     _conversations: BoundSessions | None
+    _visibility: Visibility
     _gated_methods: set[str] = field(default_factory=set[str])
     _gated_tools: set[str] = field(default_factory=set[str])
 
@@ -147,13 +153,13 @@ class Associations:
             bound = await self._conversations.of(request, inbound)
             if bound is not None:
                 return Association(None, bound=bound.record, started=bound.started)
-        is_gated = request is not None and (
-            request.method in self._gated_methods
-            or (request.method == "tools/call" and _tool(request) in self._gated_tools)
-        )
-        if is_gated:
+        if request is not None and request.method in self._gated_methods:
             raise SessionRequiredByServer
-        return Association(None, declined=declined)
+        tool = _tool(request) if request is not None and request.method == "tools/call" else None
+        gated = tool is not None and tool in self._gated_tools
+        if gated and not self._visibility.is_hidden(TOOLS, str(tool)):
+            raise SessionRequiredByServer
+        return Association(None, declined=declined, gated=gated)
 
     async def admit(
         self,

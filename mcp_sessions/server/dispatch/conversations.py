@@ -23,6 +23,7 @@ from mcp_sessions.core.conversations import (
 from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.core.messages import Request, meta_of
 from mcp_sessions.core.states import Mode
+from mcp_sessions.core.visibility import TOOLS, Visibility
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.principal import ANONYMOUS, Principal
@@ -70,6 +71,7 @@ class BoundSessions:
     _argument: HandleArgument | None
     _clock: Callable[[], float]
     _held: Collection[SessionId]
+    _visibility: Visibility
 
     def argument_for(self, inbound: Inbound) -> HandleArgument | None:
         """The argument of the tools that take a handle, if a message's sender may use it."""
@@ -92,8 +94,16 @@ class BoundSessions:
         takes_handle = argument is not None and argument.takes(argument.tool_of(request))
         if argument is not None and takes_handle:
             given = argument.given_in(request)
+            # One that is hidden answers as if it were not there: it starts nothing, and knows of
+            # no handles but those of sessions that may see it.
+            is_hidden = self._visibility.is_hidden(TOOLS, str(argument.tool_of(request)))
+            takes_handle = not is_hidden
             if given is not None:
-                return Bound(await self._of_handle(given, inbound))
+                try:
+                    return Bound(await self._of_handle(given, inbound))
+                except UnknownHandle:
+                    if not is_hidden:
+                        raise
         key = self._key(request, inbound)
         if takes_handle and (key is None or not key.source):
             # A name of its own says more than who its sender is.

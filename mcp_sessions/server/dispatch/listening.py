@@ -10,6 +10,7 @@ from typing import Any
 
 from mcp_sessions.core.listening import LISTEN, Filter
 from mcp_sessions.core.messages import Request, instance_of
+from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import SessionNotFound
 from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.attachments import Attachments
@@ -29,6 +30,7 @@ class Listening:
     _router: Router
     _sealed: SealedState
     _upstream: Upstream
+    _visibility: Visibility
 
     async def admit(self, request: Request, inbound: Inbound) -> tuple[SessionRecord, Filter]:
         """The session that a listen names, with the listen's filter set.
@@ -42,10 +44,11 @@ class Listening:
         record = await self._router.admitted(request, inbound)
         if record is None or not inbound.principal.scopes >= record.principal.scopes:
             raise SessionNotFound(record.session_id if record is not None else "")
-        wanted = Filter(request.params or {})
-        if not await self._store.set_filter(record.session_id, wanted.uris, wanted.lists):
+        seen, _ = self._visibility.of(record.state).concealed(LISTEN, request.params)
+        heard = Filter(seen or {})
+        if not await self._store.set_filter(record.session_id, heard.uris, heard.lists):
             raise SessionNotFound(record.session_id)
-        return record, wanted
+        return record, Filter(request.params or {})
 
     async def attach(
         self, request: Request, record: SessionRecord, connection: ClientConnection

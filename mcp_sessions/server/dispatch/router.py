@@ -29,6 +29,7 @@ from mcp_sessions.core.messages import (
     without_session,
 )
 from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.core.visibility import Visibility, restored
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
     REQUEST_CANCELLED,
@@ -37,6 +38,7 @@ from mcp_sessions.errors import (
     InvalidRequest,
     LimitReached,
     OutcomeUnknown,
+    SessionRequiredByServer,
     WireError,
 )
 from mcp_sessions.ids import ConnectionId, RequestKey, SessionId, digest
@@ -59,6 +61,7 @@ from mcp_sessions.server.requests.running import Waiter
 from mcp_sessions.server.upstream.handle_argument import HandleArgument, WithHandles
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream, UpstreamError
+from mcp_sessions.server.upstream.visible import Visible
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.limits import check_peer
 from mcp_sessions.stores.records import Peer, SessionRecord
@@ -92,6 +95,7 @@ class Router:
     _clock: Callable[[], float]
     _bus: ClusterBus
     _audit: Audit
+    _visibility: Visibility
     _arriving: set[tuple[ConnectionId, RequestId]] = field(
         init=False, default_factory=set[tuple[ConnectionId, RequestId]]
     )
@@ -367,11 +371,6 @@ class Router:
         record = admitted.record if admitted is not None else None
         if record is not None and association.named:
             await self._associations.attach_if_free(record, inbound)
-        peer = self._peers.serving(request, inbound, record)
-        if argument is not None:
-            tool = argument.tool_of(request)
-            taken = tool if argument.takes(tool) else None
-            peer = WithHandles(peer, argument, taken, association.started)
         key = association.key if record is not None else None
         handle = None
         if record is not None:
@@ -382,6 +381,17 @@ class Router:
             handle = await self._handles.of_connection(inbound)
         if audit is not None and handle is not None:
             audit.serve_in(handle.digest, handle.source, inbound.conversation)
+        sees = handle.visibility if handle is not None else self._visibility
+        _, put = sees.concealed(request.method, request.params)
+        if association.gated and not put:
+            raise SessionRequiredByServer
+        peer = self._peers.serving(request, inbound, record)
+        if argument is not None:
+            tool = argument.tool_of(request)
+            taken = tool if argument.takes(tool) and not put else None
+            peer = WithHandles(peer, argument, taken, association.started)
+        if not sees.is_plain:
+            peer = Visible(peer, sees)
         running = self._runner.call(
             waiter,
             record,
@@ -389,6 +399,7 @@ class Router:
             key=key,
             handle=handle,
             bound=association.bound.session_id if association.bound is not None else None,
+            restored=partial(restored, put=put) if put else None,
         )
         self._runner.start(
             running,

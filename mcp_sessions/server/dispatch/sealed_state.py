@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mcp_sessions.core.messages import SESSION_META, members_of, meta_of
+from mcp_sessions.core.visibility import STATE_KEY
 from mcp_sessions.errors import InvalidState, SessionNotFound
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.security import SessionSecurity
@@ -127,8 +128,10 @@ class SealedState:
         return token
 
     def _seal(self, record: SessionRecord, state: Mapping[str, Any], version: int) -> str:
+        # What the layer keeps for itself is no business of the client's.
+        told = {key: value for key, value in state.items() if key != STATE_KEY}
         return self._security.seal_state(
-            state,
+            told,
             session_id=record.session_id,
             principal=record.principal,
             version=version,

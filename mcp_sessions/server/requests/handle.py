@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, MutableMapping
-from contextlib import asynccontextmanager
+from collections.abc import (
+    Callable,
+    Collection,
+    Mapping,
+)
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
 from mcp_sessions.core.messages import encode
-from mcp_sessions.errors import ConfigurationError, DataConflict, SessionNotFound, SessionRequired
+from mcp_sessions.core.visibility import Visibility
+from mcp_sessions.errors import ConfigurationError, SessionNotFound, SessionRequired
 from mcp_sessions.ids import SessionId, digest, name_for_handlers
 from mcp_sessions.locks import Locks
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection import ClientConnection, Inbound
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.publisher import Publisher
+from mcp_sessions.server.requests.memory import SessionData, SessionState
+from mcp_sessions.server.requests.visibility import Notify, SessionVisibility
 from mcp_sessions.stores.contract import SessionStore, StateConflict
 from mcp_sessions.stores.limits import check_state, text_size
 from mcp_sessions.stores.memory.store import MemoryStore
@@ -30,116 +35,8 @@ logger = logging.getLogger(__name__)
 
 Default = TypeVar("Default")
 
-Notify = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
 Check = Callable[[SessionRecord, Mapping[str, Any]], None]
 Source = Literal["session", "conversation", "connection"]
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class SessionData:
-    """The place for what a session must remember: kept in the store, never sent."""
-
-    _session_id: SessionId
-    _store: SessionStore
-    _lock: asyncio.Lock
-
-    async def read(self) -> dict[str, Any]:
-        """A copy of the data; changing it changes nothing.
-
-        Raises:
-            SessionNotFound: The session ended or expired meanwhile.
-        """
-        data = await self._store.load_data(self._session_id)
-        if data is None:
-            raise SessionNotFound(self._session_id)
-        return data.value
-
-    @asynccontextmanager
-    async def edit(self) -> AsyncGenerator[dict[str, Any]]:
-        """The data, to be changed in place; stored when the block ends without an error.
-
-        Edits of one session in this process wait for each other.
-
-        Raises:
-            SessionNotFound: The session ended or expired meanwhile; nothing was stored.
-            DataConflict: Another process changed it during the edit; nothing was stored.
-            LimitReached: It is more than ``max_data_bytes``; nothing was stored.
-        """
-        async with self._lock:
-            data = await self._store.load_data(self._session_id)
-            if data is None:
-                raise SessionNotFound(self._session_id)
-            value = data.value
-            yield value
-            stored = await self._store.replace_data(
-                self._session_id, value, expected_version=data.version
-            )
-            if not stored:
-                if await self._store.load_data(self._session_id) is None:
-                    raise SessionNotFound(self._session_id)
-                raise DataConflict
-
-
-class SessionState(MutableMapping[str, Any]):
-    """What ``session.state`` is: a mapping of JSON values, this request's view of it.
-
-    What the request changed, in values too, is applied to the newest state key by key when
-    its handler returned a result; a handler that raises changes nothing.
-    """
-
-    def __init__(
-        self, stored: Mapping[str, Any], check: Callable[[Mapping[str, Any]], None]
-    ) -> None:
-        self._stored = {key: encode(value) for key, value in stored.items()}
-        self._values = copy.deepcopy(dict(stored))
-        self._check = check
-        self._closed = False
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        """Set a value.
-
-        Raises:
-            TypeError: The key is no string, or the value cannot be JSON.
-            StateTooLarge: The token that the client keeps would be too large.
-            LimitReached: Where the client keeps none: it would be more than
-                ``max_state_bytes``.
-            RuntimeError: The request is over; nothing would be stored.
-        """
-        if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError("a key of session.state is a string")
-        self._open()
-        encode(value)
-        self._check({**self._values, key: value})
-        self._values[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        self._open()
-        del self._values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def close(self) -> tuple[dict[str, Any], frozenset[str]]:
-        """The request is over: what it changed, and what it removed."""
-        self._closed = True
-        changed = {
-            key: value
-            for key, value in self._values.items()
-            if self._stored.get(key) != encode(value)
-        }
-        if changed:
-            self._check(self._values)
-        return changed, frozenset(self._stored.keys() - self._values.keys())
-
-    def _open(self) -> None:
-        if self._closed:
-            raise RuntimeError("session.state can be changed while its request is handled")
 
 
 @dataclass(eq=False, repr=False)
@@ -152,6 +49,8 @@ class SessionHandle:
         locks: Held while a session's data is edited.
         state_locks: Held while what a request changed is stored, never longer.
         check_state: Raises if that state could not be kept.
+        visibility: What is hidden outside of a session.
+        pipe: Whose own session it is, which no store knows; None: nobody's.
     """
 
     _record: SessionRecord
@@ -166,6 +65,9 @@ class SessionHandle:
     _locks: Locks[SessionId]
     _state_locks: Locks[SessionId]
     _check_state: Check
+    _visibility: Visibility
+    _connections: ConnectionRegistry
+    _pipe: ClientConnection | None = None
     _state: SessionState | None = None
 
     @property
@@ -226,6 +128,69 @@ class SessionHandle:
             record = self._record
             self._state = SessionState(record.state, lambda state: self._check_state(record, state))
         return self._state
+
+    @property
+    def visibility(self) -> Visibility:
+        """What it sees: for who serves its request, which began with that."""
+        return self._visibility.of(self._record.state)
+
+    async def hide(
+        self,
+        *,
+        tools: Collection[str] = (),
+        prompts: Collection[str] = (),
+        resources: Collection[str] = (),
+    ) -> None:
+        """Hide something from this session, from its next request on: it is in no list, and to
+        ask for it by name is to ask for what is not there. The session's subscriptions to hidden
+        resources end. Its client alone is told that its lists changed, if they did, as
+        :meth:`notify` tells it. Kept in the store, whatever becomes of the request.
+
+        Args:
+            tools: Names, or patterns: ``*`` is any text.
+            prompts: The same.
+            resources: URIs, or patterns. A URI template hides what is made of it.
+
+        Raises:
+            TypeError: One of them is no collection of names.
+            SessionNotFound: The session is over; nothing was stored.
+            LimitReached: With its rules the session's state is more than ``max_state_bytes``;
+                nothing was stored.
+            StoreUnavailable: Unknown whether it is hidden, and whether the client was told. To
+                call it again does what was not done.
+            ConfigurationError: The layer has no store.
+        """
+        wanted = {"tools": tools, "prompts": prompts, "resources": resources}
+        await self._sight().change(wanted, hides=True)
+
+    async def reveal(
+        self,
+        *,
+        tools: Collection[str] = (),
+        prompts: Collection[str] = (),
+        resources: Collection[str] = (),
+    ) -> None:
+        """Show this session what it was not shown, by :meth:`hide` or
+        ``SessionLayer(hidden=…)``; what was said last of a name counts. Arguments and errors are
+        those of :meth:`hide`.
+        """
+        wanted = {"tools": tools, "prompts": prompts, "resources": resources}
+        await self._sight().change(wanted, hides=False)
+
+    def _sight(self) -> SessionVisibility:
+        session_id = self._record.session_id
+        lock = self._state_locks.of(session_id)
+        return SessionVisibility(
+            self._store, session_id, self._visibility, lock, self._notify, self._unsubscribe
+        )
+
+    async def _unsubscribe(self, record: SessionRecord, is_hidden: Callable[[str], bool]) -> None:
+        if self._pipe is None:
+            for uri in filter(is_hidden, record.subscriptions):
+                await self._store.unsubscribe(record.session_id, uri)
+            return
+        for uri in list(filter(is_hidden, self._connections.sessionless_subscriptions(self._pipe))):
+            self._connections.subscribe_sessionless(self._pipe, uri, on=False)
 
     async def store_state(self) -> SessionRecord | None:
         """Apply what the request changed; the session as it is then, None if unchanged.
@@ -300,6 +265,7 @@ class SessionHandles:
 
     Args:
         check_token: Raises if a state could not be sent to the client that keeps it.
+        visibility: What is hidden outside of a session.
     """
 
     _store: SessionStore
@@ -307,6 +273,8 @@ class SessionHandles:
     _policy: SessionPolicy
     _clock: Callable[[], float]
     _check_token: Check
+    _visibility: Visibility
+    _connections: ConnectionRegistry
 
     def __post_init__(self) -> None:
         self._locks = Locks[SessionId]()
@@ -355,7 +323,8 @@ class SessionHandles:
                 self._on_pipes[connection] = known
             store, record = known
         notify = partial(self._publisher.send_sessionless, connection, wait=True)
-        return self._handle(record, "connection", store, notify, self._check_size)
+        pipe = connection if inbound.record is None else None
+        return self._handle(record, "connection", store, notify, self._check_size, pipe)
 
     def _handle(
         self,
@@ -364,8 +333,20 @@ class SessionHandles:
         store: SessionStore,
         notify: Notify,
         check: Check,
+        pipe: ClientConnection | None = None,
     ) -> SessionHandle:
-        return SessionHandle(record, source, store, notify, self._locks, self._state_locks, check)
+        return SessionHandle(
+            record,
+            source,
+            store,
+            notify,
+            self._locks,
+            self._state_locks,
+            check,
+            self._visibility,
+            self._connections,
+            pipe,
+        )
 
     def _check_size(self, record: SessionRecord, state: Mapping[str, Any]) -> None:
         sizes = (text_size(key) + len(encode(value)) for key, value in state.items())

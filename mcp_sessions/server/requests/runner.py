@@ -96,6 +96,7 @@ class RequestRunner:
         handle: SessionHandle | None = None,
         bound: SessionId | None = None,
         is_notification: bool = False,
+        restored: Callable[[Any], Any] | None = None,
     ) -> RunningRequest:
         """A message as its handler sees it; see :class:`RunningRequest`."""
         return RunningRequest(
@@ -109,6 +110,7 @@ class RequestRunner:
             handle=handle,
             bound=bound,
             is_notification=is_notification,
+            restored=restored,
         )
 
     def start(

@@ -102,6 +102,7 @@ class RunningRequest:
         handle: SessionHandle | None = None,
         bound: SessionId | None = None,
         is_notification: bool = False,
+        restored: Callable[[Any], Any] | None = None,
     ) -> None:
         """A request, or a notification, that is handled from now on.
 
@@ -111,6 +112,8 @@ class RunningRequest:
             outcomes: Keeps what became of it.
             questions: Those of this process to its clients.
             bound: The session of its conversation, of which its client knows nothing.
+            restored: Puts the names that its client uses into what its handler sends it; None:
+                those are the handler's.
         """
         self.request = waiter.request
         self.request_id: RequestId | None = None if is_notification else waiter.request.id
@@ -138,6 +141,7 @@ class RunningRequest:
         self._outcomes = outcomes
         self._asked: list[PendingQuestion] = []
         self._withdrawals: set[asyncio.Task[None]] = set()
+        self._restored = restored
 
     # --- from its start to its answer --------------------------------------------------------
 
@@ -318,6 +322,8 @@ class RunningRequest:
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """Send a notification on the request's own way back; no session event."""
+        if self._restored is not None:
+            params = self._restored(params)
         if not self.done:
             inbound = self.waiters[-1].inbound
             await inbound.channel.emit(inbound.notification(method, params))

@@ -17,6 +17,7 @@ from mcp_sessions.core.handles import (
 from mcp_sessions.core.messages import Request
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.server.upstream.port import Call, UpstreamPeer
+from mcp_sessions.server.upstream.subscriptions import Around
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class HandleArgument:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class WithHandles:
+class WithHandles(Around):
     """The wrapped server's tools, some of which take a handle.
 
     Args:
@@ -143,7 +144,6 @@ class WithHandles:
         started: The handle of the session that the call started.
     """
 
-    _peer: UpstreamPeer
     _argument: HandleArgument
     _tool: str | None
     _started: str | None
@@ -161,11 +161,3 @@ class WithHandles:
         if self._started is None:
             return result
         return self._argument.told(self._tool, result, self._started)
-
-    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
-        """See :class:`UpstreamPeer`."""
-        await self._peer.notify(call, method, params)
-
-    async def close(self) -> None:
-        """See :class:`UpstreamPeer`."""
-        await self._peer.close()

@@ -20,7 +20,9 @@ SUBSCRIPTION_METHODS = frozenset({SUBSCRIBE, "resources/unsubscribe"})
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class _Around:
+class Around:
+    """What stands around the peer of a request, and changes nothing by itself."""
+
     _peer: UpstreamPeer
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
@@ -33,7 +35,7 @@ class _Around:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Subscriptions(_Around):
+class Subscriptions(Around):
     """``resources/subscribe`` and ``unsubscribe``, served for every wrapped server.
 
     A server with handlers of its own is asked first; what it refuses is not subscribed.
@@ -70,7 +72,7 @@ class Subscriptions(_Around):
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Discovery(_Around):
+class Discovery(Around):
     """``server/discover``: the server's own answer, with our capabilities."""
 
     _advertise: Callable[[dict[str, Any]], None]

@@ -50,6 +50,17 @@ async def killed(pid: int) -> None:
 # --- the wire passes -----------------------------------------------------------------------------
 
 
+async def test_a_commands_tools_are_hidden_too() -> None:
+    """Nothing of the command has to know: it is asked for what it does not have."""
+    async with child_world(hidden={"echo", "test://*"}) as w:
+        client = await w.connected()
+        assert (await client.result("tools/list"))["tools"] == []
+        assert (await client.result("resources/list"))["resources"] == []
+        said = [await client.call(name).answer() for name in ("echo", "qcho")]
+        texts = [json.dumps({**each, "id": 0}) for each in said]
+        assert texts[0] == texts[1].replace("qcho", "echo")
+
+
 async def test_what_the_server_says_of_itself_is_said_and_what_the_layer_adds() -> None:
     async with child_world() as w:
         client = w.client(capabilities={"elicitation": {"form": {}}, "ofAnotherKind": {"a": 1}})
