@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         StateTooLarge,
         StoreUnavailable,
     )
+    from mcp_sessions.http_server import HTTPServer
     from mcp_sessions.layer import SessionLayer
     from mcp_sessions.policy import SessionPolicy
     from mcp_sessions.principal import Principal
@@ -59,6 +60,7 @@ __all__ = [
     "Conversations",
     "DataConflict",
     "FileJar",
+    "HTTPServer",
     "KnownSession",
     "LimitReached",
     "Principal",
@@ -89,6 +91,7 @@ _DEFINED_IN = {
     "Conversations": "mcp_sessions.conversations",
     "DataConflict": "mcp_sessions.errors",
     "FileJar": "mcp_sessions.client.jar",
+    "HTTPServer": "mcp_sessions.http_server",
     "KnownSession": "mcp_sessions.client.outcome",
     "LimitReached": "mcp_sessions.errors",
     "Principal": "mcp_sessions.principal",

@@ -10,6 +10,8 @@ from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.serve.draining import Draining
@@ -43,6 +45,7 @@ from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import Outcomes
 from mcp_sessions.server.requests.visibility import check_patterns
+from mcp_sessions.server.upstream.external.children import Starter
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.modern_rules import ModernRules
@@ -59,6 +62,7 @@ from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.http.channel import ResponseStreams
 from mcp_sessions_transports.http.cluster import ClusterStreams
 from mcp_sessions_transports.http.sse import HttpTransport
+from mcp_sessions_transports.http.upstream.children import HttpChildren
 
 MAX_BODY = 4 * 1024 * 1024
 """Bytes of one HTTP request body; a larger one is answered 413."""
@@ -87,8 +91,8 @@ class Assembly:
     ) -> None:
         self.clock = clock
         upstream: Upstream
-        if isinstance(server, StdioServer):
-            starter = StdioChildren(server, policy.max_message)
+        if isinstance(server, ExternalServer):
+            starter = _starter(server, policy.max_message)
             upstream = ExternalUpstream(server, starter, remembers=store is not None)
             self.shell = upstream.shell
         else:
@@ -114,7 +118,7 @@ class Assembly:
         else:
             policy = replace(policy, forget_after=None)
         self.policy = policy
-        if isinstance(server, StdioServer):
+        if isinstance(server, ExternalServer):
             _check_children(server, store)
         self.store, self.remembers = store, store.remembers
         self.bus = bus = _bus(store)
@@ -258,13 +262,21 @@ def _check_conversations(store: SessionStore, security: SessionSecurity) -> None
         )
 
 
-def _check_children(server: StdioServer, store: SessionStore) -> None:
+def _check_children(server: ExternalServer, store: SessionStore) -> None:
     if store.exchange is not None and server.per == "session":
         raise ConfigurationError(
-            "the process of a session belongs to one replica, and other replicas would each start "
-            "another: over a store that replicas share a StdioServer is per='principal' or "
-            "per='shared'"
+            f"the {server.kind} of a session belongs to one replica, and other replicas would each "
+            f"start another: over a store that replicas share a {type(server).__name__} is "
+            "per='principal' or per='shared'"
         )
+
+
+def _starter(server: ExternalServer, longest: int) -> Starter:
+    if isinstance(server, HTTPServer):
+        return HttpChildren(server, longest)
+    if isinstance(server, StdioServer):
+        return StdioChildren(server, longest)
+    raise ConfigurationError(f"cannot wrap {type(server).__name__}")
 
 
 def _bus(store: SessionStore) -> ClusterBus:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 from mcp_sessions.errors import ConfigurationError
 
@@ -24,6 +24,9 @@ class ExternalServer:
         ConfigurationError: An argument is none.
     """
 
+    kind: ClassVar[str]
+    """What a child is, in a word."""
+
     def __init__(
         self, identity: str, per: Per, max_children: int, child_idle: float, start_timeout: float
     ) -> None:
@@ -31,11 +34,20 @@ class ExternalServer:
             raise ConfigurationError(f"per: 'session', 'principal' or 'shared', not {per!r}")
         if max_children < 1:
             raise ConfigurationError(f"max_children must be at least 1, not {max_children}")
-        for name, seconds in (("child_idle", child_idle), ("start_timeout", start_timeout)):
-            if not (seconds > 0 and math.isfinite(seconds)):
-                raise ConfigurationError(f"{name} must be a number of seconds, not {seconds}")
+        self.check_seconds("child_idle", child_idle)
+        self.check_seconds("start_timeout", start_timeout)
         self.identity = identity
         self.per: Per = per
         self.max_children = max_children
         self.child_idle = child_idle
         self.start_timeout = start_timeout
+
+    @staticmethod
+    def check_seconds(name: str, seconds: float) -> None:
+        """Refuse what is no duration.
+
+        Raises:
+            ConfigurationError: It is none.
+        """
+        if not (seconds > 0 and math.isfinite(seconds)):
+            raise ConfigurationError(f"{name} must be a number of seconds, not {seconds}")

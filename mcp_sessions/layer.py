@@ -66,8 +66,8 @@ class SessionLayer:
         """Wrap a server.
 
         Args:
-            server: An ``MCPServer`` or lowlevel ``Server`` of the SDK, a ``FastMCP``, or a
-                ``StdioServer``.
+            server: An ``MCPServer`` or lowlevel ``Server`` of the SDK, a ``FastMCP``, a
+                ``StdioServer``, or an ``HTTPServer``.
             store: Where sessions are remembered, or its URL. None: nowhere; then
                 ``sessions/create`` with ``state`` is all there is, and nothing is revoked.
             policy: Every limit; the defaults if None.

@@ -24,6 +24,8 @@ class StdioServer(ExternalServer):
     outlives the layer.
     """
 
+    kind = "process"
+
     def __init__(
         self,
         command: str,

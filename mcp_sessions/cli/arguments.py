@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 from typing import NoReturn
 from urllib.parse import urlsplit
 
 from mcp_sessions.cli.logs import complain
+from mcp_sessions.errors import ConfigurationError
+
+_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 INTERRUPTED = 130
 """The exit status that shells give to a command that Ctrl-C ended."""
@@ -79,6 +83,36 @@ def variable(text: str) -> tuple[str, str]:
     if not sign and name not in os.environ:
         raise argparse.ArgumentTypeError(f"{name} is not set here, and has no value")
     return name, value if sign else os.environ[name]
+
+
+def header(text: str) -> tuple[str, str]:
+    """``NAME: VALUE`` of an HTTP header, with variables of this process's environment."""
+    name, sign, value = text.partition(":")
+    if not sign or not name.strip():
+        # What else stands there may be a secret.
+        raise argparse.ArgumentTypeError("must be 'NAME: VALUE'")
+    try:
+        return name.strip(), expanded(value.strip())
+    except ConfigurationError as failed:
+        raise argparse.ArgumentTypeError(str(failed)) from failed
+
+
+def expanded(text: str) -> str:
+    """The text with ``${NAME}`` (or ``${env:NAME}``) of the environment, or ``${NAME:-default}``.
+
+    Raises:
+        ConfigurationError: One is not set, and has no default.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1]
+        default: str | None = found[2]
+        known = os.environ.get(name, default)
+        if known is None:
+            raise ConfigurationError(f"{name} is not set here")
+        return known
+
+    return _VARIABLE.sub(value, text)
 
 
 def url_path(text: str) -> str:

@@ -1,5 +1,5 @@
-"""``mcp-sessions serve TARGET``, or ``serve -- COMMAND``: an MCP server, wrapped, on HTTP,
-WebSocket and stdio.
+"""``mcp-sessions serve TARGET``, ``serve URL``, or ``serve -- COMMAND``: an MCP server, wrapped, on
+HTTP, WebSocket and stdio.
 
 What costs nothing to check is checked first: the store's URL, then the target, whose
 code runs, then the port. The SDK is imported no sooner than the target's code needs it.
@@ -21,8 +21,8 @@ from mcp_sessions import __version__
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.arguments import INTERRUPTED
 from mcp_sessions.cli.audit_file import AuditFile
+from mcp_sessions.cli.external import external_server
 from mcp_sessions.cli.serve_options import (
-    COMMAND_OPTIONS,
     DEFAULT_PORT,
     DEFAULT_STORE,
     parsed,
@@ -188,16 +188,8 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
     }
     store = open_store(options.store if options.store is not None else DEFAULT_STORE)
 
-    loaded: object
-    if options.command:
-        from mcp_sessions.stdio_server import StdioServer
-
-        of_command = {name: getattr(options, name) for name in COMMAND_OPTIONS}
-        of_command["env"] = dict(options.env or ())
-        loaded = StdioServer(
-            *options.command, **{name: it for name, it in of_command.items() if it is not None}
-        )
-    else:
+    loaded = external_server(options)
+    if loaded is None:
         loaded = load_target(options.target, kinds=(_is_layer, _is_server))
     logs.take_over()
 

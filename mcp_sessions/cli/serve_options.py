@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from itertools import pairwise
+from urllib.parse import urlsplit, urlunsplit
 
 from mcp_sessions.cli import arguments as types
 from mcp_sessions.cli import logs
@@ -15,8 +16,11 @@ from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 DEFAULT_STORE = "memory://"
 DEFAULT_PORT = 8000
 DEFAULT_GRACE = 10
-COMMAND_OPTIONS = ("per", "env", "cwd", "max_children", "child_idle", "start_timeout")
-"""Those of a server that is a command, as `StdioServer` calls them."""
+EXTERNAL_OPTIONS = ("per", "max_children", "child_idle", "start_timeout")
+"""Those of a server that is a command or a URL, as `StdioServer` and `HTTPServer` call them."""
+
+COMMAND_OPTIONS = ("env", "cwd")
+URL_OPTIONS = ("header",)
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -30,7 +34,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     own = _own(arguments)
     parser = _parser()
     command = list(arguments[len(own) + 1 :])
-    options = parser.parse_args(own, argparse.Namespace(command=command))
+    options = parser.parse_args(own, argparse.Namespace(command=command, url=None))
     if options.target is None and not command:
         parser.error("the following arguments are required: TARGET or -- COMMAND [ARG ...]")
     if options.target is not None and command:
@@ -38,8 +42,16 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     if command:
         # For the log. What else stands there may be a secret.
         options = argparse.Namespace(**{**vars(options), "target": command[0]})
+    elif is_url(str(options.target)):
+        shown = urlunsplit(urlsplit(options.target)._replace(query="", fragment=""))
+        options = argparse.Namespace(**{**vars(options), "target": shown, "url": options.target})
     _check(options)
     return options
+
+
+def is_url(target: str) -> bool:
+    """Whether a target is a server's address."""
+    return target.lower().startswith(("http://", "https://"))
 
 
 def _own(arguments: Sequence[str]) -> Sequence[str]:
@@ -73,10 +85,15 @@ def _check(options: argparse.Namespace) -> None:
     given = [name for name, value in more.items() if value]
     if given and not options.conversations:
         raise ConfigurationError(f"{given[0]} goes with --conversations")
-    of_command = {f"--{name.replace('_', '-')}": getattr(options, name) for name in COMMAND_OPTIONS}
-    given = [name for name, value in of_command.items() if value is not None]
-    if given and not options.command:
-        raise ConfigurationError(f"{given[0]} goes with -- COMMAND")
+    is_external = bool(options.command or options.url)
+    for names, fits, what in (
+        (COMMAND_OPTIONS, bool(options.command), "-- COMMAND"),
+        (URL_OPTIONS, bool(options.url), "a URL"),
+        (EXTERNAL_OPTIONS, is_external, "-- COMMAND or a URL"),
+    ):
+        given = [name for name in names if getattr(options, name) is not None]
+        if given and not fits:
+            raise ConfigurationError(f"--{given[0].replace('_', '-')} goes with {what}")
     if options.stdio and options.workers is not None:
         raise ConfigurationError("--workers: standard input and output belong to one process")
     if options.stdio and options.audit == "-":
@@ -100,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     limits = SessionPolicy()
     parser = types.OneLineParser(
         prog="mcp-sessions serve",
-        usage="%(prog)s [OPTION ...] (TARGET | -- COMMAND [ARG ...])",
+        usage="%(prog)s [OPTION ...] (TARGET | URL | -- COMMAND [ARG ...])",
         description="Serve an MCP server whose sessions survive a cut connection.",
         epilog="COMMAND is a server in any language that speaks MCP on its standard input and "
         "output, such as: -- npx -y @modelcontextprotocol/server-everything",
@@ -109,7 +126,8 @@ def _parser() -> argparse.ArgumentParser:
         "target",
         metavar="TARGET",
         nargs="?",
-        help=f"{SHAPE}: a server or a SessionLayer; without attr the only one in the file",
+        help=f"{SHAPE}: a server or a SessionLayer; without attr the only one in the file; "
+        "or the URL of a server that speaks Streamable HTTP",
     )
     parser.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
     parser.add_argument(
@@ -235,17 +253,45 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--log-format", choices=logs.FORMATS, default="text", help="default: %(default)s"
     )
-    _add_command_options(parser)
+    _add_external_options(parser)
     return parser
 
 
-def _add_command_options(parser: argparse.ArgumentParser) -> None:
-    of_command = parser.add_argument_group("options of -- COMMAND")
-    of_command.add_argument(
+def _add_external_options(parser: argparse.ArgumentParser) -> None:
+    external = parser.add_argument_group("options of -- COMMAND and of a URL")
+    external.add_argument(
         "--per",
         choices=("session", "principal", "shared"),
-        help="who shares a process; default: session, each has its own",
+        help="who shares a process, or a session there; default: session, each has its own",
     )
+    external.add_argument(
+        "--max-children",
+        metavar="N",
+        type=types.count,
+        help="processes, or sessions there, at a time; default: 64, of a URL 1000",
+    )
+    external.add_argument(
+        "--child-idle",
+        metavar="S",
+        type=types.seconds,
+        help="seconds after its last request in which one ends; default: 900",
+    )
+    external.add_argument(
+        "--start-timeout",
+        metavar="S",
+        type=types.seconds,
+        help="seconds that the server has to answer initialize; default: 30",
+    )
+    of_url = parser.add_argument_group("options of a URL")
+    of_url.add_argument(
+        "--header",
+        metavar="'NAME: VALUE'",
+        type=types.header,
+        action="append",
+        help="sent with each request, such as 'Authorization: Bearer ${TOKEN}', where ${TOKEN} is "
+        "a variable of the environment; may be given several times",
+    )
+    of_command = parser.add_argument_group("options of -- COMMAND")
     of_command.add_argument(
         "--env",
         metavar="NAME[=VALUE]",
@@ -255,18 +301,3 @@ def _add_command_options(parser: argparse.ArgumentParser) -> None:
         "times; of itself it has PATH, HOME and the like only",
     )
     of_command.add_argument("--cwd", metavar="DIR", help="where it runs; default: here")
-    of_command.add_argument(
-        "--max-children", metavar="N", type=types.count, help="processes at a time; default: 64"
-    )
-    of_command.add_argument(
-        "--child-idle",
-        metavar="S",
-        type=types.seconds,
-        help="seconds after its last request in which a process ends; default: 900",
-    )
-    of_command.add_argument(
-        "--start-timeout",
-        metavar="S",
-        type=types.seconds,
-        help="seconds that a process has to answer initialize; default: 30",
-    )

@@ -29,9 +29,9 @@ from mcp_sessions import (
     SessionLayer,
     SessionPolicy,
     SessionSecurity,
-    StdioServer,
     current_session,
 )
+from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.stores.contract import SessionStore
 from tests.stores.every_store import STORES
 from tests.support.raw import AsgiCarrier, Json, RawClient, in_process
@@ -299,7 +299,7 @@ async def world(
     clock = clock or Clock()
     if store is None:
         name = os.environ.get("MCP_SESSIONS_TEST_STORE", "memory")
-        if isinstance(server, StdioServer) and server.per == "session" and name == "shared":
+        if isinstance(server, ExternalServer) and server.per == "session" and name == "shared":
             # Which is refused.
             name = "memory"
         store = _store_by_name(name)

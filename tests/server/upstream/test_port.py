@@ -1,7 +1,7 @@
 """What the layer gives a wrapped server it gives every kind of it: the same story over each.
 
-A server in Python, and one that is a command (`tests.support.child_server`), whose tools are alike.
-The promises are those of the README and of `spec/`.
+A server in Python, one that is a command (`tests.support.child_server`), and one that is a URL,
+whose tools are alike. The promises are those of the README and of `spec/`.
 """
 
 import json
@@ -18,11 +18,12 @@ from tests.support.children import child
 from tests.support.duplex import DECLARED, ELICITS, DuplexWorld, duplex_world
 from tests.support.modern import ModernClient, session_meta
 from tests.support.raw import event_ids, in_session, keyed, text_of, uris
+from tests.support.urls import stock_server
 from tests.support.world import Ctx, Toolbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
 
-SERVERS = ("python", "command")
+SERVERS = ("python", "command", "url")
 
 
 @pytest.fixture
@@ -36,6 +37,10 @@ async def served(kind: str, **options: Any) -> AsyncGenerator[DuplexWorld]:
     """A server of that kind behind the layer, on every transport."""
     if kind == "command":
         async with duplex_world(server=child(), **options) as w:
+            yield w
+        return
+    if kind == "url":
+        async with stock_server() as server, duplex_world(server=server, **options) as w:
             yield w
         return
     box, count = Toolbox(), 0

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 _QUESTIONS = 64
 """Open requests of one child to its client."""
 
-_CANCELLED = "notifications/cancelled"
+CANCELLED = "notifications/cancelled"
 _TOKEN = "progressToken"
 
 
@@ -76,8 +76,16 @@ class Client(Protocol):
         ...
 
 
+class Forgotten(UpstreamError):
+    """The child is over, and did not run what it was asked."""
+
+    def __init__(self) -> None:
+        data = {"reason": "not_started", "started": False}
+        super().__init__(error_body(INTERNAL_ERROR, "the server ended its session", data))
+
+
 @dataclass(slots=True)
-class _Open:
+class Waiting:
     """A request that the child has not answered."""
 
     future: asyncio.Future[Answer]
@@ -96,7 +104,7 @@ class Child(ABC):
         """What it did wrong, if that ended it."""
 
         self._client = client
-        self._open: dict[RequestId, _Open] = {}
+        self._open: dict[RequestId, Waiting] = {}
         self._asked: dict[RequestId, asyncio.Task[None]] = {}
         self._last = 0
         self._background = Background()
@@ -167,10 +175,11 @@ class Child(ABC):
         """Its result of a request.
 
         Raises:
+            Forgotten: It was over before.
             UpstreamError: It answered with an error; or -31012: it ended before it answered.
         """
         if self.is_over:
-            raise UpstreamError(wire_error(OutcomeUnknown()))
+            raise Forgotten
         self._last += 1
         request_id = self._last
         if progress_token(params) is not None:
@@ -179,14 +188,14 @@ class Child(ABC):
         if params is not None:
             message["params"] = params
         future = asyncio.get_running_loop().create_future()
-        self._open[request_id] = _Open(future, call)
+        self._open[request_id] = Waiting(future, call)
         try:
             await self._submit(request_id, encode(message))
             answer = await future
         except asyncio.CancelledError:
             if (future.cancelled() or not future.done()) and method != "initialize":
                 about = {"requestId": request_id, "reason": "cancelled"}
-                self._write(notification_message(_CANCELLED, about))
+                self._write(notification_message(CANCELLED, about))
             raise
         finally:
             self._open.pop(request_id, None)
@@ -243,7 +252,7 @@ class Child(ABC):
             return
         self._skip(line, why)
 
-    def _fail(self, waiting: _Open, why: str) -> None:
+    def _fail(self, waiting: Waiting, why: str) -> None:
         if not waiting.future.done():
             waiting.future.set_result(Answer(None, None, error_body(INTERNAL_ERROR, why)))
 

@@ -44,11 +44,12 @@ _PRINCIPALS = 1_000
 class Starter(Protocol):
     """Knows what a child is."""
 
-    async def start(self, place: Place) -> Child:
+    async def start(self, place: Place, principal: Principal) -> Child:
         """A child that was told nothing yet.
 
         Raises:
             OSError: It cannot be started.
+            UpstreamError: See there.
         """
         ...
 
@@ -142,18 +143,18 @@ class Children:
             raise _not_started("the layer stops")
         await self._make_room()
         try:
-            child = await self._start(place)
+            child = await self._start(place, principal)
         except UpstreamError as failed:
             self._failed(principal, failed)
             raise
         self._failures.pop(principal, None)
         return child
 
-    async def _start(self, place: Place) -> Child:
+    async def _start(self, place: Place, principal: Principal) -> Child:
         self._starts += 1
         try:
             await self._vacate(place)
-            child = await self.starter.start(place)
+            child = await self.starter.start(place, principal)
         except OSError as failed:
             raise _not_started(str(failed.strerror)) from failed
         finally:

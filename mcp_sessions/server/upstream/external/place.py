@@ -14,7 +14,7 @@ from mcp_sessions.background import watched
 from mcp_sessions.errors import METHOD_NOT_FOUND
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.child import Child, Forgotten
 from mcp_sessions.server.upstream.port import Call, OnProgress, Outbound, PeerError, UpstreamError
 
 LISTS = ("tools", "prompts", "resources")
@@ -89,7 +89,12 @@ class Place:
         self.calls[call] = level
         try:
             child = self.living or await self.started(call.principal)
-            result = await child.request(call, method, params)
+            try:
+                result = await child.request(call, method, params)
+            except Forgotten:
+                # The request did not run. Where it is forgotten again, that is its answer.
+                child = self.living or await self.started(call.principal)
+                result = await child.request(call, method, params)
         finally:
             self.calls.pop(call, None)
             self.used_at = asyncio.get_running_loop().time()

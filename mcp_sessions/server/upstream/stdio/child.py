@@ -6,6 +6,7 @@ import logging
 import re
 from typing import Final
 
+from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child, Client
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.stdio.process import ChildProcess, Processes, TooLong
@@ -33,8 +34,9 @@ class StdioChildren:
         self._longest = longest
         self._processes = Processes()
 
-    async def start(self, place: Place) -> Child:
+    async def start(self, place: Place, principal: Principal) -> Child:
         """A process."""
+        del principal
         process = await self._processes.start(self._server, place.label)
         return StdioChild(process, place, self._longest)
 

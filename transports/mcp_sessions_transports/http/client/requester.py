@@ -154,13 +154,24 @@ class Requester:
         )
         # Not None: that would put the client's own aside.
         auth = {"auth": self._access.auth} if self._access.auth is not None else {}
-        followed = 0
-        while True:
-            response = await client.send(request, stream=True, follow_redirects=False, **auth)
-            onward = onward_request(response)
-            if onward is None or followed >= client.max_redirects:
-                return response
-            # Unread: nothing in it is for us, and nobody says how long it is.
-            await response.aclose()
-            request = onward
-            followed += 1
+        return await send_within_origin(client, request, **auth)
+
+
+async def send_within_origin(
+    client: httpx2.AsyncClient, request: httpx2.Request, **auth: Any
+) -> httpx2.Response:
+    """Send a request, following redirects only while they stay with its server.
+
+    Args:
+        auth: As for ``httpx2.AsyncClient.send``.
+    """
+    followed = 0
+    while True:
+        response = await client.send(request, stream=True, follow_redirects=False, **auth)
+        onward = onward_request(response)
+        if onward is None or followed >= client.max_redirects:
+            return response
+        # Unread: nothing in it is for us, and nobody says how long it is.
+        await response.aclose()
+        request = onward
+        followed += 1

@@ -1,0 +1,26 @@
+"""A server outside of this process, as a command line names it."""
+
+from __future__ import annotations
+
+import argparse
+
+from mcp_sessions.cli.serve_options import EXTERNAL_OPTIONS
+from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.stdio_server import StdioServer
+
+
+def external_server(options: argparse.Namespace) -> ExternalServer | None:
+    """The command or the URL that is served; None: it is neither.
+
+    Raises:
+        ConfigurationError: It cannot be.
+    """
+    given = {name: getattr(options, name) for name in EXTERNAL_OPTIONS}
+    given = {name: value for name, value in given.items() if value is not None}
+    if options.command:
+        env: dict[str, str] = dict(options.env or ())
+        return StdioServer(*options.command, env=env, cwd=options.cwd, **given)
+    if options.url:
+        return HTTPServer(options.url, headers=dict(options.header or ()), **given)
+    return None

@@ -1,0 +1,88 @@
+"""Which URL a layer wraps, who shares a session there, and with whose credential."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.external_server import ExternalServer, Per
+from mcp_sessions.principal import Principal
+
+if TYPE_CHECKING:
+    import httpx2
+
+    Credential = httpx2.Auth | Mapping[str, str] | None
+    Auth = httpx2.Auth | Callable[[Principal], Credential | Awaitable[Credential]]
+
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE: Final = re.compile(r"[\x20-\x7e\t]*")
+
+
+class HTTPServer(ExternalServer):
+    """A URL that speaks MCP over Streamable HTTP.
+
+    Nothing that a client sends to authenticate itself is sent there.
+    """
+
+    kind = "session there"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        auth: Auth | None = None,
+        per: Per = "session",
+        max_children: int = 1_000,
+        child_idle: float = 900,
+        start_timeout: float = 30,
+        silence: float = 300,
+    ) -> None:
+        """Name a URL; nothing is sent there before it is needed.
+
+        Args:
+            headers: Sent with each request.
+            auth: How this layer authenticates itself there; or, for a principal, with what: an
+                ``httpx2.Auth``, or headers. It is asked whenever a session there begins.
+            per: Who shares a session there, see ``StdioServer``.
+            max_children: Sessions there at the same time; who needs one more is refused.
+            child_idle: Seconds after its last request in which a session there ends.
+            start_timeout: Seconds that the server has to answer ``initialize``.
+            silence: Seconds without a byte of its answer, or of a sign of life before that, after
+                which a request is given up.
+
+        Raises:
+            ConfigurationError: It is no http or https URL, or an argument is none.
+        """
+        self.url = url
+        parts = _parsed(url)
+        if parts.username is not None:
+            raise ConfigurationError("credentials are no part of a URL: give them as a header")
+        self.name = urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
+        """Without its query, which may hold a secret."""
+
+        super().__init__(self.name, per, max_children, child_idle, start_timeout)
+        self.check_seconds("silence", silence)
+        for name, value in (headers or {}).items():
+            if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+                raise ConfigurationError(f"the header {name!r} cannot be sent")
+        if per == "shared" and callable(auth):
+            raise ConfigurationError("auth: with per='shared' there is no principal to ask for")
+        self.headers: Mapping[str, str] = MappingProxyType(dict(headers or {}))
+        self.auth = auth
+        self.silence = silence
+
+
+def _parsed(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        is_http = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError as failed:
+        raise ConfigurationError("not an http or https URL") from failed
+    if not (is_http and url.isprintable() and " " not in url):
+        raise ConfigurationError("not an http or https URL")
+    return parts

@@ -1,0 +1,89 @@
+"""``mcp-sessions serve URL``: a server somewhere else, by its address alone."""
+
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from mcp_sessions.cli import logs
+from mcp_sessions.cli.arguments import expanded
+from mcp_sessions.cli.main import main
+from mcp_sessions.errors import ConfigurationError
+from tests.support.children import CHILD
+from tests.support.serving import initialize, read_lines, serving
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command configures the logs of its process; this process is pytest's."""
+
+    def nothing(**_: object) -> None:
+        """Instead of it."""
+
+    monkeypatch.setattr(logs, "configure", nothing)
+
+
+def address(said: str) -> str:
+    """Where a server said that it is."""
+    found = re.search(r"^  at +(http://127\.0\.0\.1:\d+/mcp)$", said, re.M)
+    assert found is not None, said
+    return found[1]
+
+
+def test_a_url_is_served_here_one_of_this_command_too(tmp_path: Path) -> None:
+    with serving(tmp_path, "--", sys.executable, "-S", CHILD) as upstream:
+        url = address(read_lines(upstream, 5))
+        given = ("--per", "shared", "--header", "X-Key: ${HOME:-none}", f"{url}?key=secret")
+        with serving(tmp_path, *given) as process:
+            said = read_lines(process, 5)
+            assert f"serves {url}\n" in said and "secret" not in said
+            assert initialize(address(said))["serverInfo"] == {
+                "name": "child",
+                "version": "1",
+                "ofAnotherKind": True,
+            }
+            process.send_signal(signal.SIGTERM)
+            process.wait(20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["http://"], "not an http or https URL"),
+        (["https://me:secret@host/mcp"], "credentials are no part of a URL"),
+        (["--env", "A=1", "https://host/mcp"], "--env goes with -- COMMAND"),
+        (["--header", "A: 1", "app.py"], "--header goes with a URL"),
+        (["--child-idle", "3", "app.py"], "--child-idle goes with -- COMMAND or a URL"),
+        (["--store", "redis://127.0.0.1:1", "https://host/mcp"], "belongs to one replica"),
+    ],
+)
+def test_what_is_wrong_with_a_url_is_one_line_at_once(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and "secret" not in error
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [("secret", "must be 'NAME: VALUE'"), ("A: ${NOT_SET_HERE}", "NOT_SET_HERE is not set here")],
+)
+def test_a_header_that_is_none_is_one_line(
+    header: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--header", header, "https://host/mcp"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and "secret" not in error
+
+
+def test_variables_of_the_environment_are_put_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", "${B}")
+    assert expanded("a${HERE}b${env:HERE}c${NOT_SET:-d}e$f{g}") == "a${B}b${B}cde$f{g}"
+    assert expanded("${NOT_SET:-}") == ""
+    with pytest.raises(ConfigurationError, match="NOT_SET is not set"):
+        expanded("${NOT_SET}")

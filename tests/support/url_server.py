@@ -1,0 +1,255 @@
+"""A server at a URL, in plain ASGI and without an SDK, that can be told how to misbehave.
+
+Each of its tools (`UrlServer.tool`) answers in another way. It keeps its sessions in memory, and
+forgets them when it is told to.
+"""
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
+
+Json = dict[str, Any]
+
+
+class Cut(Exception):
+    """The connection ends here."""
+
+
+class UrlServer:
+    """An ASGI application; ``misdeed`` is what it does wrong at its start."""
+
+    def __init__(self, misdeed: str = "") -> None:
+        self.misdeed = misdeed
+        self.sessions: dict[str, Json] = {}
+        """By id: what its client said in ``initialize``."""
+
+        self.calls: list[str] = []
+        """The tools that were called, in order."""
+
+        self.heard: list[Json] = []
+        """Every message, in order."""
+
+        self.headers: list[Json] = []
+        """Of each request."""
+
+        self.ended: list[str] = []
+        """The sessions that clients ended."""
+
+        self.streams: dict[str, asyncio.Queue[bytes]] = {}
+        """By session: what its own stream has still to say."""
+
+        self.resumed: list[str] = []
+        """The positions that were asked for."""
+
+    def forget(self) -> None:
+        """Be started again: nothing is known of any session."""
+        self.sessions.clear()
+        for stream in self.streams.values():
+            stream.put_nowait(b"")
+        self.streams.clear()
+
+    def say(self, method: str, params: Json | None = None) -> None:
+        """Notify all of its clients, on their own streams."""
+        message = {"jsonrpc": "2.0", "method": method, **({"params": params} if params else {})}
+        for stream in self.streams.values():
+            stream.put_nowait(event(message))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        session = request.headers.get("mcp-session-id", "")
+        self.headers.append(dict(request.headers))
+        answer = _Answer(send)
+        if session and session not in self.sessions:
+            error: Json = {"code": -32600, "message": "Session not found"}
+            await answer.whole(404, {"jsonrpc": "2.0", "id": None, "error": error})
+        elif request.method == "DELETE":
+            self.ended.append(session)
+            self.sessions.pop(session)
+            await answer.whole(200, None)
+        elif request.method == "GET":
+            await self._get(request, session, answer)
+        else:
+            message = json.loads(await request.body())
+            self.heard.append(message)
+            if "method" not in message or "id" not in message:
+                await answer.whole(202, None)
+            elif message["method"] == "initialize":
+                await self._initialize(message, answer)
+            elif message["method"] == "tools/call":
+                await self.tool(message, session, answer)
+            else:
+                await answer.result(message, {"tools": []})
+
+    async def _initialize(self, message: Json, answer: "_Answer") -> None:
+        match self.misdeed:
+            case "html":
+                await answer.begin(200, "text/html")
+                await answer.piece(b"<html>Sign in</html>", more=False)
+            case "302":
+                await answer.whole(302, None, {"location": "https://elsewhere.example/mcp"})
+            case "307":
+                await answer.whole(307, None, {"location": "http://elsewhere.example/mcp"})
+            case "401" | "404" | "502":
+                await answer.whole(int(self.misdeed), None)
+            case "silent":
+                await asyncio.Event().wait()
+            case "version":
+                await answer.result(message, {"protocolVersion": "1999-01-01"})
+            case _:
+                session = f"s{len(self.sessions)}-{id(self)}"
+                self.sessions[session] = message["params"]
+                capabilities: Json = {"tools": {}, "resources": {"subscribe": True}, "logging": {}}
+                result = {
+                    "protocolVersion": message["params"]["protocolVersion"],
+                    "capabilities": capabilities,
+                    "serverInfo": {"name": "url", "version": "1"},
+                }
+                await answer.result(message, result, {"mcp-session-id": session})
+
+    async def _get(self, request: Request, session: str, answer: "_Answer") -> None:
+        position = request.headers.get("last-event-id")
+        if position is not None:
+            self.resumed.append(position)
+        if position is not None and position.startswith("call-"):
+            await answer.begin(200, "text/event-stream")
+            message = {"id": int(position.removeprefix("call-"))}
+            await answer.piece(event(result(message, text("the rest"))), more=False)
+            return
+        if self.misdeed == "no stream":
+            await answer.whole(405, None)
+            return
+        stream = self.streams[session] = asyncio.Queue()
+        await answer.begin(200, "text/event-stream")
+        gone = asyncio.ensure_future(_gone(request))
+        try:
+            while True:
+                piece = asyncio.ensure_future(stream.get())
+                await asyncio.wait({piece, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if not piece.done() or not piece.result():
+                    piece.cancel()
+                    return
+                await answer.piece(piece.result())
+        finally:
+            gone.cancel()
+            await answer.piece(b"", more=False)
+
+    async def tool(self, message: Json, session: str, answer: "_Answer") -> None:
+        """Answer a call as its tool does."""
+        name = message["params"]["name"]
+        self.calls.append(name)
+        match name:
+            case "count":
+                await answer.result(message, text(len(self.calls)))
+            case "client":
+                await answer.result(message, text(json.dumps(self.sessions[session])))
+            case "params":
+                await answer.result(message, text(json.dumps(message["params"])))
+            case "log":
+                await answer.begin(200, "text/event-stream")
+                said = {"level": "info", "data": message["params"]["arguments"]["text"]}
+                told = {"jsonrpc": "2.0", "method": "notifications/message", "params": said}
+                await answer.piece(event(told))
+                await answer.piece(event(result(message, text("logged"))), more=False)
+            case "html":
+                await answer.begin(200, "text/html")
+                await answer.piece(b"<html>Sign in</html>", more=False)
+            case "accepted":
+                await answer.whole(202, None)
+            case "302":
+                await answer.whole(302, None, {"location": "https://elsewhere.example/mcp"})
+            case "307":
+                await answer.whole(307, None, {"location": "http://elsewhere.example/mcp"})
+            case "400" | "401" | "403" | "429" | "500" | "502" | "503":
+                await answer.whole(int(name), None)
+            case "silent":
+                await asyncio.Event().wait()
+            case "cut":
+                await answer.begin(200, "text/event-stream")
+                await answer.piece(b"event: message\ndata: {")
+                raise Cut
+            case "cut json":
+                await answer.begin(200, "application/json", {"content-length": "100"})
+                await answer.piece(b'{"jsonrpc":"2.0"')
+                raise Cut
+            case "nothing":
+                await answer.begin(200, "text/event-stream")
+                await answer.piece(b": nothing\n\n", more=False)
+            case "resumable":
+                await answer.begin(200, "text/event-stream")
+                await answer.piece(b"id: call-%d\nretry: 1\ndata: \n\n" % message["id"])
+                raise Cut
+            case "other id":
+                await answer.whole(200, result({"id": 4711}, text("wrong")))
+            case "malformed":
+                wrong = {"jsonrpc": "2.0", "id": message["id"], "result": "no object"}
+                await answer.whole(200, wrong)
+            case "no json":
+                await answer.begin(200, "application/json")
+                await answer.piece(b"{", more=False)
+            case "large":
+                await answer.whole(200, result(message, text("x" * 5_000_000)))
+            case "large event":
+                await answer.begin(200, "text/event-stream")
+                await answer.piece(event(result(message, text("x" * 5_000_000))), more=False)
+            case "endless":
+                await answer.begin(200, "text/event-stream")
+                await answer.piece(b'data: {"jsonrpc":"2.0","id":%d,"result":"' % message["id"])
+                for _ in range(400):
+                    await answer.piece(b"x" * 1_000_000)
+                raise Cut
+            case _:
+                raise AssertionError(name)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Answer:
+    """The response to one request."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    async def begin(self, status: int, kind: str, headers: dict[str, str] | None = None) -> None:
+        """Its head."""
+        fields = {"content-type": kind, **(headers or {})}
+        start: Message = {"type": "http.response.start", "status": status}
+        start["headers"] = [(name.encode(), value.encode()) for name, value in fields.items()]
+        await self._send(start)
+
+    async def piece(self, body: bytes, *, more: bool = True) -> None:
+        """A piece of its body."""
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def whole(
+        self, status: int, message: Json | None, headers: dict[str, str] | None = None
+    ) -> None:
+        """All of it."""
+        await self.begin(status, "application/json", headers)
+        await self.piece(json.dumps(message).encode() if message is not None else b"", more=False)
+
+    async def result(
+        self, message: Json, value: Json, headers: dict[str, str] | None = None
+    ) -> None:
+        """A result."""
+        await self.whole(200, result(message, value), headers)
+
+
+def result(message: Json, value: Json) -> Json:
+    """The answer to a request."""
+    return {"jsonrpc": "2.0", "id": message["id"], "result": value}
+
+
+def event(message: Json) -> bytes:
+    """A message as a server-sent event."""
+    return b"event: message\ndata: " + json.dumps(message).encode() + b"\n\n"
+
+
+def text(value: object) -> Json:
+    """A tool's result."""
+    return {"content": [{"type": "text", "text": str(value)}], "ofAnotherKind": {"kept": True}}

@@ -1,0 +1,352 @@
+"""A URL behind the layer: what passes, and what it costs when it does wrong.
+
+The promises are those of `mcp_sessions.http_server`. Nothing is ever sent twice that may have run.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+
+from mcp_sessions import ConfigurationError, HTTPServer, Principal
+from tests.support.children import until
+from tests.support.modern import ModernClient, session_meta
+from tests.support.raw import RawClient, keyed, text_of
+from tests.support.url_server import UrlServer
+from tests.support.urls import stock_url, url_of
+from tests.support.world import World, world
+
+pytestmark = pytest.mark.anyio
+
+HANDSHAKE: dict[str, Any] = {
+    "protocolVersion": "2025-11-25",
+    "capabilities": {},
+    "clientInfo": {"name": "raw", "version": "1"},
+}
+UPDATED = "notifications/resources/updated"
+
+
+@asynccontextmanager
+async def url_world(
+    server: UrlServer, *, options: dict[str, Any] | None = None, **limits: Any
+) -> AsyncGenerator[World]:
+    """A layer over that server; options as of `HTTPServer`."""
+    async with url_of(server) as url:
+        async with world(server=HTTPServer(url, **(options or {})), **limits) as w:
+            yield w
+
+
+async def refused(server: UrlServer, **options: Any) -> dict[str, Any]:
+    """The error of a client whose server does not start."""
+    async with url_world(server, options=options) as w:
+        client = w.client()
+        return await client.error("initialize", HANDSHAKE)
+
+
+def updates(messages: list[dict[str, Any]]) -> list[str]:
+    """The resources that were told to have changed."""
+    return [m["params"]["uri"] for m in messages if m.get("method") == UPDATED]
+
+
+# --- what passes -----------------------------------------------------------------------------
+
+
+async def test_what_passes_passes_as_it_is_and_the_session_there_ends_with_the_one_here() -> None:
+    server = UrlServer()
+    async with url_world(server) as w:
+        client = await w.connected(capabilities={"elicitation": {"form": {}}, "ofAnotherKind": {}})
+        told = json.loads(await client.text("client"))
+        assert told["capabilities"] == {"elicitation": {"form": {}}, "ofAnotherKind": {}}
+        sent = {"name": "params", "ofAnotherKind": [1], "_meta": {"own": 2}}
+        result = await client.result("tools/call", sent)
+        assert json.loads(text_of(result)) == sent and result["ofAnotherKind"] == {"kept": True}
+        call = client.call("log", text="hello")
+        await call.result()
+        assert call.reply.messages[0]["params"] == {"level": "info", "data": "hello"}
+        (session,) = server.sessions
+        await client.delete().done()
+        await until(lambda: server.ended == [session], "the session there was ended")
+
+
+async def test_the_credential_of_a_client_stays_here_and_the_layer_has_its_own() -> None:
+    server = UrlServer()
+    options = {"headers": {"Authorization": "Bearer ours", "X-Own": "1"}}
+    async with url_world(server, options=options) as w:
+        client = await w.connected()
+        theirs = {"Authorization": "Bearer theirs", "X-Theirs": "1", "Cookie": "theirs=1"}
+        message = {"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": {"name": "count"}}
+        (answer,) = await client.post(message, headers=theirs).has(1)
+        assert text_of(answer["result"]) == "1"
+    assert len(server.headers) >= 4
+    for headers in server.headers:
+        assert headers["authorization"] == "Bearer ours" and headers["x-own"] == "1"
+        assert "x-theirs" not in headers and "cookie" not in headers
+
+
+async def test_each_principal_has_a_session_there_with_a_credential_of_its_own() -> None:
+    server = UrlServer()
+    asked: list[str | None] = []
+
+    async def credential(principal: Principal) -> Mapping[str, str]:
+        asked.append(principal.subject)
+        return {"Authorization": f"Bearer of {principal.subject}"}
+
+    async with url_world(server, options={"auth": credential, "per": "principal"}) as w:
+        for subject in ("alice", "bob", "alice"):
+            token = AccessToken(token="t", client_id="c", scopes=[], subject=subject)
+            client = RawClient(await w.carrier_of(AuthenticatedUser(token)))
+            await client.initialize()
+            await client.text("count")
+    assert asked == ["alice", "bob"]
+    sent = {(headers.get("mcp-session-id"), headers["authorization"]) for headers in server.headers}
+    assert len({who for session, who in sent if session}) == len({s for s, _ in sent if s}) == 2
+
+
+async def test_an_auth_of_the_http_client_is_used_and_one_that_fails_is_said() -> None:
+    server = UrlServer()
+    async with url_world(server, options={"auth": httpx2.BasicAuth("me", "secret")}) as w:
+        await w.connected()
+    assert {headers["authorization"][:6] for headers in server.headers} == {"Basic "}
+
+    def none(principal: Principal) -> Mapping[str, str]:
+        raise KeyError("the secret")
+
+    error = await refused(UrlServer(), auth=none)
+    assert "no credential" in error["message"] and "the secret" not in str(error)
+
+
+async def test_what_changes_is_heard_on_the_servers_own_stream() -> None:
+    server = UrlServer()
+    async with url_world(server) as w:
+        client = await w.connected()
+        stream = await client.get().started()
+        await client.start()
+        await client.result("resources/subscribe", {"uri": "test://a"})
+        server.say(UPDATED, {"uri": "test://a"})
+        assert set(updates(await stream.has(1))) == {"test://a"}
+
+
+async def test_a_server_without_such_a_stream_is_served_all_the_same() -> None:
+    async with url_world(UrlServer("no stream")) as w:
+        client = await w.connected()
+        assert await client.text("count") == "1"
+
+
+async def test_a_response_that_breaks_off_is_fetched_on() -> None:
+    server = UrlServer()
+    async with url_world(server) as w:
+        client = await w.connected()
+        assert await client.text("resumable") == "the rest"
+    assert server.calls == ["resumable"] and len(server.resumed) == 1
+
+
+async def test_a_cancelled_request_is_cancelled_there_by_its_own_id() -> None:
+    server = UrlServer()
+    async with url_world(server) as w:
+        client = await w.connected()
+        sent = client.call("silent")
+        await until(lambda: server.calls == ["silent"], "the call runs")
+        await client.notify("notifications/cancelled", {"requestId": sent.id})
+        await until(lambda: server.heard[-1].get("method") == "notifications/cancelled", "told")
+        asked = next(m for m in server.heard if m.get("method") == "tools/call")
+        assert server.heard[-1]["params"]["requestId"] == asked["id"]
+        assert await client.text("count") == "2"
+
+
+async def test_the_modern_era_is_served_by_a_url_of_the_era_before() -> None:
+    async with url_world(UrlServer()) as w:
+        client = ModernClient(w.carrier)
+        assert (await client.send("tools/list").result())["resultType"] == "complete"
+        created = await client.create()
+        assert await client.text("count", meta=session_meta(created["sessionId"])) == "1"
+
+
+async def test_a_stock_server_asks_the_client_of_the_request_and_reports_progress() -> None:
+    async with stock_url(resumable=True) as url, world(server=HTTPServer(url)) as w:
+        client = await w.connected(capabilities={"elicitation": {}})
+        sent = client.call("ask", question="how many?")
+        (question,) = await sent.reply.has(1)
+        assert question["params"]["message"] == "how many?"
+        await client.respond(question, {"action": "accept", "content": {"answer": "two"}})
+        assert text_of(await sent.result()) == "accept: two"
+        reported = client.call("progress", steps=2, meta={"progressToken": "mine"})
+        await reported.result()
+        reports = [m["params"] for m in reported.reply.messages if "method" in m]
+        assert [(r["progressToken"], r["progress"]) for r in reports] == [("mine", 1), ("mine", 2)]
+
+
+async def test_clients_of_a_shared_session_hear_the_log_of_their_own_calls() -> None:
+    async with url_world(UrlServer(), options={"per": "shared"}) as w:
+        first, second = await w.connected(), await w.connected()
+        for client, words in ((first, "one"), (second, "two")):
+            call = client.call("log", text=words)
+            await call.result()
+            assert call.reply.messages[0]["params"]["data"] == words
+
+
+# --- a server that forgot us ---------------------------------------------------------------------
+
+
+async def test_a_server_that_forgot_the_session_is_begun_with_again_and_clients_read_again() -> (
+    None
+):
+    server = UrlServer()
+    async with url_world(server) as w:
+        client = await w.connected()
+        stream = await client.get().started()
+        await client.start()
+        await client.result("logging/setLevel", {"level": "error"})
+        await client.result("resources/subscribe", {"uri": "test://a"})
+        running = client.call("silent", meta=keyed("k", None))
+        await until(lambda: server.calls == ["silent"], "the call runs")
+        server.forget()
+        before = len(server.heard)
+        results = await asyncio.gather(*(client.call("count").result() for _ in range(5)))
+        assert sorted(text_of(result) for result in results) == ["2", "3", "4", "5", "6"]
+        assert (await running.error())["code"] == -31012
+        told = [m["method"] for m in server.heard[before:] if m["method"] != "tools/call"]
+        assert told == [
+            "initialize", "notifications/initialized", "logging/setLevel", "resources/subscribe",
+        ]  # fmt: skip
+        assert "test://a" in updates(await stream.has(3))
+        server.say(UPDATED, {"uri": "test://a"})
+        await until(lambda: len(updates(stream.messages)) >= 1, "it is told of what comes")
+        assert server.calls.count("silent") == 1
+
+
+async def test_a_server_that_forgets_at_once_again_is_an_error_and_no_loop() -> None:
+    server = UrlServer()
+    async with url_world(server) as w:
+        client = await w.connected()
+        server.sessions = _Forgetful()
+        error = await client.call("count").error()
+        assert error["data"]["started"] is False
+        assert server.calls == []
+        assert sum(1 for m in server.heard if m.get("method") == "initialize") <= 3
+
+
+class _Forgetful(dict[str, Any]):
+    """Keeps nothing."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Forget it at once."""
+
+
+# --- bad servers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("misdeed", "said"),
+    [
+        ("html", "what it answered is no answer"),
+        ("302", "redirects to another address"),
+        ("307", "redirects to another address"),
+        ("401", "does not accept the layer's credential"),
+        ("404", "HTTP status 404"),
+        ("502", "HTTP status 502"),
+        ("silent", "did not answer initialize"),
+        ("version", "1999-01-01"),
+    ],
+)
+async def test_one_that_does_not_start_is_said_and_not_asked_in_a_loop(
+    misdeed: str, said: str
+) -> None:
+    server = UrlServer(misdeed)
+    error = await refused(server, start_timeout=0.5)
+    assert said in error["message"] and error["data"]["started"] is False
+    assert [m["method"] for m in server.heard] == ["initialize"]
+
+
+async def test_nothing_listens_there() -> None:
+    async with url_of(UrlServer()) as url:
+        pass
+    async with world(server=HTTPServer(url)) as w:
+        client = w.client()
+        error = await client.error("initialize", HANDSHAKE)
+        assert "connection refused" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "code", "said"),
+    [
+        ("html", -31012, "no answer"),
+        ("accepted", -31012, "no answer"),
+        ("no json", -31012, "no answer"),
+        ("other id", -31012, "no answer"),
+        ("nothing", -31012, "ended without an answer"),
+        ("cut", -31012, "closed the connection"),
+        ("cut json", -31012, "closed the connection"),
+        ("500", -31012, "HTTP status 500"),
+        ("502", -31012, "HTTP status 502"),
+        ("503", -31012, "HTTP status 503"),
+        ("silent", -31012, "no answer in time"),
+        ("302", -32603, "redirects"),
+        ("307", -32603, "redirects"),
+        ("400", -32603, "HTTP status 400"),
+        ("401", -32603, "credential"),
+        ("403", -32603, "credential"),
+        ("429", -32603, "HTTP status 429"),
+        ("malformed", -32603, "malformed"),
+        ("large", -32603, "more than 4194304 bytes"),
+        ("large event", -32603, "more than 4194304 bytes"),
+        ("endless", -32603, "more than 4194304 bytes"),
+    ],
+)
+async def test_what_is_no_answer_is_an_error_of_its_request_and_nothing_runs_twice(
+    tool: str, code: int, said: str
+) -> None:
+    server = UrlServer()
+    async with url_world(server, options={"silence": 0.5}) as w:
+        client = await w.connected()
+        session = (await client.start())["sessionId"]
+        for _ in range(2):
+            error = await client.call(tool, meta=keyed("k", session)).error()
+            assert error["code"] == code and said in error["message"]
+        assert server.calls == [tool], "a key that was used is no second call"
+        assert await client.text("count") == "2", "the session goes on"
+    assert len([m for m in server.heard if m.get("method") == "initialize"]) == 2
+
+
+async def test_a_redirect_within_the_server_is_followed() -> None:
+    server = UrlServer()
+
+    async def moved(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/mcp/new":
+            await server(scope, receive, send)
+            return
+        location = (b"location", b"/mcp/new")
+        await send({"type": "http.response.start", "status": 307, "headers": [location]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with url_of(moved) as url, world(server=HTTPServer(url)) as w:
+        client = await w.connected()
+        assert await client.text("count") == "1"
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "said"),
+    [
+        ("ftp://host/mcp", {}, "not an http or https URL"),
+        ("host/mcp", {}, "not an http or https URL"),
+        ("http://", {}, "not an http or https URL"),
+        ("http://host:99999/", {}, "not an http or https URL"),
+        ("http://me:secret@host/mcp", {}, "credentials are no part"),
+        ("http://host/mcp", {"headers": {"X\n": "1"}}, "cannot be sent"),
+        ("http://host/mcp", {"headers": {"X": "1\r\nY: 2"}}, "cannot be sent"),
+        ("http://host/mcp", {"per": "tenant"}, "per:"),
+        ("http://host/mcp", {"silence": 0}, "silence"),
+        ("http://host/mcp", {"per": "shared", "auth": dict}, "no principal"),
+    ],
+)
+def test_what_cannot_be_a_server_is_refused_at_once(
+    url: str, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said) as refusal:
+        HTTPServer(url, **options)
+    assert "secret" not in str(refusal.value)

@@ -1,0 +1,322 @@
+"""A child that is a session at a URL: each of its requests is a POST, whose response brings what
+is about that request; what else it says comes on a stream of its own.
+
+Rules:
+
+1. No request is sent twice, but one that was answered 404: that did not run.
+2. A response that breaks off is fetched on from where it broke, if its events have ids; else what
+   became of its request is unknown, and that is its answer.
+3. What is no answer costs one request. A session that the server forgot is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from typing import Any, Final
+
+import httpx2
+
+from mcp_sessions.core.backoff import Backoff
+from mcp_sessions.core.messages import Answer, error_body, notification_message
+from mcp_sessions.errors import OUTCOME_UNKNOWN
+from mcp_sessions.server.upstream.external.child import CANCELLED, Child, Client, Forgotten, Waiting
+from mcp_sessions.server.upstream.port import UpstreamError
+from mcp_sessions_transports.connect_errors import reason_of
+from mcp_sessions_transports.http.client.bounded_body import BodyTooLarge, pieces, whole
+from mcp_sessions_transports.http.client.failures import is_sse
+from mcp_sessions_transports.http.client.incoming import position
+from mcp_sessions_transports.http.client.sse_reader import EventTooLarge, ReadEvent, SseReader
+from mcp_sessions_transports.http.upstream.wire import CONNECTING, Wire, refused
+
+logger = logging.getLogger(__name__)
+
+_UNSENT: Final = (
+    httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol,
+)  # fmt: skip
+_FAILURES: Final = (httpx2.HTTPError, httpx2.StreamError, OSError)
+
+_WAITING: Final = 256
+"""Messages that wait to be taken."""
+
+_REOPENED: Final = 5
+"""How often in a row a response is fetched on without anything new in it."""
+
+_RETRY: Final = 1.0
+"""Seconds before it is, if the server does not say."""
+
+_STREAM: Final = 1.0
+"""Seconds that a session waits at its start for the stream of what it says by itself."""
+
+_ENDING: Final = 2.0
+"""Seconds in which what was asked may still be answered when it ends, and its end be told."""
+
+
+class HttpChild(Child):
+    """One session at a URL.
+
+    Args:
+        longest: Bytes of one of its messages.
+    """
+
+    def __init__(self, wire: Wire, client: Client, longest: int) -> None:
+        super().__init__(client)
+        self._wire = wire
+        self._longest = longest
+        self._is_over = False
+        self._posts: set[asyncio.Task[None]] = set()
+        self._last_message: asyncio.Task[None] | None = None
+        self._waiting_messages = 0
+        self._has_stream = asyncio.Event()
+        self._ending = asyncio.Lock()
+
+    @property
+    def is_over(self) -> bool:
+        """See :class:`Child`."""
+        return self._is_over
+
+    async def shake_hands(self, client: Mapping[str, Any], versions: Collection[str]) -> None:
+        """See :class:`Child`."""
+        await super().shake_hands(client, versions)
+        self._background.run("what a URL says by itself", self._listen())
+        # Else what changes meanwhile would be told to nobody. Not all say at once that they listen.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STREAM):
+                await self._has_stream.wait()
+
+    async def stop(self) -> None:
+        """See :class:`Child`."""
+        async with self._ending:
+            if not self._wire.client.is_closed:
+                await self._stop()
+
+    async def _stop(self) -> None:
+        was_forgotten, self._is_over = self._is_over, True
+        if was_forgotten and self._posts:
+            # They are answered 404 as well, and did not run.
+            await asyncio.wait(self._posts, timeout=_ENDING)
+        self._give_up()
+        await self._background.close()
+        try:
+            async with asyncio.timeout(_ENDING):
+                if not was_forgotten and self._wire.session is not None:
+                    async with self._request("DELETE"):
+                        pass
+        except (*_FAILURES, TimeoutError) as failed:
+            logger.debug("the end of a session was not told: %s", reason_of(failed))
+        finally:
+            await self._wire.client.aclose()
+
+    def kill(self) -> None:
+        """See :class:`Child`."""
+        self._is_over = True
+
+    async def last_words(self) -> str:
+        """See :class:`Child`."""
+        return "the server ended its session"
+
+    def _request(
+        self, method: str, content: bytes | None = None, *, last_event_id: str | None = None
+    ) -> AbstractAsyncContextManager[httpx2.Response]:
+        version = self.result.get("protocolVersion")
+        return self._wire.request(method, content, version=version, last_event_id=last_event_id)
+
+    # --- what it is told ---------------------------------------------------------------------
+
+    def _write(self, message: bytes) -> None:
+        if self._waiting_messages >= _WAITING:
+            self.failure = self.failure or "it takes no messages"
+            self._forget()
+            return
+        self._waiting_messages += 1
+        told = self._tell(message, self._last_message)
+        self._last_message = self._background.run("a message to a URL", told)
+
+    async def _drain(self) -> None:
+        if self._last_message is not None:
+            await asyncio.wait({self._last_message})
+
+    async def _tell(self, message: bytes, before: asyncio.Task[None] | None) -> None:
+        """Send what is no request: one after the other, as it was said."""
+        try:
+            if before is not None:
+                await asyncio.wait({before})
+            async with (
+                asyncio.timeout(CONNECTING),
+                self._request("POST", message) as response,
+            ):
+                await self._wire.check(response)
+        except Forgotten:
+            self._forget()
+        except (*_FAILURES, TimeoutError, UpstreamError) as failed:
+            logger.info("a message was not taken: %s", _said(failed))
+        finally:
+            self._waiting_messages -= 1
+
+    async def _submit(self, request_id: int, message: bytes) -> None:
+        waiting = self._open[request_id]
+        if self._last_message is not None and not self._last_message.done():
+            await self._drain()
+        task = self._background.run("a request to a URL", self._post(request_id, message, waiting))
+        self._posts.add(task)
+        task.add_done_callback(self._posts.discard)
+        # Whoever does not wait for its answer any more does not read it, either.
+        waiting.future.add_done_callback(lambda it: task.cancel() if it.cancelled() else None)
+
+    async def _post(self, request_id: int, message: bytes, waiting: Waiting) -> None:
+        failed: UpstreamError
+        try:
+            failed = await self._answer_of(message, waiting)
+        except Forgotten as forgotten:
+            self._forget()
+            failed = forgotten
+        except UpstreamError as error:
+            failed = error
+        except _UNSENT as unsent:
+            failed = refused(reason_of(unsent))
+        except (BodyTooLarge, EventTooLarge):
+            self._fail(waiting, f"the server's answer has more than {self._longest} bytes")
+            return
+        except _FAILURES as broken:
+            failed = _unknown(_said(broken))
+            if isinstance(broken, httpx2.TimeoutException) and not waiting.future.done():
+                about = {"requestId": request_id, "reason": "no answer in time"}
+                self._write(notification_message(CANCELLED, about))
+        if waiting.future.done():
+            return
+        if isinstance(failed, Forgotten):
+            waiting.future.set_exception(failed)
+        else:
+            waiting.future.set_result(Answer(None, None, failed.error))
+
+    async def _answer_of(self, message: bytes, waiting: Waiting) -> UpstreamError:
+        """Send a request, and take what its response brings; its error, should that be no answer.
+
+        Raises:
+            Forgotten, UpstreamError: It did not run.
+            httpx2.HTTPError: It may have.
+        """
+        last_id: str | None = None
+        retry = _RETRY
+        async with self._request("POST", message) as response:
+            await self._wire.check(response)
+            if not self.result:
+                self._wire.joined(response)
+            if not is_sse(response):
+                if "json" in response.headers.get("content-type", ""):
+                    await self._take(await whole(response, limit=self._longest), waiting.call)
+                return _unknown("what it answered is no answer")
+            try:
+                async with aclosing(self._events(response)) as events:
+                    async for event in events:
+                        last_id = position(event, last_id)
+                        retry = event.retry / 1000 if event.retry is not None else retry
+                        await self._heard(event, waiting)
+            except _FAILURES as broken:
+                if last_id is None:
+                    raise
+                logger.debug("a response broke off: %s", reason_of(broken))
+        if not waiting.future.done() and last_id is not None:
+            await self._fetch_on(last_id, retry, waiting)
+        return _unknown("its response ended without an answer")
+
+    async def _fetch_on(self, last_id: str, retry: float, waiting: Waiting) -> None:
+        """Fetch what a response has after an event."""
+        after: str | None = last_id
+        attempts = 0
+        while attempts < _REOPENED and after is not None and not waiting.future.done():
+            attempts += 1
+            await asyncio.sleep(min(retry, 30.0))
+            try:
+                async with self._request("GET", last_event_id=after) as response:
+                    await self._wire.check(response)
+                    if not is_sse(response):
+                        return
+                    async with aclosing(self._events(response)) as events:
+                        async for event in events:
+                            attempts = 0
+                            after = position(event, after)
+                            retry = event.retry / 1000 if event.retry is not None else retry
+                            await self._heard(event, waiting)
+            except Forgotten:
+                # Of what it began nobody knows any more.
+                self._forget()
+                return
+            except UpstreamError:
+                return
+            except _FAILURES as broken:
+                logger.debug("a response broke off again: %s", reason_of(broken))
+
+    # --- what it says ------------------------------------------------------------------------
+
+    async def _events(self, response: httpx2.Response) -> AsyncGenerator[ReadEvent]:
+        reader = SseReader(max_bytes=self._longest, drops=True)
+        async with aclosing(pieces(response)) as chunks:
+            async for chunk in chunks:
+                for event in reader.feed(chunk):
+                    yield event
+
+    async def _heard(self, event: ReadEvent, waiting: Waiting | None) -> None:
+        if event.dropped is not None:
+            if waiting is None or event.dropped.has_method:
+                logger.warning("a message of more than %d bytes is left out", self._longest)
+                return
+            raise EventTooLarge
+        if event.data and event.event == "message":
+            await self._take(event.data, waiting.call if waiting is not None else None)
+
+    async def _listen(self) -> None:
+        """Hear what the server says by itself, for as long as there is a session."""
+        backoff = Backoff(base=_RETRY, cap=30)
+        last_id: str | None = None
+        while not self._is_over:
+            retry: float | None = None
+            try:
+                async with self._request("GET", last_event_id=last_id) as response:
+                    await self._wire.check(response)
+                    self._has_stream.set()
+                    if not is_sse(response):
+                        return
+                    async with aclosing(self._events(response)) as events:
+                        async for event in events:
+                            backoff.progressed()
+                            last_id = position(event, last_id)
+                            retry = event.retry / 1000 if event.retry is not None else retry
+                            await self._heard(event, None)
+            except Forgotten:
+                self._forget()
+            except UpstreamError:
+                # It has no such stream.
+                return
+            except (*_FAILURES, EventTooLarge) as broken:
+                logger.debug("the stream of a session broke off: %s", reason_of(broken))
+            finally:
+                self._has_stream.set()
+            wait = backoff.failed(random.random())
+            await asyncio.sleep(wait if retry is None else min(retry, 30.0))
+
+    def _forget(self) -> None:
+        """Nothing can be asked of it any more."""
+        self._is_over = True
+
+    def _skip(self, line: bytes, why: str) -> None:
+        logger.warning("a URL says what is no message (%s)", why)
+
+    def _was_not_asked(self) -> None:
+        logger.warning("a URL answers what it was not asked")
+
+
+def _said(failed: BaseException) -> str:
+    if isinstance(failed, UpstreamError):
+        return str(failed.error.get("message"))
+    # Ours, which names a status.
+    is_status = isinstance(failed, httpx2.RemoteProtocolError) and "HTTP status" in str(failed)
+    return str(failed) if is_status else reason_of(failed)
+
+
+def _unknown(why: str) -> UpstreamError:
+    """It may have run, and is not run again."""
+    return UpstreamError(error_body(OUTCOME_UNKNOWN, f"Outcome unknown: {why}"))

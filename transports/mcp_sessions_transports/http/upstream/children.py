@@ -1,0 +1,67 @@
+"""Begins sessions at a wrapped URL, each with the credential of whom it is for."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from inspect import isawaitable
+from typing import TYPE_CHECKING
+
+import httpx2
+
+from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions_transports.http.upstream.child import HttpChild
+from mcp_sessions_transports.http.upstream.wire import Wire, refused
+
+if TYPE_CHECKING:
+    from mcp_sessions.http_server import Credential
+
+
+class HttpChildren:
+    """A :class:`~mcp_sessions.server.upstream.external.children.Starter`.
+
+    Args:
+        longest: Bytes of one message of theirs.
+    """
+
+    def __init__(self, server: HTTPServer, longest: int) -> None:
+        self._server = server
+        self._longest = longest
+        self._tls: ssl.SSLContext | None = None
+
+    async def start(self, place: Place, principal: Principal) -> Child:
+        """A session that did not begin yet."""
+        server = self._server
+        headers, auth = dict(server.headers), None
+        credential = await self._credential(principal)
+        if isinstance(credential, Mapping):
+            headers.update(credential)
+        else:
+            auth = credential
+        if self._tls is None:
+            # Of all of them: to read the system's certificates takes many milliseconds.
+            self._tls = httpx2.create_ssl_context()
+        client = httpx2.AsyncClient(
+            verify=self._tls,
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=8),
+        )
+        return HttpChild(
+            Wire(server.url, client, headers, auth, server.silence), place, self._longest
+        )
+
+    async def _credential(self, principal: Principal) -> Credential:
+        auth = self._server.auth
+        if auth is None or isinstance(auth, httpx2.Auth):
+            return auth
+        try:
+            found = auth(principal)
+            return await found if isawaitable(found) else found
+        except Exception as failed:
+            # The boundary to the operator's code. What it says may quote the credential.
+            raise refused(f"there is no credential for it ({type(failed).__name__})") from None
+
+    async def close(self) -> None:
+        """All of them are over."""

@@ -1,0 +1,144 @@
+"""The HTTP requests of one session at a wrapped URL: their headers, redirects and time limits."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+import httpx2
+
+from mcp_sessions.core.messages import Answer, Malformed, decode, error_body, parse
+from mcp_sessions.core.resume import is_sendable
+from mcp_sessions.errors import INTERNAL_ERROR
+from mcp_sessions.server.upstream.external.child import Forgotten
+from mcp_sessions.server.upstream.port import UpstreamError
+from mcp_sessions_transports.http.client.bounded_body import ACCEPTED, pieces
+from mcp_sessions_transports.http.client.requester import SESSION_HEADER, send_within_origin
+
+CONNECTING = 10.0
+"""Seconds in which a connection is made, and a message taken."""
+
+_BODY_LOOKED_AT = 65_536
+"""Bytes of a refusal."""
+
+
+class Wire:
+    """How one session is spoken with.
+
+    Args:
+        client: Its own: its connections, and the cookies that lead to its server.
+        headers: Of each request.
+        silence: Seconds without a byte after which a request fails.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        client: httpx2.AsyncClient,
+        headers: Mapping[str, str],
+        auth: httpx2.Auth | None,
+        silence: float,
+    ) -> None:
+        self.client = client
+        self.session: str | None = None
+        self._url = url
+        self._headers = {name.lower(): value for name, value in headers.items()}
+        # Not None: that would put aside what stands for this host in ~/.netrc.
+        self._auth: dict[str, Any] = {"auth": auth} if auth is not None else {}
+        self._silence = silence
+
+    def joined(self, response: httpx2.Response) -> None:
+        """The server began a session with that response, if it has any.
+
+        Raises:
+            UpstreamError: Its id cannot be sent.
+        """
+        given = response.headers.get(SESSION_HEADER)
+        if given and not is_sendable(given):
+            raise refused("its session has an id that cannot be sent")
+        self.session = given or None
+
+    @asynccontextmanager
+    async def request(
+        self,
+        method: str,
+        content: bytes | None = None,
+        *,
+        version: str | None,
+        last_event_id: str | None = None,
+    ) -> AsyncGenerator[httpx2.Response]:
+        """Send a request; its response, which is closed at the end.
+
+        Args:
+            version: Of the protocol, if that is agreed.
+
+        Raises:
+            httpx2.HTTPError: There is none.
+        """
+        fields = {
+            **self._headers,
+            "accept": "application/json, text/event-stream",
+            "accept-encoding": ACCEPTED,
+        }
+        if content is not None:
+            fields["content-type"] = "application/json"
+        for name, value in (
+            (SESSION_HEADER, self.session),
+            ("mcp-protocol-version", version),
+            ("last-event-id", last_event_id),
+        ):
+            if value is not None:
+                fields[name] = value
+        timeout = httpx2.Timeout(CONNECTING, read=self._silence)
+        request = self.client.build_request(
+            method, self._url, content=content, headers=fields, timeout=timeout
+        )
+        response = await send_within_origin(self.client, request, **self._auth)
+        try:
+            yield response
+        finally:
+            with anyio.CancelScope(shield=True):
+                await response.aclose()
+
+    async def check(self, response: httpx2.Response) -> None:
+        """Whether a response is a success.
+
+        Raises:
+            Forgotten: There is no such session.
+            UpstreamError: What was sent was refused, and had no effect.
+            httpx2.HTTPError: What became of it is unknown.
+        """
+        status = response.status_code
+        if 200 <= status < 300:
+            return
+        if status >= 500:
+            text = f"the server answered with HTTP status {status}"
+            raise httpx2.RemoteProtocolError(text, request=response.request)
+        if self.session is not None and status == 404:
+            raise Forgotten
+        if 300 <= status < 400:
+            raise refused("it redirects to another address, which is not followed")
+        body = b""
+        async with aclosing(pieces(response)) as found:
+            async for piece in found:
+                body += piece
+                if len(body) > _BODY_LOOKED_AT:
+                    break
+        if self.session is not None and status == 400 and b"session" in body.lower():
+            # As some do that keep no word of it.
+            raise Forgotten
+        with suppress(ValueError, Malformed):
+            said = parse(decode(body))
+            if isinstance(said, Answer) and said.error is not None:
+                raise UpstreamError(said.error)
+        if status in (401, 403):
+            raise refused(f"it answered {status}: it does not accept the layer's credential")
+        raise refused(f"it answered with HTTP status {status}")
+
+
+def refused(why: str) -> UpstreamError:
+    """The server was not asked, or did not run what it was asked."""
+    data = {"reason": "not_started", "started": False}
+    return UpstreamError(error_body(INTERNAL_ERROR, f"the server cannot be asked: {why}", data))
