@@ -7,6 +7,7 @@ first answer says what to pass in it, and the tool itself never sees it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -18,6 +19,9 @@ _NO_MEMBER = ("$ref", "$dynamicRef", "patternProperties", "propertyNames", "maxP
 
 _PARTS = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas")
 _CLOSING = ("additionalProperties", "unevaluatedProperties", *_NO_MEMBER)
+
+_CARRIED = re.compile(r"mcp-sessions-handle:([0-9a-f]{32})(?:\.(.*))?", re.DOTALL)
+"""A ``requestState`` with a handle before the server's own."""
 
 Schema = Mapping[str, Any]
 
@@ -53,13 +57,37 @@ def handle_in(params: Mapping[str, Any] | None, name: str) -> object:
     return None if given == "" else given
 
 
+def carried_in(params: Mapping[str, Any] | None) -> str | None:
+    """The handle that an earlier round of a call started, before its tool had all its answers."""
+    state: object = (params or {}).get("requestState")
+    carried = _CARRIED.fullmatch(state) if isinstance(state, str) else None
+    return carried[1] if carried is not None else None
+
+
 def without_handle(params: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
     """The params of a call as its tool sees them."""
     arguments: object = (params or {}).get("arguments")
-    if params is None or not isinstance(arguments, dict) or name not in arguments:
-        return params
-    given = cast("dict[str, Any]", arguments)
-    return {**params, "arguments": {key: given[key] for key in given if key != name}}
+    if params is not None and isinstance(arguments, dict) and name in arguments:
+        given = cast("dict[str, Any]", arguments)
+        params = {**params, "arguments": {key: given[key] for key in given if key != name}}
+    state: object = (params or {}).get("requestState")
+    carried = _CARRIED.fullmatch(state) if isinstance(state, str) else None
+    if params is not None and carried is not None:
+        params = {key: params[key] for key in params if key != "requestState"}
+        if carried[2] is not None:
+            params["requestState"] = carried[2]
+    return params
+
+
+def carrying(result: dict[str, Any], handle: str) -> dict[str, Any]:
+    """A result that asks for another round, which carries the handle back: no model is told of it
+    yet. It is worth what it would be as an argument, so it need not be sealed.
+    """
+    if result.get("resultType") != "input_required":
+        return result
+    state: object = result.get("requestState")
+    own = f".{state}" if isinstance(state, str) else ""
+    return {**result, "requestState": f"mcp-sessions-handle:{handle}{own}"}
 
 
 def with_handle(

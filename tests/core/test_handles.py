@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from mcp_sessions.core.handles import extended, is_extensible, with_handle, without_handle
+from mcp_sessions.core.handles import (
+    carried_in,
+    carrying,
+    extended,
+    is_extensible,
+    with_handle,
+    without_handle,
+)
 
 OPEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing said": ({"type": "object"}, {}),
@@ -96,3 +103,28 @@ def test_what_can_have_no_member_says_it_in_its_text() -> None:
         result: dict[str, Any] = {"content": [], "structuredContent": made}
         told = with_handle(result, "session", "h", ["t"], is_structured=is_structured)
         assert told["structuredContent"] is made and '"h"' in told["content"][0]["text"]
+
+
+HANDLE = "0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize("own", [None, "", "v1.theirs", "mcp-sessions-handle:theirs", "a.b\n"])
+def test_another_round_carries_the_handle_beside_the_servers_own_state(own: str | None) -> None:
+    state = {} if own is None else {"requestState": own}
+    asks: dict[str, Any] = {"resultType": "input_required", "inputRequests": {}, **state}
+    again: dict[str, Any] = {
+        "arguments": {"a": 1},
+        "requestState": carrying(asks, HANDLE)["requestState"],
+    }
+    assert carried_in(again) == HANDLE
+    assert without_handle(again, "session") == {"arguments": {"a": 1}, **state}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [None, 3, "", "v1.x", f"mcp-sessions-handle:{HANDLE}x", f" mcp-sessions-handle:{HANDLE}"],
+)
+def test_a_state_that_is_the_servers_alone_stays_as_it_is(state: Any) -> None:
+    params = {"requestState": state}
+    assert carried_in(params) is None
+    assert without_handle(params, "session") is params

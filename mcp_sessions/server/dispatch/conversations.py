@@ -20,7 +20,7 @@ from mcp_sessions.core.conversations import (
     checked_key,
     conversation_key,
 )
-from mcp_sessions.core.handles import HANDLE
+from mcp_sessions.core.handles import HANDLE, carried_in
 from mcp_sessions.core.messages import Request, meta_of
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.visibility import TOOLS, Visibility
@@ -93,14 +93,17 @@ class BoundSessions:
         argument, handle = self._argument, None
         takes_handle = argument is not None and argument.takes(argument.tool_of(request))
         if argument is not None and takes_handle:
-            given = argument.given_in(request)
+            given, carried = argument.given_in(request), carried_in(request.params)
             # One that is hidden answers as if it were not there: it starts nothing, and knows of
             # no handles but those of sessions that may see it.
             is_hidden = self._visibility.is_hidden(TOOLS, str(argument.tool_of(request)))
             takes_handle = not is_hidden
-            if given is not None:
+            if given is not None or carried is not None:
                 try:
-                    return Bound(await self._of_handle(given, inbound))
+                    if given is not None:
+                        return Bound(await self._of_handle(given, inbound))
+                    # A further round of the call that started it, whose answer has to say so.
+                    return Bound(await self._of_handle(carried, inbound), carried)
                 except UnknownHandle:
                     if not is_hidden:
                         raise

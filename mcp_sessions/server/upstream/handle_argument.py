@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from mcp_sessions.core.handles import (
+    carrying,
     extended,
     handle_in,
     is_extensible,
@@ -132,7 +133,8 @@ class HandleArgument:
     def told(self, tool: str, result: dict[str, Any], handle: str) -> dict[str, Any]:
         """A result of a tool, with the handle of the session that its call started."""
         structured = self._tells.get(tool, False)
-        return with_handle(result, self.name, handle, self.tools, is_structured=structured)
+        said = with_handle(result, self.name, handle, self.tools, is_structured=structured)
+        return carrying(said, handle)
 
 
 @dataclass(slots=True, eq=False, repr=False)

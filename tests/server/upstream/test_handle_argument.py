@@ -2,12 +2,13 @@
 
 import logging
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import mcp_types as types
 import pytest
 from fastmcp import FastMCP
 from mcp.server import MCPServer, Server
+from mcp.server.mcpserver import Context, Elicit, Resolve
 from pydantic import BaseModel
 
 from mcp_sessions import Conversations, SessionLayer, current_session
@@ -196,6 +197,68 @@ async def test_only_the_tools_that_are_named_take_one(era: Era) -> None:
         assert await sent(tools(w).carrier, era, "tools/list", {}) == before
         assert text(await call(w.carrier, era, session="x")) == text(plain)
         assert len((await call(w.carrier, era))["content"]) == 1
+
+
+@pytest.mark.parametrize("by", ["lowlevel", "sdk"])
+async def test_a_call_of_several_rounds_is_one_session(by: str) -> None:
+    """Its model is told the handle by the last. The server's
+    own state comes back to it as it was; whoever takes over a state has no more than who it is.
+    """
+
+    async def counted() -> str:
+        async with current_session().data.edit() as data:
+            data["n"] = data.get("n", 0) + 1
+        return str(data["n"])
+
+    if by == "sdk":
+        mcp = MCPServer("rounds")
+
+        async def ask(ctx: Context[Any, Any]) -> Elicit[Total]:
+            await counted()
+            return Elicit("how many?", Total)
+
+        @mcp.tool()
+        async def count(total: Annotated[Total, Resolve(ask)]) -> str:
+            return await counted()
+
+        server: object = mcp
+    else:
+
+        async def on_call_tool(ctx: Ctx, params: types.CallToolRequestParams) -> Any:
+            said = await counted()
+            if params.request_state == "own 2":
+                return types.CallToolResult(content=[types.TextContent(text=said)])
+            return types.InputRequiredResult(request_state=f"own {said}")
+
+        async def on_list_tools(ctx: Ctx, params: Any) -> types.ListToolsResult:
+            return types.ListToolsResult(tools=[tool("count", FREE)])
+
+        server = Server("rounds", on_call_tool=on_call_tool, on_list_tools=on_list_tools)
+
+    async with world(server=server, conversations=ON) as w:
+        ann, bob = [await w.carrier_of(user(name)) for name in ("ann", "bob")]
+        params: Json = {"name": "count", "arguments": {}}
+        said: Json = {}
+        rounds = 0
+        client = ModernClient(ann, capabilities={"elicitation": {"form": {}}})
+        while said.get("resultType", "input_required") == "input_required":
+            if said:
+                params["requestState"] = said["requestState"]
+                params["inputResponses"] = {
+                    key: {"action": "accept", "content": {"total": 3}}
+                    for key in said.get("inputRequests", {})
+                }
+                assert is_refused(await sent(bob, "modern", "tools/call", params))
+            said = await client.send("tools/call", params).result()
+            rounds += 1
+        # The SDK asks its own code again in the last round, before the tool.
+        assert int(text(said)) == rounds + (by == "sdk") and rounds > 1
+        handle = handle_of(said)
+        assert await bound(w) == 1
+        again = await client.send(
+            "tools/call", {**params, "arguments": {"session": handle}}
+        ).answer()
+        assert await bound(w) == 1 and "error" not in again
 
 
 async def test_it_is_found_at_every_replica_and_after_a_restart(tmp_path: Path) -> None:
