@@ -136,7 +136,7 @@ async def test_what_is_no_handle_is_an_error_that_says_how_to_go_on(era: Era) ->
 
 
 async def test_a_handle_whose_session_is_over_is_an_error_too() -> None:
-    async with world(conversations=ON, idle_timeout=100) as w:
+    async with world(conversations=ON, idle_timeout=100, forget_after=100) as w:
         tools(w)
         handle = handle_of(await call(w.carrier, "modern"))
         w.clock.advance(101)
