@@ -43,7 +43,9 @@ class SessionPolicy:
     forget_after: float | None = None
     """With ``Conversations``: the session of a conversation expires this long after its last
     request, instead of by ``idle_timeout``, and ``max_lifetime`` and this after it was made,
-    however busy. None: 30 days, if the store outlives the process; else as others do."""
+    however busy. So does a transport-mode session, if this is longer: after ``idle_timeout`` it
+    sleeps, and what was sent on it is gone. None: 30 days, if the store outlives the process; else
+    as others do."""
 
     stateless_lifetime: float = 3_600
     """Without a store: how long a session id can be used, whatever happens."""
@@ -61,9 +63,10 @@ class SessionPolicy:
     reached, the server ends early those transport-mode sessions that are nobody's (no
     authentication), hold nothing (no running request, no open GET stream, no subscription, no
     session) and were not used for this long: those first that were never used for longer. What
-    a handler keeps in one's ``state`` and ``data`` does not stop that. Their clients are answered
-    404, and initialize again. With ``Conversations`` first go those of whoever needs a place that
-    were not used for this long. Not below ``idle_timeout``: none is."""
+    a handler keeps in one's ``state`` and ``data`` does not stop that. Their clients are
+    answered 404, and initialize again. With ``Conversations`` first go those of whoever needs a
+    place that were not used for this long, then transport-mode sessions that sleep, whoever's.
+    Not below ``idle_timeout``: none is."""
 
     max_client_bytes: int = 65_536
     """Of what a client says of itself in ``initialize`` (``capabilities``, ``clientInfo``), as

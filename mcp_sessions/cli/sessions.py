@@ -130,9 +130,12 @@ def _idle(record: SessionRecord, view: View) -> float:
     """Seconds since its last request; NaN: a conversation has no idle deadline."""
     if not math.isfinite(record.expires_at):
         return math.nan
-    is_bound = record.mode is Mode.BOUND
-    idle_time = view.options.forget_after if is_bound else view.options.idle_timeout
-    return max(0.0, view.now - (record.expires_at - idle_time))
+    used_at = record.expires_at - view.options.forget_after
+    # With conversations a connection sleeps. Nobody used it before it was there.
+    sleeps = record.mode is Mode.TRANSPORT and used_at >= record.created_at
+    if not sleeps and record.mode is not Mode.BOUND:
+        used_at = record.expires_at - view.options.idle_timeout
+    return max(0.0, view.now - used_at)
 
 
 def _transport(record: SessionRecord, view: View) -> str:
@@ -269,7 +272,8 @@ def _parser() -> argparse.ArgumentParser:
         type=types.seconds,
         metavar="S",
         default=FORGET_AFTER,
-        help="the same of conversations' sessions; default: %(default)g",
+        help="the same of conversations' sessions, and of connections with them; default: "
+        "%(default)g",
     )
     commands = parser.add_subparsers(dest="what", required=True, metavar="list|show|end")
     listing = commands.add_parser("list", parents=[common], help="the live sessions")

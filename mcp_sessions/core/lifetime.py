@@ -13,18 +13,29 @@ from mcp_sessions.policy import SessionPolicy
 
 def idle_time(mode: Mode, policy: SessionPolicy) -> float:
     """How long a session of a mode lives after it was used last (SES13)."""
-    if mode is Mode.BOUND and policy.forget_after is not None:
-        return policy.forget_after
-    return policy.idle_timeout
+    longer = _longer(mode, policy)
+    return policy.idle_timeout if longer is None else longer
 
 
 def longest_life(mode: Mode, policy: SessionPolicy) -> float:
     """How long a session of a mode can live. What may be idle for longer than the lifetime has
     that time besides: who comes back in it finds its session.
     """
-    if mode is Mode.BOUND and policy.forget_after is not None:
-        return policy.max_lifetime + policy.forget_after
-    return policy.max_lifetime
+    return policy.max_lifetime + (_longer(mode, policy) or 0)
+
+
+def _longer(mode: Mode, policy: SessionPolicy) -> float | None:
+    forget = policy.forget_after
+    sleeps = mode is Mode.TRANSPORT and forget is not None and forget > policy.idle_timeout
+    return forget if sleeps or mode is Mode.BOUND else None
+
+
+def asleep_by(now: float, policy: SessionPolicy) -> float:
+    """The latest idle deadline of a transport-mode session that sleeps: nobody used it for
+    ``idle_timeout``, and it lives. Minus infinity: none does that.
+    """
+    longer = _longer(Mode.TRANSPORT, policy)
+    return -math.inf if longer is None else now - policy.idle_timeout + longer
 
 
 def end_of_life(mode: Mode, *, now: float, max_lifetime: float) -> float:

@@ -232,6 +232,13 @@ class EventLog:
         except ReplayRefused as refused:
             return (), refused.reason
 
+    def empty(self) -> None:
+        """Remove every event, as if space had taken it."""
+        if self._events:
+            self._evicted = self._floor = self._head
+            self._events, self._by_key, self.size = {}, {}, 0
+            self._oldest = self._head + 1
+
     def drop_origin(self, origin: SessionId) -> int:
         """Remove the events of one session from a connection's stream; how many there were.
 

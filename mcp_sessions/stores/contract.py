@@ -184,12 +184,13 @@ class SessionStore(Protocol):
         limit: int,
         opened: bool,
     ) -> Sequence[SessionRecord]:
-        """End up to ``limit`` of the transport-mode sessions that are nobody's
+        """End up to ``limit`` of the transport-mode sessions that sleep
+        (:func:`~mcp_sessions.core.lifetime.asleep_by`), or are nobody's
         (:data:`~mcp_sessions.principal.ANONYMOUS`) and hold nothing: no subscription, no current
         session, no session that is attached there. The records as they were.
 
-        First go those that were used for no longer than ``unused_for`` after they were made;
-        of both kinds those that were not used for longest.
+        First go those that sleep, then those that were used for no longer than ``unused_for``
+        after they were made; of each kind those that were not used for longest.
 
         Args:
             now: Seconds since 1970.
@@ -202,7 +203,7 @@ class SessionStore(Protocol):
         """
         ...
 
-    async def evict_bound(
+    async def evict_own(
         self,
         principal: Principal,
         *,
@@ -212,15 +213,15 @@ class SessionStore(Protocol):
         limit: int,
     ) -> Sequence[SessionRecord]:
         """End up to ``limit`` of the principal's sessions of ``Mode.BOUND`` that were not used for
-        so long, those first that were not used for longest. The records as they were.
+        so long, and of those of ``Mode.TRANSPORT`` that sleep; those first that were not used for
+        longest. The records as they were. For the arguments see :meth:`evict`.
+        """
+        ...
 
-        Args:
-            principal: Whose.
-            now: Seconds since 1970.
-            unused_for: Seconds that nobody used it. Of one whose lifetime ends before its idle
-                time that is not known; it stays.
-            held: Never one of these.
-            limit: How many at the most.
+    async def sleep(self, *, now: float) -> None:
+        """Of the transport-mode sessions that sleep (see :meth:`evict`) empty the GET stream, as
+        if space had taken its events, and drop the response streams; each once after it was used.
+        All else stays. What a call that fails leaves, the next one does.
         """
         ...
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from mcp_sessions.core.log import PAGE_BYTES, Draft
 from mcp_sessions.core.states import Mode
+from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     GET_STREAM,
     FencingEpoch,
@@ -29,6 +30,7 @@ from mcp_sessions.testing.parts import (
     MCP_MODES,
     MESSAGE,
     NOW,
+    POST_STREAM,
     Check,
     MakeStore,
     SessionOf,
@@ -324,7 +326,7 @@ async def a_principals_oldest_bound_sessions_make_room(make: MakeStore) -> None:
     was used lately stays.
     """
     forget = 500.0
-    async with opened(make, forget_after=forget, idle_timeout=50.0) as store:
+    async with opened(make, forget_after=forget, idle_timeout=200.0) as store:
 
         async def bound(name: str, principal: Principal = ALICE, at: float = 0) -> SessionId:
             named = SessionId(name * 43)
@@ -334,9 +336,7 @@ async def a_principals_oldest_bound_sessions_make_room(make: MakeStore) -> None:
             return record.session_id
 
         async def evicted(at: float, limit: int, *held: SessionId) -> list[SessionId]:
-            gone = await store.evict_bound(
-                ALICE, now=NOW + at, unused_for=60, held=held, limit=limit
-            )
+            gone = await store.evict_own(ALICE, now=NOW + at, unused_for=60, held=held, limit=limit)
             return [record.session_id for record in gone]
 
         others = [(await new_session(store, mode=mode)).id for mode in MCP_MODES]
@@ -354,7 +354,78 @@ async def a_principals_oldest_bound_sessions_make_room(make: MakeStore) -> None:
         assert await ids_of(store) == {*others, used, held}
         assert await evicted(155, 1) == [held]
         assert await evicted(155, 9) == [used]
-        assert await store.evict_bound(ALICE, now=NOW, unused_for=1, held=(), limit=9) == []
+        assert await store.evict_own(ALICE, now=NOW, unused_for=1, held=(), limit=9) == []
+
+
+async def what_sleeps_makes_room_first(make: MakeStore) -> None:
+    """Whoever's it is and whatever it holds; to make room for one principal only his own."""
+    async with opened(make, forget_after=500.0) as store:
+
+        async def evicted(at: float, *held: SessionId) -> list[SessionId]:
+            gone = await store.evict(now=NOW + at, unused_for=60, held=held, limit=1, opened=False)
+            return [record.session_id for record in gone]
+
+        async def evicted_own(principal: Principal, at: float) -> list[SessionId]:
+            gone = await store.evict_own(principal, now=NOW + at, unused_for=60, held=(), limit=9)
+            return [record.session_id for record in gone]
+
+        older, his, nobodys, used = [
+            await new_session(store, principal, mode=Mode.TRANSPORT, now=NOW + at)
+            for at, principal in enumerate((ALICE, BOB, ANONYMOUS, ALICE))
+        ]
+        await store.subscribe(older.id, "note://1")
+        await store.mark_stream_opened(older.id)
+        await used.admit(mode=Mode.TRANSPORT, now=NOW + 90)
+        started = await new_session(store)
+        assert await evicted_own(ALICE, IDLE - 0.1) == []
+        assert await evicted(IDLE, nobodys.id) == [older.id]
+        assert await evicted(IDLE) == [nobodys.id]
+        assert await evicted_own(ALICE, IDLE + 9) == []
+        assert await evicted_own(BOB, IDLE + 9) == [his.id]
+        assert await evicted(IDLE + 89.9) == []
+        assert await ids_of(store) == {used.id, started.id}
+        assert await evicted_own(ALICE, IDLE + 90) == [used.id]
+
+
+async def a_connection_that_sleeps_loses_its_past_alone(make: MakeStore) -> None:
+    """It lives on, and what waits for it then waits. Of a session that was started nothing goes."""
+    forget = 3 * LIFETIME
+    async with opened(make, forget_after=forget) as store:
+        connection, started = [await new_session(store, mode=mode) for mode in reversed(MCP_MODES)]
+        await started.append()
+        for stream in (GET_STREAM, GET_STREAM, POST_STREAM):
+            await connection.append(stream=stream)
+        await store.subscribe(connection.id, "note://1")
+        await store.change_state(connection.id, {"n": 1}, ())
+
+        async def replayed(after: int) -> tuple[list[int], Refusal | None]:
+            position = await connection.position(after, GET_STREAM)
+            return await connection.read(position, stream=GET_STREAM)
+
+        await store.sleep(now=NOW + IDLE - 0.1)
+        assert await replayed(0) == ([1, 2], None)
+        assert await connection.kept(POST_STREAM) == [1]
+        await store.sleep(now=NOW + IDLE)
+        assert await replayed(1) == ([], Refusal.EVICTED)
+        assert await replayed(2) == ([], None)
+        assert await store.head(connection.id, stream=POST_STREAM) is None
+        assert await started.kept() == [1]
+        assert await store.subscribers("note://1") == [connection.id]
+        record = await connection.record(now=NOW + forget - 0.1)
+        assert (record.state, record.ends_at) == ({"n": 1}, NOW + LIFETIME + forget)
+
+        await connection.append(stream=GET_STREAM, now=NOW + IDLE + 1)
+        await store.sleep(now=NOW + IDLE + 2)
+        assert await replayed(2) == ([3], None)
+        woken = NOW + 2 * IDLE
+        assert await connection.admit(mode=Mode.TRANSPORT, now=woken) is not None
+        await store.sleep(now=woken + IDLE - 0.1)
+        assert await replayed(2) == ([3], None)
+        await store.sleep(now=woken + IDLE)
+        assert await replayed(2) == ([], Refusal.EVICTED)
+        assert await ids_of(store) == {connection.id, started.id}
+        gone = await store.expire(now=woken + forget, held=(), limit=9)
+        assert {record.session_id for record in gone} == {connection.id, started.id}
 
 
 async def one_principals_names_do_not_fill_the_store(make: MakeStore) -> None:
@@ -408,6 +479,8 @@ CHECKS: Sequence[Check] = (
     expire_ends_what_is_overdue_and_spares_what_is_at_work,
     evict_ends_what_is_nobodys_and_holds_nothing,
     a_principals_oldest_bound_sessions_make_room,
+    what_sleeps_makes_room_first,
+    a_connection_that_sleeps_loses_its_past_alone,
     one_principals_names_do_not_fill_the_store,
     an_ended_session_leaves_no_trace_and_never_comes_back,
 )

@@ -25,7 +25,7 @@ from mcp_sessions.ids import (
     parse_position,
 )
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.principal import Principal
+from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.records import (
     Admitted,
@@ -273,7 +273,7 @@ class EvictsWhatIsUsed(MemoryStore):
 class ForgetsWhoeversConversations(MemoryStore):
     """A user's flood of names pushes out the conversations of others."""
 
-    async def evict_bound(
+    async def evict_own(
         self,
         principal: Principal,
         *,
@@ -285,7 +285,7 @@ class ForgetsWhoeversConversations(MemoryStore):
         owners = {record.principal for record in await self.all_sessions()}
         gone: list[SessionRecord] = []
         for owner in owners:
-            gone += await super().evict_bound(
+            gone += await super().evict_own(
                 owner, now=now, unused_for=unused_for, held=held, limit=limit
             )
         return gone
@@ -296,6 +296,40 @@ class ForgetsAConversationAsItSleeps(MemoryStore):
 
     def _deadline(self, mode: Mode, now: float, ends_at: float) -> float:
         return super()._deadline(Mode.PROTOCOL, now, ends_at)
+
+
+class PutsToSleepWhatWasUsed(MemoryStore):
+    """Who comes back in time for an event finds it gone."""
+
+    async def sleep(self, *, now: float) -> None:
+        await super().sleep(now=now + 1)
+
+
+class NeverSleeps(MemoryStore):
+    """What a connection was sent stays for a month."""
+
+    async def sleep(self, *, now: float) -> None:
+        """Nothing."""
+
+
+class KeepsWhatSleeps(MemoryStore):
+    """Nobody comes in any more: connections of users sleep."""
+
+    async def evict(
+        self,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+        opened: bool,
+    ) -> Sequence[SessionRecord]:
+        users = {
+            each.session_id for each in await self.all_sessions() if each.principal != ANONYMOUS
+        }
+        return await super().evict(
+            now=now, unused_for=unused_for, held={*held, *users}, limit=limit, opened=opened
+        )
 
 
 class CountsNobodysNames(MemoryStore):
@@ -440,6 +474,9 @@ class KeepsItsPositions(MemoryStore):
         (EvictsWhatIsUsed, lives.evict_ends_what_is_nobodys_and_holds_nothing),
         (ForgetsWhoeversConversations, lives.a_principals_oldest_bound_sessions_make_room),
         (ForgetsAConversationAsItSleeps, lives.a_bound_session_lives_as_long_as_it_may_be_idle),
+        (PutsToSleepWhatWasUsed, lives.a_connection_that_sleeps_loses_its_past_alone),
+        (NeverSleeps, lives.a_connection_that_sleeps_loses_its_past_alone),
+        (KeepsWhatSleeps, lives.what_sleeps_makes_room_first),
         (CountsNobodysNames, lives.one_principals_names_do_not_fill_the_store),
         (BringsTheEndedBack, lives.an_ended_session_leaves_no_trace_and_never_comes_back),
         (MergesIntoAnOldState, belongings.state_is_changed_key_by_key),

@@ -17,7 +17,7 @@ from functools import partial
 from mcp_sessions import metrics
 from mcp_sessions.background import report
 from mcp_sessions.core.client_description import outlined
-from mcp_sessions.core.lifetime import idle_time
+from mcp_sessions.core.lifetime import asleep_by, idle_time
 from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import ConnectionId, SessionId, digest, process_of
 from mcp_sessions.policy import SessionPolicy
@@ -28,6 +28,7 @@ from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.owed import Owed
+from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.contract import SessionStore
@@ -201,10 +202,14 @@ class Lifecycle:
 
     async def run(self) -> None:
         """Go round for ever; a store that is away for a while is asked again."""
+        slept_at, pause = -math.inf, self._policy.idle_timeout / 10
         while True:
             await asyncio.sleep(self.interval)
             try:
                 await self.round()
+                if self._clock() - slept_at >= pause:
+                    await self.sleep()
+                    slept_at = self._clock()
             except StoreUnavailable:
                 logger.warning("the store is away; expired sessions wait")
 
@@ -224,6 +229,24 @@ class Lifecycle:
             if len(expired) < _BATCH:
                 return count
             await asyncio.sleep(0)
+
+    async def sleep(self) -> None:
+        """Give back what transport-mode sessions take that nobody uses, and that live on: what this
+        process has of them, and their past in the store. Their next request finds the rest.
+        """
+        now = self._clock()
+        if asleep_by(now, self._policy) == -math.inf:
+            return
+        for connection in self._connections.all():
+            if (
+                isinstance(connection, StoredConnection)
+                and not (connection.is_streaming or connection.requests)
+                and connection.session_id not in self._runner.held
+                and self._connections.in_use_at(connection) <= now - self._policy.idle_timeout
+            ):
+                await self._connections.let_go(connection)
+                await self._session_over(connection.session_id)
+        await self._store.sleep(now=now)
 
     async def _make_room(self, evicts: bool) -> None:
         """A limit is reached: end what has expired; if that is nothing, sessions that are nobody's
@@ -249,7 +272,7 @@ class Lifecycle:
         if 0 <= now - self._own_in_vain.get(principal, -math.inf) < _PAUSE:
             return
         most = most_of_one(Mode.BOUND, self._policy) or self._policy.max_sessions
-        evicted = await self._store.evict_bound(
+        evicted = await self._store.evict_own(
             principal,
             now=now,
             unused_for=self._policy.min_evictable_idle_time,
@@ -259,8 +282,8 @@ class Lifecycle:
         )
         if evicted:
             logger.warning(
-                "a user has too many sessions, or all have; %d conversations of the same user "
-                "that nobody used were forgotten",
+                "a user has too many sessions, or all have; %d of the same user that nobody used "
+                "were forgotten",
                 len(evicted),
             )
         else:

@@ -9,16 +9,22 @@ from __future__ import annotations
 import copy
 import heapq
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from mcp_sessions.core.admission import Admission, admission
-from mcp_sessions.core.lifetime import end_of_life, idle_time, is_over, longest_life
+from mcp_sessions.core.lifetime import (
+    asleep_by,
+    end_of_life,
+    idle_time,
+    is_over,
+    longest_life,
+)
 from mcp_sessions.core.log import UNBOUNDED, EventLog, window_of
 from mcp_sessions.core.messages import encode
 from mcp_sessions.core.request_keys import RequestKeys, found
 from mcp_sessions.core.states import Mode
-from mcp_sessions.ids import FencingEpoch, RequestKey, SessionEventId, SessionId
+from mcp_sessions.ids import GET_STREAM, FencingEpoch, RequestKey, SessionEventId, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
@@ -198,31 +204,27 @@ class MemoryStore(Events):
         limit: int,
         opened: bool,
     ) -> Sequence[SessionRecord]:
-        before, idle = now - unused_for, self._policy.idle_timeout
+        asleep, idle = asleep_by(now, self._policy), idle_time(Mode.TRANSPORT, self._policy)
 
-        def order(session: Session) -> tuple[bool, float]:
-            record = session.record
+        def order(record: SessionRecord) -> tuple[bool, bool, float]:
             used_at = record.expires_at - idle
-            return used_at - record.created_at > unused_for, used_at
+            was_used = used_at - record.created_at > unused_for
+            return record.expires_at > asleep, was_used, used_at
 
-        def goes(session: Session) -> bool:
-            record = session.record
-            return (
-                record.mode is Mode.TRANSPORT
-                and record.expires_at - idle <= before
-                and record.expires_at < record.ends_at
-                and record.principal == ANONYMOUS
-                and (opened or not record.stream_opened)
-                and not (record.subscriptions or record.carried or record.current)
-                and record.session_id not in held
+        def goes(record: SessionRecord) -> bool:
+            return record.mode is Mode.TRANSPORT and (
+                record.expires_at <= asleep
+                or (
+                    record.expires_at - idle <= now - unused_for
+                    and record.principal == ANONYMOUS
+                    and (opened or not record.stream_opened)
+                    and not (record.subscriptions or record.carried or record.current)
+                )
             )
 
-        going = heapq.nsmallest(limit, filter(goes, self._sessions.values()), key=order)
-        for session in going:
-            self._forget(session)
-        return [session.record for session in going]
+        return self._evict(goes, order, held, limit)
 
-    async def evict_bound(
+    async def evict_own(
         self,
         principal: Principal,
         *,
@@ -231,23 +233,51 @@ class MemoryStore(Events):
         held: Collection[SessionId],
         limit: int,
     ) -> Sequence[SessionRecord]:
-        latest = now - unused_for + idle_time(Mode.BOUND, self._policy)
+        latest = {
+            Mode.BOUND: now - unused_for + idle_time(Mode.BOUND, self._policy),
+            Mode.TRANSPORT: asleep_by(now, self._policy),
+        }
 
-        def goes(session: Session) -> bool:
-            record = session.record
+        def goes(record: SessionRecord) -> bool:
             return (
-                record.mode is Mode.BOUND
-                and record.expires_at <= latest
-                and record.expires_at < record.ends_at
+                record.expires_at <= latest.get(record.mode, -math.inf)
                 and record.principal == principal
-                and record.session_id not in held
             )
 
-        candidates = filter(goes, self._sessions.values())
-        going = heapq.nsmallest(limit, candidates, key=lambda each: each.record.expires_at)
-        for session in going:
-            self._forget(session)
-        return [session.record for session in going]
+        return self._evict(goes, lambda record: record.expires_at, held, limit)
+
+    def _evict(
+        self,
+        goes: Callable[[SessionRecord], bool],
+        order: Callable[[SessionRecord], Any],
+        held: Collection[SessionId],
+        limit: int,
+    ) -> list[SessionRecord]:
+        records = (session.record for session in self._sessions.values())
+        candidates = (
+            record
+            for record in records
+            if goes(record) and record.expires_at < record.ends_at and record.session_id not in held
+        )
+        going = heapq.nsmallest(limit, candidates, key=order)
+        for record in going:
+            self._forget(self._sessions[record.session_id])
+        return going
+
+    async def sleep(self, *, now: float) -> None:
+        since, self._slept_by = self._slept_by, asleep_by(now, self._policy)
+        for session in self._sessions.values():
+            record = session.record
+            if (
+                record.mode is Mode.TRANSPORT
+                and since < record.expires_at <= self._slept_by
+                and record.expires_at < record.ends_at
+            ):
+                stream = (session.streams or {}).get(GET_STREAM)
+                session.streams = None
+                if stream is not None:
+                    stream.empty()
+                    session.streams = {GET_STREAM: stream}
 
     async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
         session = self._sessions.get(session_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass
 
 from mcp_sessions.core.lifetime import idle_deadline, idle_time
@@ -55,6 +56,8 @@ class Tables:
         # (deadline, session id): a deadline that was moved since is pushed anew when its
         # old entry comes up, so that a request costs nothing here.
         self._deadlines: list[tuple[float, SessionId]] = []
+        # The deadline up to which those that sleep were put to sleep.
+        self._slept_by = -math.inf
 
     def _log(self, session_id: SessionId, stream: StreamName) -> EventLog | None:
         session = self._sessions.get(session_id)

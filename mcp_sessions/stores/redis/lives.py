@@ -7,7 +7,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from mcp_sessions.core.lifetime import end_of_life, idle_deadline, idle_time, longest_life
+from mcp_sessions.core.lifetime import (
+    asleep_by,
+    end_of_life,
+    idle_deadline,
+    idle_time,
+    longest_life,
+)
 from mcp_sessions.core.request_keys import Begun, key_cost
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import LimitReached, StoreUnavailable
@@ -44,6 +50,9 @@ class Lives(Lists):
         super().__init__(link, namespace, clock)
         self._looked_at = 0
         """Where :meth:`evict` goes on: how many it looked at in vain."""
+
+        self._slept_by = -math.inf
+        """The latest place that :meth:`sleep` looked at."""
 
     async def create(
         self,
@@ -147,6 +156,10 @@ class Lives(Lists):
         record = self._record(answer[1], known)
         if answer[0] == b"displaced":
             return Admitted(record, displaced=True)
+        if answer[0] == b"woken":
+            # Its place is where sleep() looked before.
+            await self._command("ZADD", self._all, "XX", repr(record.expires_at), answer[2])
+            return Admitted(record)
         if len(answer) == 2:
             return Admitted(record)
         begun = Begun(answer[2].decode())
@@ -208,13 +221,19 @@ class Lives(Lists):
         opened: bool,
     ) -> Sequence[SessionRecord]:
         now = await self._clock.at(now)
-        idle, owner = self._policy.idle_timeout, owner_of(ANONYMOUS)
-        before, of = now - unused_for, f".{self._owned(owner)[-16:]}.".encode()
+        owner, asleep = owner_of(ANONYMOUS), asleep_by(now, self._policy)
+        idle = idle_time(Mode.TRANSPORT, self._policy)
+        latest, of = now - unused_for + idle, f".{self._owned(owner)[-16:]}.".encode()
         held_tags = {tag_of(session_id) for session_id in held}
-        listed: list[bytes] = await self._command(
-            "ZRANGEBYSCORE", self._all, "-inf", repr(before + idle)
-        )
-        known = [member for member in listed if of in member and tag_in(member) not in held_tags]
+        listed: list[bytes] = await self._command("ZRANGEBYSCORE", self._all, "-inf", repr(latest))
+        sleeping: int = await self._command("ZCOUNT", self._all, "-inf", repr(asleep))
+        known = [
+            member
+            for place, member in enumerate(listed)
+            if (of in member or place < sleeping)
+            and not member.endswith(_BOUND)
+            and tag_in(member) not in held_tags
+        ]
         # Those that were looked at in vain have their turn again after all others.
         start = self._looked_at if self._looked_at < len(known) else 0
         known = known[start : start + _MOST_LOOKED_AT]
@@ -222,18 +241,19 @@ class Lives(Lists):
             self._command("HMGET", self._key_of(tag_in(member)), "expires", "created")
             for member in known
         )
-        order: list[tuple[bool, float, bytes]] = []
+        order: list[tuple[bool, bool, float, bytes]] = []
         for member, (expires, created) in zip(known, times, strict=True):
             if expires is not None and created is not None:
                 used_at = float(expires) - idle
-                order.append((used_at - float(created) > unused_for, used_at, member))
-        args = Mode.TRANSPORT.value, owner, repr(before + idle), int(opened)
+                was_used = used_at - float(created) > unused_for
+                order.append((float(expires) > asleep, was_used, used_at, member))
+        args = repr(latest), repr(asleep), owner, 0, int(opened)
         members = [member for *_, member in sorted(order)]
         evicted = await self._evict_some(members, limit, args, now)
         self._looked_at = start if evicted else start + len(known)
         return evicted
 
-    async def evict_bound(
+    async def evict_own(
         self,
         principal: Principal,
         *,
@@ -244,16 +264,18 @@ class Lives(Lists):
     ) -> Sequence[SessionRecord]:
         now = await self._clock.at(now)
         owner, held_tags = owner_of(principal), {tag_of(session_id) for session_id in held}
+        asleep = asleep_by(now, self._policy)
         latest = now - unused_for + idle_time(Mode.BOUND, self._policy)
-        owned: list[bytes] = await self._command("SMEMBERS", self._owned(owner))
-        listed = [member for member in owned if member.endswith(_BOUND)]
+        listed: list[bytes] = await self._command("SMEMBERS", self._owned(owner))
         if not listed:
             return []
         places: list[Any] = await self._command("ZMSCORE", self._all, *listed)
         order = sorted(
             (float(place), member)
             for place, member in zip(places, listed, strict=True)
-            if place is not None and float(place) <= latest and tag_in(member) not in held_tags
+            if place is not None
+            and float(place) <= (latest if member.endswith(_BOUND) else asleep)
+            and tag_in(member) not in held_tags
         )
         # A place is no later than the deadline, which requests have moved since.
         known = [member for _, member in order[:_MOST_LOOKED_AT]]
@@ -271,10 +293,28 @@ class Lives(Lists):
         await self._command(
             "ZADD", self._all, "XX", *(each for at, member in due for each in (repr(at), member))
         )
-        members = [member for at, member in sorted(due) if at <= latest]
-        return await self._evict_some(
-            members, limit, (Mode.BOUND.value, owner, repr(latest), 0), now
-        )
+        members = [member for at, member in sorted(due) if at <= max(asleep, latest)]
+        args = repr(latest), repr(asleep), owner, 1, 0
+        return await self._evict_some(members, limit, args, now)
+
+    async def sleep(self, *, now: float) -> None:
+        by = asleep_by(await self._clock.at(now), self._policy)
+        passed = 0
+        while members := await self._command(
+            *("ZRANGEBYSCORE", self._all, f"({self._slept_by!r}", repr(by)),
+            *("LIMIT", passed, AT_ONCE),
+        ):
+            later = await all_of(self._fall_asleep(member, by) for member in members)
+            passed += later.count(None)
+        self._slept_by = by
+
+    async def _fall_asleep(self, member: bytes, by: float) -> bytes | None:
+        """The deadline of one that does not sleep yet. It has its turn at its place then."""
+        key, epoch = self._key_of(tag_in(member)), mint_log_epoch()
+        later = await self._run(scripts.FALL_ASLEEP, [key], epoch, repr(by))
+        if later is not None:
+            await self._command("ZADD", self._all, "XX", later, member)
+        return later
 
     async def _evict_some(
         self, members: Sequence[bytes], limit: int, args: Sequence[Value], now: float
@@ -315,6 +355,7 @@ class Lives(Lists):
         )
 
     @property
-    def _idle_times(self) -> tuple[float, float]:
-        """Of a session, and of one that is bound, as ``idle_of`` in Lua takes them."""
-        return idle_time(Mode.PROTOCOL, self._policy), idle_time(Mode.BOUND, self._policy)
+    def _idle_times(self) -> list[float]:
+        """As ``idle_of`` in Lua takes them."""
+        modes = (Mode.PROTOCOL, Mode.TRANSPORT, Mode.BOUND)
+        return [idle_time(mode, self._policy) for mode in modes]

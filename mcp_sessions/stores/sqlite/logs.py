@@ -88,6 +88,20 @@ def drop(tx: Transaction, sid: int, stream: StreamName | None = None) -> None:
     tx.execute(f"DELETE FROM logs WHERE {which}", values)
 
 
+def fall_asleep(tx: Transaction, sid: int) -> None:
+    """See :meth:`SessionStore.sleep`, of one session."""
+    streams = tx.execute("SELECT stream FROM logs WHERE sid = ?", (sid,)).fetchall()
+    for (stream,) in streams:
+        if stream not in (EVENTS, GET_STREAM):
+            drop(tx, sid, stream)
+    log = find(tx, sid, GET_STREAM)
+    if log is not None and log.events:
+        tx.execute("DELETE FROM events WHERE log = ?", (log.log,))
+        log.floor = log.evicted = log.head
+        log.events = log.bytes = 0
+        log.write(tx)
+
+
 _ONE = "sid = ? AND stream = ?"
 
 _AT_ONCE = 16

@@ -82,6 +82,8 @@ class ServedFile:
         )
         self._ended_beside: list[SessionRecord] = []
         self._cache = RecordCache(self._writer)
+        self._slept = (-math.inf, 0)
+        """Deadline and row of the last session that :meth:`sleep` looked at."""
 
     async def open(self, policy: SessionPolicy) -> None:
         """Serve from the file, within the limits of ``policy``.

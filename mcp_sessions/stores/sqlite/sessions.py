@@ -240,6 +240,34 @@ def expire(
     return expired
 
 
+_ASLEEP_AT_ONCE = 256
+
+
+def fall_asleep(
+    tx: Transaction, after: tuple[float, int], by: float, deadlines: Mapping[SessionId, float]
+) -> tuple[float, int] | None:
+    """See :meth:`SessionStore.sleep`, of some sessions.
+
+    Args:
+        after: Deadline and row of the last one before these.
+        by: The latest deadline.
+        deadlines: Those that were moved, but not yet in the file.
+
+    Returns:
+        Deadline and row of the last one, if there may be more.
+    """
+    move_deadlines(tx, deadlines)
+    rows = tx.execute(
+        "SELECT expires_at, sid, mode, ends_at FROM sessions"
+        " WHERE (expires_at, sid) > (?, ?) AND expires_at <= ? ORDER BY expires_at, sid LIMIT ?",
+        (*after, by, _ASLEEP_AT_ONCE),
+    ).fetchall()
+    for expires_at, sid, mode, ends_at in rows:
+        if mode == Mode.TRANSPORT.value and expires_at < ends_at:
+            logs.fall_asleep(tx, sid)
+    return rows[-1][:2] if len(rows) == _ASLEEP_AT_ONCE else None
+
+
 def move_deadlines(tx: Transaction, deadlines: Mapping[SessionId, float]) -> None:
     """Store the idle deadlines of these sessions, those that are there."""
     for session_id, deadline in deadlines.items():

@@ -46,10 +46,11 @@ After a start:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 
 from mcp_sessions.core.admission import Admission, admission, is_displaced
-from mcp_sessions.core.lifetime import end_of_life, idle_time, longest_life
+from mcp_sessions.core.lifetime import asleep_by, end_of_life, idle_time, longest_life
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
@@ -194,20 +195,24 @@ class SQLiteStore(Events, Attachments, Belongings):
         limit: int,
         opened: bool,
     ) -> Sequence[SessionRecord]:
-        idle = self._policy.idle_timeout
+        asleep, idle = asleep_by(now, self._policy), idle_time(Mode.TRANSPORT, self._policy)
+        latest = now - unused_for + idle
         return await self._evict(
+            "mode = ? AND (expires_at <= ? OR expires_at <= ? AND owner = ?"
             " AND current_id IS NULL AND (? OR NOT stream_opened)"
             " AND NOT EXISTS (SELECT 1 FROM subscriptions WHERE sid = s.sid)"
-            " AND NOT EXISTS (SELECT 1 FROM carried WHERE sid = s.sid)"
-            " ORDER BY expires_at - created_at > ?, expires_at",
-            (opened, idle + unused_for),
-            of=(Mode.TRANSPORT, ANONYMOUS),
-            latest=now - unused_for + idle,
+            " AND NOT EXISTS (SELECT 1 FROM carried WHERE sid = s.sid))"
+            " ORDER BY expires_at > ?, expires_at - created_at > ?, expires_at",
+            (
+                *(Mode.TRANSPORT.value, asleep, latest, sessions.owner_bytes(ANONYMOUS), opened),
+                *(asleep, idle + unused_for),
+            ),
+            latest=max(asleep, latest),
             held=held,
             limit=limit,
         )
 
-    async def evict_bound(
+    async def evict_own(
         self,
         principal: Principal,
         *,
@@ -216,11 +221,16 @@ class SQLiteStore(Events, Attachments, Belongings):
         held: Collection[SessionId],
         limit: int,
     ) -> Sequence[SessionRecord]:
+        asleep = asleep_by(now, self._policy)
+        latest = now - unused_for + idle_time(Mode.BOUND, self._policy)
         return await self._evict(
+            "owner = ? AND (mode = ? AND expires_at <= ? OR mode = ? AND expires_at <= ?)"
             " ORDER BY expires_at",
-            (),
-            of=(Mode.BOUND, principal),
-            latest=now - unused_for + idle_time(Mode.BOUND, self._policy),
+            (
+                sessions.owner_bytes(principal),
+                *(Mode.BOUND.value, latest, Mode.TRANSPORT.value, asleep),
+            ),
+            latest=max(asleep, latest),
             held=held,
             limit=limit,
         )
@@ -228,14 +238,13 @@ class SQLiteStore(Events, Attachments, Belongings):
     async def _evict(
         self,
         which: str,
-        values: Sequence[float],
+        values: Sequence[float | str | bytes],
         *,
-        of: tuple[Mode, Principal],
         latest: float,
         held: Collection[SessionId],
         limit: int,
     ) -> Sequence[SessionRecord]:
-        """End those of a mode and a principal whose idle deadline is ``latest`` or earlier.
+        """End some whose idle deadline is ``latest`` or earlier.
 
         Args:
             which: Which of them, and in which order, as SQL for the table ``s``.
@@ -243,21 +252,13 @@ class SQLiteStore(Events, Attachments, Belongings):
         """
         moved = self._cache.moved(written_by=latest)
         spared = frozenset(held)
-        mode, owner = of
 
         def work(tx: Transaction) -> list[SessionRecord]:
             sessions.move_deadlines(tx, moved)
             rows = tx.execute(
                 "SELECT session_id FROM sessions AS s"
-                " WHERE expires_at <= ? AND mode = ? AND owner = ? AND expires_at < ends_at"
-                f"{which} LIMIT ?",
-                (
-                    latest,
-                    mode.value,
-                    sessions.owner_bytes(owner),
-                    *values,
-                    limit + len(spared),
-                ),
+                f" WHERE expires_at <= ? AND expires_at < ends_at AND {which} LIMIT ?",
+                (latest, *values, limit + len(spared)),
             ).fetchall()
             going = [SessionId(session_id) for (session_id,) in rows if session_id not in spared]
             ended = [sessions.end(tx, session_id) for session_id in going[:limit]]
@@ -266,6 +267,17 @@ class SQLiteStore(Events, Attachments, Belongings):
         gone = await self._writer.call(work)
         self._cache.were_written(moved)
         return gone
+
+    async def sleep(self, *, now: float) -> None:
+        by = asleep_by(now, self._policy)
+        moved = self._cache.moved(written_by=by)
+        after: tuple[float, int] | None = self._slept
+        while after is not None:
+            after = await self._writer.call(
+                lambda tx, after=after: sessions.fall_asleep(tx, after, by, moved)
+            )
+        self._cache.were_written(moved)
+        self._slept = (by, sys.maxsize)
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
         """See :meth:`SessionStore.all_sessions`.

@@ -27,6 +27,9 @@ if ARGV[6] ~= '' and ARGV[6] ~= fields[9] then
     return { 'displaced', found }
 end
 fields[6] = move_deadline(now, idle, ends)
+if redis.call('HDEL', base, 'slept') == 1 then
+    return { 'woken', found, redis.call('HGET', base, 'member') }
+end
 if ARGV[9] == '' then
     return { 'admitted', found }
 end

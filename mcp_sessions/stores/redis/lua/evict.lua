@@ -1,17 +1,32 @@
 -- needs: session
--- ARGV: mode, whose, its latest deadline, whether one goes whose GET stream was open (of a transport
--- session, which must hold nothing)
+-- ARGV: latest deadline, that of one that sleeps, whose, whether they make room for their own; if not:
+-- whether one goes whose GET stream was open
 local times = redis.call('HMGET', base, 'expires', 'ends', 'mode', 'owner', 'current', 'opened')
 if not times[1] then
     return { 'gone' }
 end
-local expires, ends = seconds(times[1]), seconds(times[2])
-if expires > tonumber(ARGV[3]) then
+local expires, ends, mode = seconds(times[1]), seconds(times[2]), times[3]
+local latest, asleep = seconds(ARGV[1]), seconds(ARGV[2])
+if expires > math.max(latest, asleep) then
     return { 'later', times[1] }
 end
+
+local function goes()
+    if mode == 'transport' and expires <= asleep then
+        return ARGV[4] == '0' or times[4] == ARGV[3]
+    end
+    if times[4] ~= ARGV[3] or expires > latest then
+        return false
+    end
+    if ARGV[4] == '1' then
+        return mode == 'bound'
+    end
+    return mode == 'transport' and not times[5] and (not times[6] or ARGV[5] == '1')
+        and redis.call('EXISTS', base .. ':u', base .. ':c') == 0
+end
+
 -- Where the lifetime ends first, nobody knows when it was used.
-if expires >= ends or times[3] ~= ARGV[1] or times[4] ~= ARGV[2] or times[3] == 'transport' and (times[5]
-    or (times[6] and ARGV[4] == '0') or redis.call('EXISTS', base .. ':u', base .. ':c') > 0) then
+if expires >= ends or not goes() then
     return { 'kept' }
 end
 local found, tokens = record(), redis.call('HGETALL', base .. ':u')

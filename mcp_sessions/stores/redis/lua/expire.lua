@@ -1,5 +1,5 @@
 -- needs: session
--- ARGV: now, held, idle, idle of a bound one
+-- ARGV: now, held, idle times (3)
 local now = tonumber(ARGV[1])
 local times = redis.call('HMGET', base, 'expires', 'ends', 'mode')
 if not times[1] then
@@ -10,7 +10,7 @@ if expires > now then
     return { 'later', times[1] }
 end
 if ARGV[2] == '1' and ends > now then
-    return { 'later', move_deadline(now, idle_of(times[3], ARGV[3], ARGV[4]), ends) }
+    return { 'later', move_deadline(now, idle_of(times[3], ARGV[3], ARGV[4], ARGV[5]), ends) }
 end
 local found = record()
 local tokens = redis.call('HGETALL', base .. ':u')

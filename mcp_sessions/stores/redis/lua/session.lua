@@ -81,9 +81,9 @@ local function share_lifetime(key)
     end
 end
 
--- How long a session of a mode may be idle, of the two times that there are.
-local function idle_of(mode, idle, bound)
-    return tonumber(mode == 'bound' and bound or idle)
+-- How long a session of a mode may be idle, of the three times that there are.
+local function idle_of(mode, idle, transport, bound)
+    return tonumber(mode == 'bound' and bound or mode == 'transport' and transport or idle)
 end
 
 -- The idle time begins anew; the new deadline, as text.

@@ -1,0 +1,31 @@
+-- needs: session log
+-- ARGV: new log epoch, latest deadline of one that sleeps
+-- The deadline, if it is a later one; false: nothing is left to be done.
+local times = redis.call('HMGET', base, 'expires', 'ends', 'mode')
+if not times[1] or times[3] ~= 'transport' then
+    return false
+end
+local expires, ends = seconds(times[1]), seconds(times[2])
+if expires > seconds(ARGV[2]) then
+    return times[1]
+end
+if expires >= ends then
+    return false
+end
+for _, field in ipairs(redis.call('HKEYS', base)) do
+    local stream = string.sub(field, 3)
+    if string.sub(field, 1, 2) == 'l:' and stream ~= 'events' and stream ~= 'get' then
+        redis.call('HDEL', base, field)
+        redis.call('UNLINK', base .. ':e:' .. stream, base .. ':k:' .. stream)
+    end
+end
+redis.call('UNLINK', base .. ':r')
+redis.call('HSET', base, 'slept', '1')
+local log = open_log('get', ARGV[1], ends)
+if log and log.count > 0 then
+    redis.call('UNLINK', log.events, log.by_key)
+    log.floor, log.evicted = log.head, log.head
+    log.count, log.bytes, log.first = 0, 0, 0
+    save(log)
+end
+return false

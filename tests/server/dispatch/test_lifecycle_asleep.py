@@ -1,0 +1,190 @@
+"""Idle is not dead: a connection over HTTP that nobody used goes on, with conversations."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_sessions import Conversations, SessionSecurity
+from mcp_sessions.server.delivery.stored_connection import StoredConnection
+from mcp_sessions.stores.sqlite.store import SQLiteStore
+from tests.server.dispatch.test_conversations import tools
+from tests.support.raw import RawClient
+from tests.support.replicas import cluster, user
+from tests.support.world import World, world
+
+pytestmark = pytest.mark.anyio
+
+HALF_AN_HOUR, DAY = 1_800, 86_400
+ON: dict[str, Any] = {"conversations": Conversations(), "forget_after": 30 * DAY}
+
+
+async def sleep(w: World) -> int:
+    """What the rounds do; how many sessions are over."""
+    over = await w.expire()
+    await w.layer._assembly.lifecycle.sleep()  # pyright: ignore[reportPrivateUsage]
+    return over
+
+
+def known_here(w: World) -> list[StoredConnection]:
+    """What the process holds of connections over HTTP."""
+    connections = w.layer._assembly.connections.all()  # pyright: ignore[reportPrivateUsage]
+    return [each for each in connections if isinstance(each, StoredConnection)]
+
+
+async def at_work(w: World) -> tuple[RawClient, str]:
+    """A client that counted once, is subscribed, and had an event; and that one's id."""
+    tools(w)
+    client = await w.connected()
+    await client.result("resources/subscribe", {"uri": "a:1"})
+    assert await client.text("count") == "connection 1 1"
+    stream = client.get()
+    await w.layer.notify_resource_updated("a:1")
+    await stream.has(1)
+    had = stream.events[-1].id
+    assert had is not None
+    stream.leave()
+    await stream.done()
+    return client, had
+
+
+async def refetched(client: RawClient, position: str | None) -> list[str]:
+    """What a stream opens with for who lost its place."""
+    stream = client.get(position)
+    said = [message["method"].removeprefix("notifications/") for message in await stream.has(4)]
+    stream.leave()
+    return said
+
+
+ALL = [
+    "resources/updated",
+    "prompts/list_changed",
+    "resources/list_changed",
+    "tools/list_changed",
+]
+
+
+async def test_a_client_that_was_idle_over_the_weekend_goes_on() -> None:
+    """With its state, its subscriptions, and what it said of itself; of what it was sent it has to
+    read everything again.
+    """
+    async with world(**ON) as w:
+        client, had = await at_work(w)
+        await w.layer.notify_resource_updated("a:1")
+        w.clock.advance(HALF_AN_HOUR)
+        assert (await sleep(w), known_here(w)) == (0, [])
+        w.clock.advance(3 * DAY)
+        assert await sleep(w) == 0
+
+        assert await client.text("count") == "connection 2 2"
+        assert await refetched(client, had) == ALL
+        stream = await client.get().started()
+        await w.layer.notify_resource_updated("a:1")
+        assert (await stream.has(1))[0]["params"] == {"uri": "a:1"}
+        stream.leave()
+
+        w.clock.advance(30 * DAY - 1)
+        assert await sleep(w) == 0
+        w.clock.advance(1)
+        assert await sleep(w) == 1
+        assert (await client.send("tools/list").reply.done()).status == 404
+
+
+async def test_it_finds_what_came_while_it_slept() -> None:
+    """Who had everything, and knows where it was, is sent that, and nothing else."""
+    async with world(**ON) as w:
+        client, had = await at_work(w)
+        w.clock.advance(HALF_AN_HOUR)
+        await sleep(w)
+        await w.layer.notify_resource_updated("a:1")
+        stream = client.get(had)
+        await stream.has(1)
+        await w.layer.notify_resource_updated("a:2")
+        await w.layer.notify_resource_updated("a:1")
+        assert [each["params"] for each in await stream.has(2)] == [{"uri": "a:1"}] * 2
+        stream.leave()
+
+
+async def test_off_it_is_over_as_ever() -> None:
+    async with world(forget_after=30 * DAY) as w:
+        client, had = await at_work(w)
+        w.clock.advance(HALF_AN_HOUR)
+        assert (await client.send("tools/list").reply.done()).status == 404
+        assert (await client.get(had).done()).status == 404
+        assert await sleep(w) == 1
+
+
+async def test_a_stream_that_is_open_is_served_on() -> None:
+    """The process keeps the connection, and only its past goes."""
+    async with world(**ON) as w:
+        client, _ = await at_work(w)
+        stream = await client.get().started()
+        w.clock.advance(HALF_AN_HOUR)
+        await sleep(w)
+        assert len(known_here(w)) == 1
+        await w.layer.notify_resource_updated("a:1")
+        assert (await stream.has(1))[0]["params"] == {"uri": "a:1"}
+        stream.leave()
+
+
+async def test_a_call_that_takes_longer_than_the_idle_time_is_answered() -> None:
+    """The process keeps its connection, and the store what is sent on it."""
+    async with world(**ON) as w:
+        client = await w.connected()
+        sent = client.call("wait", gate="g")
+        await w.box.gate("g").started.wait()
+        for _ in range(3):
+            w.clock.advance(HALF_AN_HOUR - 1)
+            await sleep(w)
+        w.box.gate("g").go.set()
+        assert (await sent.result())["content"][0]["text"] == "through g"
+
+
+async def test_one_that_a_user_left_makes_room() -> None:
+    """As if it was over: who comes has a place, and nobody who is awake loses it."""
+    async with world(**ON, max_sessions=3) as w:
+        ann, bob, eve = [await w.carrier_of(user(name)) for name in ("ann", "bob", "eve")]
+        left, mine = RawClient(ann), RawClient(bob)
+        await left.initialize()
+        await left.result("resources/subscribe", {"uri": "a:1"})
+        w.clock.advance(HALF_AN_HOUR)
+        for client in (mine, RawClient(eve), RawClient(eve)):
+            await client.initialize()
+        assert (await left.send("tools/list").reply.done()).status == 404
+        assert (await mine.send("tools/list").reply.done()).status == 200
+
+
+async def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
+    """However long the server was away, and nobody put it to sleep."""
+    security = SessionSecurity(["k" * 32])
+    file = tmp_path / "sessions.db"
+    settings: dict[str, Any] = {"conversations": Conversations(), "security": security}
+    async with world(store=SQLiteStore(file), **settings) as w:
+        client, _ = await at_work(w)
+        await w.layer.notify_resource_updated("a:1")
+        clock = w.clock
+    clock.advance(3 * DAY)
+    async with world(store=SQLiteStore(file), clock=clock, **settings) as w:
+        tools(w)
+        assert await sleep(w) == 0
+        again = RawClient(w.carrier)
+        again.session_id = client.session_id
+        assert await again.text("count") == "connection 2 2"
+        assert await refetched(again, None) == ALL
+
+
+async def test_it_goes_on_at_another_replica() -> None:
+    async with cluster(2, **ON) as c:
+        client, had = await at_work(c[0])
+        tools(c[1])
+        for _ in range(2):
+            c[0].clock.advance(HALF_AN_HOUR)
+            for w in c.worlds:
+                assert await sleep(w) == 0
+        there = c.at(1, client)
+        assert await there.text("count") == "connection 2 2"
+        stream = there.get(had)
+        await c[0].layer.notify_resource_updated("a:1")
+        methods = [message["method"] for message in await stream.has(2)]
+        assert methods == ["notifications/x", "notifications/resources/updated"]
+        stream.leave()
