@@ -71,7 +71,7 @@ class Background:
                 constants, without an id.
             context: Of the task; None: a copy of the caller's.
         """
-        return self._start(what, _once(what, work), context)
+        return self._start(what, _once(what, lambda: work), context)
 
     def loop(self, what: str, make: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """Run what ``make`` makes until it returns; if it raises, rest, and run it anew.
@@ -90,7 +90,7 @@ class Background:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _start(
-        self, what: str, work: Coroutine[Any, Any, None], context: Context | None
+        self, what: str, work: Coroutine[Any, Any, Any], context: Context | None
     ) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=what, context=context)
         self._tasks.add(task)
@@ -104,29 +104,25 @@ class Background:
         backoff = Backoff(base=_BASE, cap=_CAP)
         while True:
             begun = loop.time()
-            try:
-                await make()
+            if await _once(what, make):
                 return
-            except Exception as failed:
-                report(what, failed)
-            except asyncio.CancelledError as cancelled:
-                if _is_cancelled():
-                    raise
-                report(what, cancelled)
             if loop.time() - begun > _CAP:
                 backoff.progressed()
             await asyncio.sleep(backoff.failed(self._draw()))
 
 
-async def _once(what: str, work: Coroutine[Any, Any, None]) -> None:
+async def _once(what: str, make: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+    """Whether it came to its end; else what it raised is reported."""
     try:
-        await work
+        await make()
+        return True
     except Exception as failed:
         report(what, failed)
     except asyncio.CancelledError as cancelled:
         if _is_cancelled():
             raise
         report(what, cancelled)
+    return False
 
 
 def _is_cancelled() -> bool:

@@ -90,11 +90,5 @@ def resumable(
         raise ConfigurationError("a child process has no URLs, headers or HTTP client")
     else:
         dialers = [StdioDialer(server)]
-    return ResumableTransport(
-        dialers,
-        dial=dial if isinstance(server, str) else None,
-        policy=limits,
-        jar=jar,
-        user=user,
-        on_resume=on_resume,
-    )
+    dial_url = dial if isinstance(server, str) else None
+    return ResumableTransport(dialers, dial_url, limits, jar, user, on_resume)

@@ -15,9 +15,10 @@ takes a FastMCP server as it is.)
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, SupportsFloat, Unpack
+from functools import wraps
+from typing import Any, ParamSpec, SupportsFloat, Unpack
 
 from fastmcp.client.transports.base import ClientTransport, SessionKwargs, TransportOptions
 from fastmcp.server.dependencies import get_context
@@ -26,16 +27,12 @@ from key_value.aio.stores.memory import MemoryStore
 from mcp import ClientSession
 
 from mcp_sessions import client_transport
-from mcp_sessions.client.jar import Jar
-from mcp_sessions.client.outcome import KnownSession, OnResume, ResumeOutcome
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.outcome import KnownSession, ResumeOutcome
 from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.errors import DataConflict
 from mcp_sessions.server.requests.handle import SessionHandle, current_session
 
-if TYPE_CHECKING:
-    import httpx2
-    from mcp import StdioServerParameters
+_Options = ParamSpec("_Options")
 
 
 class ResumableClientTransport(ClientTransport):
@@ -69,35 +66,18 @@ class ResumableClientTransport(ClientTransport):
         return await self._transport.move_to(url)
 
 
-def resumable(
-    server: str | StdioServerParameters,
-    *more_urls: str,
-    headers: Mapping[str, str] | None = None,
-    auth: httpx2.Auth | None = None,
-    http_client: httpx2.AsyncClient | None = None,
-    jar: Jar | None = None,
-    user: str = "",
-    on_resume: OnResume | None = None,
-    policy: ReconnectPolicy | None = None,
-) -> ResumableClientTransport:
-    """As `mcp_sessions.resumable`, for FastMCP's ``Client``.
+def _for_fastmcp(
+    make: Callable[_Options, ResumableTransport],
+) -> Callable[_Options, ResumableClientTransport]:
+    @wraps(make)
+    def made(*args: _Options.args, **options: _Options.kwargs) -> ResumableClientTransport:
+        return ResumableClientTransport(make(*args, **options))
 
-    Raises:
-        ConfigurationError: A URL of another kind, or options that do not go together.
-    """
-    return ResumableClientTransport(
-        client_transport.resumable(
-            server,
-            *more_urls,
-            headers=headers,
-            auth=auth,
-            http_client=http_client,
-            jar=jar,
-            user=user,
-            on_resume=on_resume,
-            policy=policy,
-        )
-    )
+    return made
+
+
+resumable = _for_fastmcp(client_transport.resumable)
+"""As `mcp_sessions.resumable`, for FastMCP's ``Client``."""
 
 
 def session_state(beside: AsyncKeyValue | None = None) -> AsyncKeyValue:

@@ -182,9 +182,7 @@ class AcpSessionLayer:
             raise KeyboardInterrupt
 
     async def serve(
-        self,
-        reader: asyncio.StreamReader | None = None,
-        writer: asyncio.StreamWriter | None = None,
+        self, reader: asyncio.StreamReader | None = None, writer: asyncio.StreamWriter | None = None
     ) -> None:
         """Serve one client until it is gone; its conversations then wait in the store.
 

@@ -68,48 +68,43 @@ class Turn:
         self.fault = fault
 
 
+@dataclass(eq=False, repr=False)
 class OpenConversation:
     """A conversation that is at work in this process."""
 
-    def __init__(
-        self,
-        session_id: SessionId,
-        *,
-        store: SessionStore,
-        servers: Servers,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.session_id = session_id
-        self.servers = servers
+    session_id: SessionId
+    _store: SessionStore
+    servers: Servers
+    _clock: Callable[[], float] = time.time
+    link: Link | None = None
+    """The client that sees it; None: nobody."""
+
+    fencing_epoch: FencingEpoch | None = None
+    """Of this process's attachment."""
+
+    taken_away: bool = False
+    """Another process has it now."""
+
+    _has_title: bool = False
+    """Its first message was looked at for a title."""
+
+    _replaying: bool = False
+    _shown: Position | None = None
+    """The newest entry that the client has, or that is its own."""
+
+    def __post_init__(self) -> None:
         self.turns: set[Turn] = set()
         """The prompts at work."""
 
         self.agent_ids: list[str] = []
         """The agent's own names for it, the newest last."""
 
-        self.link: Link | None = None
-        """The client that sees it; None: nobody."""
-
-        self.fencing_epoch: FencingEpoch | None = None
-        """Of this process's attachment."""
-
-        self.taken_away = False
-        """Another process has it now."""
-
-        self._has_title = False
-        """Its first message was looked at for a title."""
-
         self._seen_by: set[ConnectionId] = set()
-        self._replaying = False
-        self._store = store
-        self._clock = clock
-        self._record = Record(store, session_id, clock)
-        self.handle = Conversation(session_id, self._record, servers)
+        self._record = Record(self._store, self.session_id, self._clock)
+        self.handle = Conversation(self.session_id, self._record, self.servers)
         """What the agent sees of it."""
 
         self._lock = asyncio.Lock()
-        self._shown: Position | None = None
-        """The newest entry that the client has, or that is its own."""
 
     def __repr__(self) -> str:
         return repr(self.handle)

@@ -218,9 +218,7 @@ class Openings:
     def _conversation(self, session_id: SessionId, cwd: str) -> OpenConversation:
         jar = StoreJar(self._store, session_id)
         servers = Servers(jar, cwd, connect_timeout=self._options.connect_timeout)
-        conversation = OpenConversation(
-            session_id, store=self._store, servers=servers, clock=self._clock
-        )
+        conversation = OpenConversation(session_id, self._store, servers, self._clock)
         self._registry.add(conversation)
         return conversation
 

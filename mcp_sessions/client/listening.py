@@ -183,6 +183,8 @@ class Listens:
             for method, flag in _FLAGS.items():
                 if listening.wanted.get(flag):
                     told.append(notification(method, dict(meta)))
-            for uri in _uris(listening.wanted):
-                told.append(notification(RESOURCE_UPDATED, {"uri": uri, **meta}))
+            told.extend(
+                notification(RESOURCE_UPDATED, {"uri": uri, **meta})
+                for uri in _uris(listening.wanted)
+            )
         return told

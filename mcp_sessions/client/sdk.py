@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -43,6 +44,7 @@ def is_outcome_unknown(error: BaseException) -> bool:
     return isinstance(error, MCPError) and error.code == OUTCOME_UNKNOWN
 
 
+@dataclass(eq=False, repr=False)
 class ResumableTransport(AbstractAsyncContextManager[Streams]):
     """A transport for the SDK's ``Client`` and ``ClientSession``; `resumable` makes it.
 
@@ -52,24 +54,14 @@ class ResumableTransport(AbstractAsyncContextManager[Streams]):
         dial: Makes the dialer of a URL to move to; None: it cannot move.
     """
 
-    def __init__(
-        self,
-        dialers: Sequence[Dialer],
-        *,
-        dial: Callable[[str], Dialer] | None,
-        policy: ReconnectPolicy,
-        jar: Jar | None,
-        user: str,
-        on_resume: OnResume | None,
-    ) -> None:
-        self._dialers = list(dialers)
-        self._dial = dial
-        self._policy = policy
-        self._jar = jar
-        self._user = user
-        self._on_resume = on_resume
-        self._entered: AbstractAsyncContextManager[Streams] | None = None
-        self._client: ResumingClient | None = None
+    _dialers: Sequence[Dialer]
+    _dial: Callable[[str], Dialer] | None
+    _policy: ReconnectPolicy
+    _jar: Jar | None = None
+    _user: str = ""
+    _on_resume: OnResume | None = None
+    _entered: AbstractAsyncContextManager[Streams] | None = None
+    _client: ResumingClient | None = None
 
     async def __aenter__(self) -> Streams:
         """Start; the first message opens a connection."""

@@ -33,16 +33,11 @@ class Admission(Enum):
 class SessionFacts(Protocol):
     """What is asked of a session."""
 
-    @property
-    def principal(self) -> Principal: ...
-    @property
-    def mode(self) -> Mode: ...
-    @property
-    def expires_at(self) -> float: ...
-    @property
-    def ends_at(self) -> float: ...
-    @property
-    def fencing_epoch(self) -> FencingEpoch: ...
+    principal: Principal
+    mode: Mode
+    expires_at: float
+    ends_at: float
+    fencing_epoch: FencingEpoch
 
 
 def admission(

@@ -76,6 +76,26 @@ class KeyedRequest:
     """Which sending of its runner's recorded it; empty: unknown."""
 
 
+@dataclass(frozen=True, slots=True)
+class KeyUse:
+    """The request key of a request that is to be admitted."""
+
+    key: RequestKey
+    digest: bytes
+    runner: str
+    scopes: frozenset[str] = frozenset()
+    """Those of the credential that sent it. Whoever has fewer than who began the key is not
+    told its answer (SEC3)."""
+
+    run: str = ""
+    """Names this sending among all that its runner admits: the reply to an admission may be
+    lost, and the key be recorded for a handler that never starts."""
+
+    instead_of: str = ""
+    """A run that is known to have begun nothing, and never will: if it has the key, and nothing
+    was kept of it, this use has it now, as if it were the first. Empty: none."""
+
+
 def content_digest(method: str, params: Mapping[str, Any] | None) -> bytes:
     """What makes two requests the same: method and params, but for ``_meta``.
 
@@ -102,28 +122,20 @@ def key_cost(key: RequestKey) -> int:
     return len(key.encode("utf-8", "surrogatepass")) + KEY_COST
 
 
-def sent_again(
-    known: KeyedRequest, digest: bytes, *, scopes: frozenset[str], instead_of: str
-) -> Begun:
+def sent_again(known: KeyedRequest, use: KeyUse) -> Begun:
     """What a request finds whose key is known. Only ``FIRST`` changes anything: the key is
     recorded anew, as this request's.
 
-    Args:
-        known: What is known of the key.
-        digest: :func:`content_digest` of the request.
-        scopes: Those of the credential that sends it.
-        instead_of: A run that never began and never will; empty: none.
-
     Returns:
         ``OTHER_CONTENT`` if method or params are others (KEY8); ``FEWER_SCOPES`` if who began it
-        had scopes that are not among ``scopes`` (SEC3); ``FIRST`` if it was begun by
+        had scopes that are not among its own (SEC3); ``FIRST`` if it was begun by
         ``instead_of``; else the state of what is known: it does not run again (KEY3).
     """
-    if known.digest != digest:
+    if known.digest != use.digest:
         return Begun.OTHER_CONTENT
-    if not known.scopes <= scopes:
+    if not known.scopes <= use.scopes:
         return Begun.FEWER_SCOPES
-    if known.state is KeyState.RUNNING and instead_of and known.run == instead_of:
+    if known.state is KeyState.RUNNING and use.instead_of and known.run == use.instead_of:
         return Begun.FIRST
     return Begun(known.state.value)
 
@@ -193,38 +205,26 @@ class RequestKeys:
         """What is known of ``key``."""
         return self._known.get(key)
 
-    def begin(
-        self,
-        key: RequestKey,
-        digest: bytes,
-        *,
-        runner: str,
-        now: float,
-        scopes: frozenset[str] = frozenset(),
-        run: str = "",
-        instead_of: str = "",
-    ) -> tuple[Begun, KeyedRequest | None]:
-        """Record ``key`` before its handler starts, or say what is known of it.
-
-        Args:
-            instead_of: A run that never began and never will: its key is recorded anew. Empty:
-                none.
+    def begin(self, use: KeyUse, *, now: float) -> tuple[Begun, KeyedRequest | None]:
+        """Record a key before its handler starts, or say what is known of it.
 
         Returns:
             ``FIRST`` with the new entry; ``FULL`` with None; else what :func:`sent_again` says of
             the known entry.
         """
         self._expire(now)
-        known = self.get(key)
+        known = self.get(use.key)
         if known is not None:
-            begun = sent_again(known, digest, scopes=scopes, instead_of=instead_of)
+            begun = sent_again(known, use)
             if begun is Begun.FIRST:
-                known.runner, known.run, known.at, known.scopes = runner, run, now, scopes
+                known.runner, known.run, known.scopes = use.runner, use.run, use.scopes
+                known.at = now
             return begun, known
-        cost = key_cost(key)
+        cost = key_cost(use.key)
         if not self._make_room(cost):
             return Begun.FULL, None
-        entry = self._known[key] = KeyedRequest(digest, runner, now, scopes=scopes, run=run)
+        entry = KeyedRequest(use.digest, use.runner, now, scopes=use.scopes, run=use.run)
+        self._known[use.key] = entry
         self.size += cost
         return Begun.FIRST, entry
 

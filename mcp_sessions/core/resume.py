@@ -140,12 +140,7 @@ def after_status(status: int, *, failures: int, says_session: bool, is_answer: b
 
 
 def may_send_again(
-    *,
-    is_keyed: bool,
-    first_sent: float | None,
-    same_session: bool,
-    now: float,
-    key_lifetime: float,
+    *, is_keyed: bool, first_sent: float | None, same_session: bool, now: float, key_lifetime: float
 ) -> bool:
     """Whether a request that has no answer may be sent (again).
 

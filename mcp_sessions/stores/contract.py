@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal, SessionsError
 from mcp_sessions.ids import (
@@ -41,7 +42,6 @@ from mcp_sessions.stores.records import (
     Audience,
     CurrentSession,
     Data,
-    KeyUse,
     Peer,
     Relayed,
     ServerChange,
@@ -226,12 +226,7 @@ class SessionStore(Protocol):
         ...
 
     async def append(
-        self,
-        session_id: SessionId,
-        draft: Draft,
-        *,
-        now: float,
-        stream: StreamName = EVENTS,
+        self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:
         """Store ``draft`` as the newest event of a stream; make the stream if it is new.
 
@@ -344,11 +339,7 @@ class SessionStore(Protocol):
         ...
 
     async def carry(
-        self,
-        connection: SessionId,
-        origin: SessionId,
-        fencing_epoch: FencingEpoch,
-        after: Position,
+        self, connection: SessionId, origin: SessionId, fencing_epoch: FencingEpoch, after: Position
     ) -> bool:
         """From now on the GET stream of the transport-mode session ``connection`` takes the
         events of ``origin``, attached there with that epoch, that follow ``after``. What the

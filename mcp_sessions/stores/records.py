@@ -23,7 +23,6 @@ from mcp_sessions.ids import (
     ConnectionId,
     FencingEpoch,
     Position,
-    RequestKey,
     SessionEventId,
     SessionId,
     StreamName,
@@ -270,26 +269,6 @@ class Relayed:
     missing_after: Position | None = None
     """Not stored: an older event of that session has to be relayed first. The position of
     the last one that was."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyUse:
-    """The request key of a request that is to be admitted."""
-
-    key: RequestKey
-    digest: bytes
-    runner: str
-    scopes: frozenset[str] = frozenset()
-    """Those of the credential that sent it. Whoever has fewer than who began the key is not
-    told its answer (SEC3)."""
-
-    run: str = ""
-    """Names this sending among all that its runner admits: the reply to an admission may be
-    lost, and the key be recorded for a handler that never starts."""
-
-    instead_of: str = ""
-    """A run that is known to have begun nothing, and never will: if it has the key, and nothing
-    was kept of it, this use has it now, as if it were the first. Empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ There are no events, no subscriptions, no request keys and no ``session.data``.
 
 from __future__ import annotations
 
+from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.stores.memory.store import MemoryStore
-from mcp_sessions.stores.records import Admitted, KeyUse, Peer, SessionRecord
+from mcp_sessions.stores.records import Admitted, Peer, SessionRecord
 
 
 class Stateless(MemoryStore):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.core.request_keys import Begun, KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import (
     RequestKey,
 )
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.records import KeyUse
 from mcp_sessions.testing.parts import (
     ALICE,
     BOB,

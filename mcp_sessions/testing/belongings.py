@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mcp_sessions.core.log import Draft
-from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.core.request_keys import Begun, KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
@@ -21,7 +21,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.contract import StateConflict
-from mcp_sessions.stores.records import Attachment, CurrentSession, KeyUse, Peer
+from mcp_sessions.stores.records import Attachment, CurrentSession, Peer
 from mcp_sessions.testing.parts import (
     ALICE,
     BOB,

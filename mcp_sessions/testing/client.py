@@ -66,9 +66,7 @@ async def connect(
 
 
 def _resumable(dialer: InMemoryDialer) -> ResumableTransport:
-    return ResumableTransport(
-        [dialer], dial=None, policy=ReconnectPolicy(), jar=None, user="", on_resume=None
-    )
+    return ResumableTransport([dialer], None, ReconnectPolicy())
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from mcp_sessions.core.log import Draft, LoggedEvent
-from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.core.request_keys import Begun, KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import LimitReached, Refusal
 from mcp_sessions.ids import (
@@ -36,7 +36,6 @@ from mcp_sessions.stores.records import (
     Attached,
     Attachment,
     CurrentSession,
-    KeyUse,
     SessionRecord,
 )
 

@@ -14,7 +14,7 @@ from mcp_sessions.principal import Principal
 ALICE, BOB = Principal("client", "issuer", "alice"), Principal("client", "issuer", "bob")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Known:
     """A session as it is asked about."""
 
@@ -29,7 +29,7 @@ OWN = Known()
 
 
 def ask(
-    session: Known = Known(),
+    session: Known = OWN,
     principal: Principal = ALICE,
     *,
     mode: Mode = Mode.PROTOCOL,

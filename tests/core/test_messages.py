@@ -42,7 +42,7 @@ from mcp_sessions.core.messages import (
     wire_error,
     without_session,
 )
-from mcp_sessions.core.request_keys import RequestKeys
+from mcp_sessions.core.request_keys import KeyUse, RequestKeys
 from mcp_sessions.errors import InvalidParams, LimitReached, SessionDetached
 from mcp_sessions.ids import Position, RequestKey, SessionEventId, SessionId, log_epoch
 
@@ -493,7 +493,7 @@ def kept_as_draft(message: bytes) -> object:
 
 def kept_under_a_key(message: bytes) -> object:
     keys = RequestKeys(lifetime=60, max_bytes=100_000)
-    keys.begin(RequestKey("k"), b"digest", runner="here", now=0)
+    keys.begin(KeyUse(RequestKey("k"), b"digest", "here"), now=0)
     assert keys.finish(RequestKey("k"), message, now=0)
     return keys
 

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sessions.core.request_keys import Begun, KeyState, RequestKeys, content_digest
+from mcp_sessions.core.request_keys import (
+    Begun,
+    KeyState,
+    KeyUse,
+    RequestKeys,
+    content_digest,
+)
 from mcp_sessions.errors import InvalidParams
 from mcp_sessions.ids import RequestKey
 
@@ -26,7 +32,7 @@ def keys(*, max_bytes: int = 10_000) -> RequestKeys:
 def begin(
     known: RequestKeys, key: RequestKey, *, now: float = 0.0, digest: bytes = DIGEST
 ) -> Begun:
-    return known.begin(key, digest, runner="process-1", now=now)[0]
+    return known.begin(KeyUse(key, digest, "process-1"), now=now)[0]
 
 
 # --- rule 1: a key that is known is never begun again --------------------------------------
@@ -39,7 +45,7 @@ def test_a_key_is_first_once_then_running_then_answered() -> None:
     assert begin(known, A) is Begun.FIRST
     assert begin(known, A) is Begun.RUNNING
     assert known.finish(A, RESULT, now=1.0)
-    begun, entry = known.begin(A, DIGEST, runner="process-2", now=2.0)
+    begun, entry = known.begin(KeyUse(A, DIGEST, "process-2"), now=2.0)
     assert begun is Begun.ANSWERED
     assert entry is not None and (entry.outcome, entry.runner) == (RESULT, "process-1")
 
@@ -124,7 +130,7 @@ def test_when_bare_keys_fill_the_space_a_new_key_is_refused_and_no_known_one_for
     begin(known, A)
     begin(known, B)
 
-    begun, entry = known.begin(C, DIGEST, runner="process-1", now=0.0)
+    begun, entry = known.begin(KeyUse(C, DIGEST, "process-1"), now=0.0)
 
     assert begun is Begun.FULL and entry is None
     assert known.get(C) is None
@@ -241,7 +247,7 @@ def test_no_key_is_begun_twice_and_no_bound_exceeded(
     for step, key, amount in steps:
         match step:
             case "begin":
-                begun, entry = known.begin(key, DIGEST, runner="process-1", now=now)
+                begun, entry = known.begin(KeyUse(key, DIGEST, "process-1"), now=now)
                 young = key in begun_at and begun_at[key] >= now - LIFETIME
                 if begun is Begun.FIRST:
                     assert not young and key not in running

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from mcp_sessions.core.log import UNBOUNDED, Draft, Window
-from mcp_sessions.core.request_keys import Begun, key_cost
+from mcp_sessions.core.request_keys import Begun, KeyUse, key_cost
 from mcp_sessions.core.states import BEGINS, LIVE, Change, Mode, State, after
 from mcp_sessions.errors import LimitReached, Refusal
 from mcp_sessions.ids import (
@@ -36,7 +36,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.records import Attachment, KeyUse
+from mcp_sessions.stores.records import Attachment
 from mcp_sessions.testing import MakeStore
 from tests.property.model import KeysModel, LogModel, SessionModel
 from tests.stores.every_store import every_store

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sessions.core.log import Draft
+from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import BEGINS, LIVE, Change, Mode, State, after
 from mcp_sessions.ids import GET_STREAM, ConnectionId, FencingEpoch, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.stores.records import KeyUse
 
 T = TypeVar("T")
 

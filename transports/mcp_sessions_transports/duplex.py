@@ -251,9 +251,9 @@ class DuplexTransport:
 
     def close_if_quiet(self) -> None:
         """:meth:`close`, if that is waited for and every answer was handed over."""
-        if self.is_leaving and not self.is_draining:
-            if all(channel.lasts for channel in self.channels):
-                self.close()
+        is_awaited = self.is_leaving and not self.is_draining
+        if is_awaited and all(channel.lasts for channel in self.channels):
+            self.close()
 
     def cut(self) -> None:
         """The peer is not there any more: nobody hears what is owed an answer."""

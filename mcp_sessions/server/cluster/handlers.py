@@ -212,7 +212,7 @@ class ClusterHandlers:
     async def _cannot_ask(self, message: CannotAsk) -> None:
         call = self._questions.get(message.call)
         if call is not None:
-            text = f"the client cannot be asked {call.method!r}"
+            text = f"the client cannot be asked {call.asked.method!r}"
             self._questions.fail(call, INVALID_REQUEST, text)
 
     async def _answered(self, message: QuestionAnswered) -> None:

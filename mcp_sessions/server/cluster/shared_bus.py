@@ -43,12 +43,7 @@ class SharedBus(ClusterBus):
 
     is_shared = True
 
-    def __init__(
-        self,
-        store: SessionStore,
-        exchange: Exchange,
-        process: str,
-    ) -> None:
+    def __init__(self, store: SessionStore, exchange: Exchange, process: str) -> None:
         super().__init__(process)
         self._store = store
         self._exchange = exchange

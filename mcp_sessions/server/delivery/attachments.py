@@ -107,9 +107,8 @@ class Attachments:
                     self._tell_later(_lost(session_id, had, Detached.TAKEN_OVER, newer, instance))
                 raise
             finally:
-                if attached is None and connection is not None:
-                    if session_id not in connection.attached:
-                        await self.unwatch(session_id, connection)
+                if attached is None and connection and session_id not in connection.attached:
+                    await self.unwatch(session_id, connection)
             if attached is None:
                 return None
             refusal = attached.refusal.value if attached.refusal is not None else None
@@ -197,7 +196,7 @@ class Attachments:
         client can answer it; else it waits for one that can.
         """
         for question in list(self._questions.by_session.get(session_id, ())):
-            if may_ask(connection.peer, question.method):
+            if may_ask(connection.peer, question.asked.method):
                 await connection.send(Draft(question.message, None, question.log_key, session_id))
 
     async def _begin(
@@ -223,11 +222,11 @@ class Attachments:
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
         """A session's events after a position, for the connection that it is attached to."""
         events, refusal = await self._store.read(session_id, after, now=self._clock())
-        if self._bus.is_shared and events:
-            # Asked after they were read: what was read then is from before any takeover.
-            if not await self.check_attached(session_id, connection, waits=False):
-                return (), None
-        return events, refusal
+        if not (self._bus.is_shared and events):
+            return events, refusal
+        # Asked after they were read: what was read then is from before any takeover.
+        stays = await self.check_attached(session_id, connection, waits=False)
+        return (events, refusal) if stays else ((), None)
 
     async def _displace_surely(self, lost: Displaced) -> None:
         """As :meth:`_displace`, now or when the store is back."""

@@ -180,7 +180,7 @@ class Publisher:
             return
         connection = await self._connections.find(attachment.connection_id)
         if connection is not None:
-            if may_ask(connection.peer, question.method):
+            if may_ask(connection.peer, question.asked.method):
                 await connection.send(Draft(message, None, question.log_key, session_id))
             return
         home = process_of(attachment.connection_id)
@@ -191,7 +191,7 @@ class Publisher:
                 fencing_epoch=attachment.fencing_epoch,
                 text=message.decode(),
                 call=question.id,
-                method=question.method,
+                method=question.asked.method,
                 key=question.log_key,
             )
             await self._bus.tell(push, to=home)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from mcp_sessions.core.messages import (
@@ -17,7 +18,7 @@ from mcp_sessions.errors import INVALID_REQUEST
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_request_id
-from mcp_sessions.server.upstream.port import OnProgress, PeerError
+from mcp_sessions.server.upstream.port import PeerError, PeerRequest
 from mcp_sessions.stores.records import Peer
 
 REQUEST_TIMEOUT = -32001
@@ -30,34 +31,27 @@ _NEEDS_CAPABILITY = {
 }
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PendingQuestion:
     """A request of ours to a client, open until the first answer."""
 
-    __slots__ = (
-        "future", "id", "is_withdrawn", "message", "method", "on_progress", "principal",
-        "session_id",
-    )  # fmt: skip
+    principal: Principal
+    session_id: SessionId | None
+    asked: PeerRequest
+    process: InitVar[str | None]
+    id: str = field(init=False)
+    message: bytes = field(init=False)
+    future: asyncio.Future[Answer] = field(init=False)
+    is_withdrawn: bool = False
 
-    def __init__(
-        self,
-        principal: Principal,
-        session_id: SessionId | None,
-        method: str,
-        params: Mapping[str, Any] | None,
-        on_progress: OnProgress | None,
-        process: str | None = None,
-    ) -> None:
+    def __post_init__(self, process: str | None) -> None:
         self.id = mint_request_id(process)
-        self.principal = principal
-        self.session_id = session_id
-        self.method = method
-        self.on_progress = on_progress
-        if on_progress is not None:
+        params = self.asked.params
+        if self.asked.on_progress is not None:
             meta = {**(meta_of(params) or {}), "progressToken": self.id}
             params = {**(params or {}), "_meta": meta}
-        self.message = request_message(self.id, method, params)
-        self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self.is_withdrawn = False
+        self.message = request_message(self.id, self.asked.method, params)
+        self.future = asyncio.get_running_loop().create_future()
 
     @property
     def log_key(self) -> str:
@@ -94,19 +88,14 @@ class PendingQuestions:
         self._process = process
 
     def new(
-        self,
-        principal: Principal,
-        session_id: SessionId | None,
-        method: str,
-        params: Mapping[str, Any] | None,
-        on_progress: OnProgress | None,
+        self, principal: Principal, session_id: SessionId | None, asked: PeerRequest
     ) -> PendingQuestion:
         """A request that is not sent yet.
 
         Args:
             session_id: The session whose standalone channel it goes on, if it does.
         """
-        return PendingQuestion(principal, session_id, method, params, on_progress, self._process)
+        return PendingQuestion(principal, session_id, asked, self._process)
 
     def get(self, question_id: str) -> PendingQuestion | None:
         """An open request."""
@@ -116,8 +105,6 @@ class PendingQuestions:
         self,
         question: PendingQuestion,
         send: Callable[[bytes], Awaitable[None]],
-        *,
-        timeout: float | None,
         tell: Callable[[bytes], object],
     ) -> dict[str, Any]:
         """Send a request and wait for its answer.
@@ -125,7 +112,6 @@ class PendingQuestions:
         Args:
             question: The request.
             send: Sends it.
-            timeout: Seconds that its client has; None: any time.
             tell: Begins to send what its client is told if it is given up. It may not wait:
                 whoever gives a request up may be cancelled.
 
@@ -137,7 +123,7 @@ class PendingQuestions:
         of_session[question] = None
         try:
             await send(question.message)
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(question.asked.timeout):
                 answer = await question.future
         except TimeoutError:
             _withdraw(question, tell, "timed out")
@@ -168,11 +154,14 @@ class PendingQuestions:
         members = params or {}
         token, progress = members.get("progressToken"), members.get("progress")
         question = self._open.get(token) if isinstance(token, str) else None
-        if question is None or question.on_progress is None or question.principal != principal:
+        if question is None or question.principal != principal:
+            return
+        on_progress = question.asked.on_progress
+        if on_progress is None:
             return
         if isinstance(progress, (int, float)) and not isinstance(progress, bool):
             total, message = members.get("total"), members.get("message")
-            await question.on_progress(
+            await on_progress(
                 float(progress),
                 float(total) if isinstance(total, (int, float)) else None,
                 message if isinstance(message, str) else None,

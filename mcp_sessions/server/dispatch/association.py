@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mcp_sessions.core.messages import NotNamed, Request, named_session, request_key
-from mcp_sessions.core.request_keys import Begun, content_digest
+from mcp_sessions.core.request_keys import Begun, KeyUse, content_digest
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.visibility import TOOLS, Visibility
 from mcp_sessions.errors import (
@@ -34,7 +34,7 @@ from mcp_sessions.server.dispatch.conversations import BoundSessions
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.stores.records import Admitted, CurrentSession, KeyUse, SessionRecord
+from mcp_sessions.stores.records import Admitted, CurrentSession, SessionRecord
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class Associations:
             inbound: Where it came from.
             request: Record its key, if it has one; None: a notification, which has none.
             keyed: False: a request key is ignored, and a conversation's as well.
-            instead_of: See :class:`~mcp_sessions.stores.records.KeyUse`.
+            instead_of: See :class:`~mcp_sessions.core.request_keys.KeyUse`.
 
         Raises:
             InvalidParams, SessionNotFound, SessionDetached, InvalidRequest,

@@ -53,11 +53,7 @@ class Idempotency:
         return is_ours and self._runner.runs.never_began(admitted.run)
 
     async def again(
-        self,
-        waiter: Waiter,
-        key: RequestKey | None,
-        admitted: Admitted,
-        begin_anew: BeginAnew,
+        self, waiter: Waiter, key: RequestKey | None, admitted: Admitted, begin_anew: BeginAnew
     ) -> None:
         """Serve a request whose key is known.
 

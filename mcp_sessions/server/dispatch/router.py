@@ -398,7 +398,7 @@ class Router:
             partial(self._peers.standalone, inbound, record),
             key=key,
             handle=handle,
-            bound=association.bound.session_id if association.bound is not None else None,
+            bound_session=association.bound.session_id if association.bound is not None else None,
             restored=partial(restored, put=put) if put else None,
         )
         self._runner.start(

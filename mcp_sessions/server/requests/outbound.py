@@ -15,7 +15,7 @@ from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions, check_may_ask
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.server.upstream.port import OnProgress, Outbound, PeerError
+from mcp_sessions.server.upstream.port import Outbound, PeerError, PeerRequest
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
 
@@ -39,14 +39,7 @@ class SessionOutbound:
         if not await self._publisher.publish(session_id, method, params, wait=True):
             logger.debug("dropped %s: session %s is over", method, digest(session_id))
 
-    async def send_request(
-        self,
-        method: str,
-        params: Mapping[str, Any] | None,
-        *,
-        timeout: float | None,
-        on_progress: OnProgress | None,
-    ) -> dict[str, Any]:
+    async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         """See :class:`Outbound`. With nobody attached it waits until somebody is."""
         session_id = self._record.session_id
         # Its handler is at work, so it lives, whatever its idle deadline says.
@@ -56,20 +49,17 @@ class SessionOutbound:
         attachment = record.attachment
         connection = await self._connections.find(attachment.connection_id) if attachment else None
         if connection is not None:
-            check_may_ask(connection.peer, method)
+            check_may_ask(connection.peer, asked.method)
         elif attachment is None or not await self._connections.is_there(attachment.connection_id):
-            check_may_ask(record.peer, method)
+            check_may_ask(record.peer, asked.method)
         # Else whoever has the connection says whether its client can be asked.
-        question = self._questions.new(record.principal, session_id, method, params, on_progress)
+        question = self._questions.new(record.principal, session_id, asked)
 
         async def send(message: bytes) -> None:
             await self._publisher.push(session_id, message, question)
 
         return await self._questions.ask(
-            question,
-            send,
-            timeout=timeout,
-            tell=lambda message: self._runner.spawn(send(message)),
+            question, send, lambda message: self._runner.spawn(send(message))
         )
 
 
@@ -86,27 +76,17 @@ class ConnectionOutbound:
         """See :class:`Outbound`."""
         await self._publisher.send_sessionless(self._connection, method, params, wait=True)
 
-    async def send_request(
-        self,
-        method: str,
-        params: Mapping[str, Any] | None,
-        *,
-        timeout: float | None,
-        on_progress: OnProgress | None,
-    ) -> dict[str, Any]:
+    async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         """See :class:`Outbound`."""
         connection = self._connection
-        check_may_ask(connection.peer, method)
-        question = self._questions.new(connection.principal, None, method, params, on_progress)
+        check_may_ask(connection.peer, asked.method)
+        question = self._questions.new(connection.principal, None, asked)
 
         async def send(message: bytes) -> None:
             await connection.send(Draft(message, None, question.log_key))
 
         return await self._questions.ask(
-            question,
-            send,
-            timeout=timeout,
-            tell=lambda message: self._runner.spawn(send(message)),
+            question, send, lambda message: self._runner.spawn(send(message))
         )
 
 
@@ -127,18 +107,9 @@ class LateOutbound:
             return
         await self._bound.notify(method, params)
 
-    async def send_request(
-        self,
-        method: str,
-        params: Mapping[str, Any] | None,
-        *,
-        timeout: float | None,
-        on_progress: OnProgress | None,
-    ) -> dict[str, Any]:
+    async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         """See :class:`Outbound`."""
         if self._bound is None:
-            check_may_ask(None, method)
+            check_may_ask(None, asked.method)
             raise AssertionError("a peer without a handshake was asked")
-        return await self._bound.send_request(
-            method, params, timeout=timeout, on_progress=on_progress
-        )
+        return await self._bound.send_request(asked)

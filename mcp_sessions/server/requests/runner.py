@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 from mcp_sessions.background import watched
@@ -24,11 +25,9 @@ from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.questions import PendingQuestions
-from mcp_sessions.server.requests.handle import SessionHandle
 from mcp_sessions.server.requests.running import Outcomes, RunningRequest, Waiter
 from mcp_sessions.server.requests.runs import Runs
-from mcp_sessions.server.upstream.port import Outbound, UpstreamPeer
-from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions.server.upstream.port import UpstreamPeer
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +51,10 @@ class RequestRunner:
         self.draining = False
         """No request is begun any more, but on a connection that is served until it is quiet."""
 
-        self._outcomes = outcomes
         self._questions = questions
+        self.call = partial(RunningRequest, self, outcomes, questions)
+        """A message as its handler sees it; see :class:`RunningRequest`."""
+
         self._running: dict[RunningRequest, None] = {}
         self._by_session: dict[SessionId, dict[RunningRequest, None]] = {}
         self._by_key: dict[tuple[SessionId, RequestKey], RunningRequest] = {}
@@ -85,33 +86,6 @@ class RequestRunner:
     def by_key(self, session_id: SessionId, key: RequestKey) -> RunningRequest | None:
         """The request with that key that runs, or is about to be answered."""
         return self._by_key.get((session_id, key))
-
-    def call(
-        self,
-        waiter: Waiter,
-        record: SessionRecord | None,
-        standalone: Callable[[], Outbound],
-        *,
-        key: RequestKey | None = None,
-        handle: SessionHandle | None = None,
-        bound: SessionId | None = None,
-        is_notification: bool = False,
-        restored: Callable[[Any], Any] | None = None,
-    ) -> RunningRequest:
-        """A message as its handler sees it; see :class:`RunningRequest`."""
-        return RunningRequest(
-            waiter,
-            record,
-            standalone=standalone,
-            at_work=self,
-            outcomes=self._outcomes,
-            questions=self._questions,
-            key=key,
-            handle=handle,
-            bound=bound,
-            is_notification=is_notification,
-            restored=restored,
-        )
 
     def start(
         self, running: RunningRequest, peer: UpstreamPeer, *, close_peer: bool, run: str | None

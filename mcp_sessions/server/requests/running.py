@@ -8,7 +8,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -39,7 +39,7 @@ from mcp_sessions.server.delivery.questions import (
 )
 from mcp_sessions.server.delivery.waiting_changes import ANNOUNCED, Announced
 from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
-from mcp_sessions.server.upstream.port import OnProgress, Outbound, UpstreamError, UpstreamPeer
+from mcp_sessions.server.upstream.port import Outbound, PeerRequest, UpstreamError, UpstreamPeer
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
 
@@ -86,62 +86,52 @@ class AtWork(Protocol):
         ...
 
 
+@dataclass(eq=False, repr=False)
 class RunningRequest:
-    """One request at work: the :class:`~mcp_sessions.server.upstream.port.Call` its handler has."""
+    """One request, or notification, at work: the
+    :class:`~mcp_sessions.server.upstream.port.Call` its handler has.
 
-    def __init__(
-        self,
-        waiter: Waiter,
-        record: SessionRecord | None,
-        *,
-        standalone: Callable[[], Outbound],
-        at_work: AtWork,
-        outcomes: Outcomes,
-        questions: PendingQuestions,
-        key: RequestKey | None = None,
-        handle: SessionHandle | None = None,
-        bound: SessionId | None = None,
-        is_notification: bool = False,
-        restored: Callable[[Any], Any] | None = None,
-    ) -> None:
-        """A request, or a notification, that is handled from now on.
+    Args:
+        at_work: Knows that it runs.
+        outcomes: Keeps what became of it.
+        questions: Those of this process to its clients.
+        standalone: Makes the way to its client that is left when it was answered.
+        bound_session: That of its conversation, of which its client knows nothing.
+        restored: Puts the names that its client uses into what its handler sends it; None:
+            those are the handler's.
+    """
 
-        Args:
-            standalone: Makes the way to its client that is left when it was answered.
-            at_work: Knows that it runs.
-            outcomes: Keeps what became of it.
-            questions: Those of this process to its clients.
-            bound: The session of its conversation, of which its client knows nothing.
-            restored: Puts the names that its client uses into what its handler sends it; None:
-                those are the handler's.
-        """
+    _at_work: AtWork
+    _outcomes: Outcomes
+    _questions: PendingQuestions
+    waiter: InitVar[Waiter]
+    record: SessionRecord | None
+    _standalone: Callable[[], Outbound]
+    key: RequestKey | None = None
+    handle: SessionHandle | None = None
+    bound_session: SessionId | None = None
+    is_notification: InitVar[bool] = False
+    restored: Callable[[Any], Any] | None = None
+    done: bool = False
+    task: asyncio.Task[None] | None = None
+
+    def __post_init__(self, waiter: Waiter, is_notification: bool) -> None:
         self.request = waiter.request
         self.request_id: RequestId | None = None if is_notification else waiter.request.id
-        self.record = record
-        self.handle = handle
-        self.bound_session = bound
-        self.key = key
-        self.session_id = record.session_id if record is not None else None
+        self.session_id = self.record.session_id if self.record is not None else None
         """The protocol-mode session it belongs to."""
 
         connection = waiter.inbound.connection
         in_transport = connection.transport_session if connection is not None else None
-        sessions = (self.session_id, in_transport, bound)
+        sessions = (self.session_id, in_transport, self.bound_session)
         self.sessions = [each for each in sessions if each is not None]
         """The sessions, of any mode, that must not expire while it runs."""
 
         self.waiters = [waiter]
-        self.done = False
-        self.started_at = outcomes.clock()
-        self.task: asyncio.Task[None] | None = None
+        self.started_at = self._outcomes.clock()
         self.context: Any = waiter.inbound.context
-        self._standalone = standalone
-        self._questions = questions
-        self._at_work = at_work
-        self._outcomes = outcomes
         self._asked: list[PendingQuestion] = []
         self._withdrawals: set[asyncio.Task[None]] = set()
-        self._restored = restored
 
     # --- from its start to its answer --------------------------------------------------------
 
@@ -322,8 +312,8 @@ class RunningRequest:
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """Send a notification on the request's own way back; no session event."""
-        if self._restored is not None:
-            params = self._restored(params)
+        if self.restored is not None:
+            params = self.restored(params)
         if not self.done:
             inbound = self.waiters[-1].inbound
             await inbound.channel.emit(inbound.notification(method, params))
@@ -347,25 +337,17 @@ class RunningRequest:
         if token is not None and not self.done:
             await self.notify("notifications/progress", {"progressToken": token, **params})
 
-    async def send_request(
-        self,
-        method: str,
-        params: Mapping[str, Any] | None,
-        *,
-        timeout: float | None,
-        on_progress: OnProgress | None,
-    ) -> dict[str, Any]:
+    async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         """Ask the client on the request's own way back; see :class:`Outbound`."""
         inbound = self.waiters[-1].inbound
-        check_may_ask(inbound.asked, method)
-        question = self._questions.new(inbound.principal, None, method, params, on_progress)
+        check_may_ask(inbound.asked, asked.method)
+        question = self._questions.new(inbound.principal, None, asked)
         self._asked.append(question)
         try:
             return await self._questions.ask(
                 question,
                 lambda message: self._emit(message, question.log_key),
-                timeout=timeout,
-                tell=lambda message: self._withdraw(message, question.log_key),
+                lambda message: self._withdraw(message, question.log_key),
             )
         finally:
             self._asked.remove(question)
@@ -377,7 +359,7 @@ class RunningRequest:
         self.waiters.append(waiter)
         for question in list(self._asked):
             # Each may be answered, or a new one be asked, while the one before it is sent.
-            if not question.future.done() and may_ask(waiter.inbound.asked, question.method):
+            if not question.future.done() and may_ask(waiter.inbound.asked, question.asked.method):
                 await self._emit(question.message, question.log_key)
 
     def _fail_open_questions(self, code: int, message: str) -> None:

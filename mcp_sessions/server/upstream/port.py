@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from opentelemetry.trace import Span
@@ -38,6 +39,21 @@ class PeerError(Exception):
         self.data = data
 
 
+@dataclass(frozen=True, slots=True)
+class PeerRequest:
+    """What a client is asked.
+
+    Args:
+        timeout: Seconds that it has; None: any time.
+        on_progress: Hears what it reports of its progress; None: it is asked for none.
+    """
+
+    method: str
+    params: Mapping[str, Any] | None
+    timeout: float | None = None
+    on_progress: OnProgress | None = None
+
+
 class Outbound(Protocol):
     """A way to the client."""
 
@@ -45,19 +61,12 @@ class Outbound(Protocol):
         """Send a notification."""
         ...
 
-    async def send_request(
-        self,
-        method: str,
-        params: Mapping[str, Any] | None,
-        *,
-        timeout: float | None,
-        on_progress: OnProgress | None,
-    ) -> dict[str, Any]:
+    async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         """Ask the client; its result.
 
         Raises:
             PeerError: It answered with an error, cannot be asked, did not answer within
-                ``timeout`` seconds, or the session ended meanwhile.
+                its timeout, or the session ended meanwhile.
         """
         ...
 

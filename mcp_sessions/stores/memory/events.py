@@ -148,11 +148,7 @@ class Events(Tables):
             session.record.carried = {s: epoch for s, epoch in carried.items() if s != origin}
 
     async def carry(
-        self,
-        connection: SessionId,
-        origin: SessionId,
-        fencing_epoch: FencingEpoch,
-        after: Position,
+        self, connection: SessionId, origin: SessionId, fencing_epoch: FencingEpoch, after: Position
     ) -> bool:
         session = self._sessions.get(connection)
         if session is None:

@@ -22,7 +22,7 @@ from mcp_sessions.core.lifetime import (
 )
 from mcp_sessions.core.log import UNBOUNDED, EventLog, window_of
 from mcp_sessions.core.messages import encode
-from mcp_sessions.core.request_keys import RequestKeys, found
+from mcp_sessions.core.request_keys import KeyUse, RequestKeys, found
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import GET_STREAM, FencingEpoch, RequestKey, SessionEventId, SessionId
 from mcp_sessions.policy import SessionPolicy
@@ -41,7 +41,7 @@ from mcp_sessions.stores.limits import (
 )
 from mcp_sessions.stores.memory.events import Events
 from mcp_sessions.stores.memory.tables import Owner, Session
-from mcp_sessions.stores.records import Admitted, CurrentSession, Data, KeyUse, Peer, SessionRecord
+from mcp_sessions.stores.records import Admitted, CurrentSession, Data, Peer, SessionRecord
 
 
 class MemoryStore(Events):
@@ -144,16 +144,7 @@ class MemoryStore(Events):
                 max_bytes=self._policy.request_key_bytes,
                 lifetime=self._policy.request_key_lifetime,
             )
-        begun, entry = session.keys.begin(
-            key.key,
-            key.digest,
-            runner=key.runner,
-            now=now,
-            scopes=key.scopes,
-            run=key.run,
-            instead_of=key.instead_of,
-        )
-        return Admitted(record, *found(begun, entry))
+        return Admitted(record, *found(*session.keys.begin(key, now=now)))
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         for session_id in session_ids:

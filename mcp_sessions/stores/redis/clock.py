@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ _JUMP = 1.0
 """Seconds that the process's clock may move more, or less, than time passes."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SharedClock:
     """What this process knows of its clock and the server's.
 
@@ -33,20 +35,14 @@ class SharedClock:
         steady: A clock that nobody sets, in seconds.
     """
 
-    def __init__(
-        self,
-        ask: Callable[[], Awaitable[float]],
-        wall: Callable[[], float] = time.time,
-        steady: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._ask = ask
-        self._wall = wall
-        self._steady = steady
-        self._compared: tuple[float, float] | None = None
-        """The two clocks of this process when it asked last."""
+    _ask: Callable[[], Awaitable[float]]
+    _wall: Callable[[], float] = time.time
+    _steady: Callable[[], float] = time.monotonic
+    _compared: tuple[float, float] | None = None
+    """The two clocks of this process when it asked last."""
 
-        self._ahead = 0.0
-        """Seconds that its clock is ahead of the server's; 0: as far as clocks differ."""
+    _ahead: float = 0.0
+    """Seconds that its clock is ahead of the server's; 0: as far as clocks differ."""
 
     async def at(self, now: float) -> float:
         """``now``, a time of this process, as the server has it.

@@ -271,6 +271,18 @@ def stored_attachment(connection: bytes | None, fence: bytes) -> Attachment | No
     return attachment_of(connection_id, FencingEpoch(int(fence)))
 
 
+def _stored_event(
+    epoch: LogEpoch,
+    number: bytes,
+    payload: bytes,
+    at: bytes,
+    key: bytes | None,
+    origin: bytes | None,
+) -> LoggedEvent:
+    text, source = (decoded(each) if each is not None else None for each in (key, origin))
+    return event_of(epoch, int(number), payload, float(at), text, source)
+
+
 def event_of(
     log_epoch: LogEpoch, number: int, payload: bytes, at: float, key: str | None, origin: str | None
 ) -> LoggedEvent:
@@ -286,17 +298,8 @@ def events_of(log_epoch: LogEpoch, entries: Iterable[Sequence[Any]]) -> tuple[Lo
     events: list[LoggedEvent] = []
     for entry_id, members in entries:
         named = dict(_pairs(members))
-        key, origin = named.get(b"k"), named.get(b"o")
-        events.append(
-            event_of(
-                log_epoch,
-                int(entry_id.partition(b"-")[0]),
-                named[b"p"],
-                float(named[b"t"]),
-                decoded(key) if key is not None else None,
-                decoded(origin) if origin is not None else None,
-            )
-        )
+        number, rest = entry_id.partition(b"-")[0], (named.get(b"k"), named.get(b"o"))
+        events.append(_stored_event(log_epoch, number, named[b"p"], named[b"t"], *rest))
     return tuple(events)
 
 
@@ -309,14 +312,7 @@ def published_event(message: bytes) -> tuple[LoggedEvent, Attachment | None]:
         parts.append(rest[:size] if size >= 0 else None)
         rest = rest[max(size, 0) :]
     connection, key, origin = parts
-    event = event_of(
-        LogEpoch(epoch.decode()),
-        int(number),
-        rest,
-        float(at),
-        decoded(key) if key is not None else None,
-        decoded(origin) if origin is not None else None,
-    )
+    event = _stored_event(LogEpoch(epoch.decode()), number, rest, at, key, origin)
     return event, stored_attachment(connection, fence)
 
 

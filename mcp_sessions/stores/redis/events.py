@@ -202,11 +202,7 @@ class Events(Lists):
         await self._on(session_id, scripts.DROP_ORIGIN, stream, origin, mint_log_epoch(), epoch)
 
     async def carry(
-        self,
-        connection: SessionId,
-        origin: SessionId,
-        fencing_epoch: FencingEpoch,
-        after: Position,
+        self, connection: SessionId, origin: SessionId, fencing_epoch: FencingEpoch, after: Position
     ) -> bool:
         place = (after.log_epoch, after.number, mint_log_epoch())
         return bool(await self._on(connection, scripts.CARRY, origin, fencing_epoch, *place))

@@ -14,14 +14,14 @@ from mcp_sessions.core.lifetime import (
     idle_time,
     longest_life,
 )
-from mcp_sessions.core.request_keys import Begun, key_cost
+from mcp_sessions.core.request_keys import Begun, KeyUse, key_cost
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores.limits import check_peer, most_of_one
-from mcp_sessions.stores.records import Admitted, KeyUse, Peer, SessionRecord
+from mcp_sessions.stores.records import Admitted, Peer, SessionRecord
 from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.codec import (
     NOTHING,

@@ -99,11 +99,7 @@ class Attachments(ServedFile):
         return await self._within(session_id, work, False, short=True)
 
     async def carry(
-        self,
-        connection: SessionId,
-        origin: SessionId,
-        fencing_epoch: FencingEpoch,
-        after: Position,
+        self, connection: SessionId, origin: SessionId, fencing_epoch: FencingEpoch, after: Position
     ) -> bool:
 
         def work(tx: Transaction, session: Brief) -> bool:

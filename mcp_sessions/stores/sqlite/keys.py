@@ -12,6 +12,7 @@ from mcp_sessions.core.request_keys import (
     Found,
     KeyedRequest,
     KeyState,
+    KeyUse,
     found,
     has_room,
     is_forgotten,
@@ -20,7 +21,6 @@ from mcp_sessions.core.request_keys import (
 )
 from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.stores.records import KeyUse
 from mcp_sessions.stores.sqlite.sessions import load_json
 from mcp_sessions.stores.sqlite.transaction import KeyCounts, Transaction, text_bytes
 
@@ -59,7 +59,7 @@ class Keys:
         if row is None:
             return Found(Begun.FULL)
         known = _known(*row)
-        begun = sent_again(known, use.digest, scopes=use.scopes, instead_of=use.instead_of)
+        begun = sent_again(known, use)
         if begun is not Begun.FIRST:
             return found(begun, known)
         self._tx.execute(

@@ -51,13 +51,14 @@ from collections.abc import Collection, Sequence
 
 from mcp_sessions.core.admission import Admission, admission, is_displaced
 from mcp_sessions.core.lifetime import asleep_by, end_of_life, idle_time, longest_life
+from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_session_id
 from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.limits import check_peer
-from mcp_sessions.stores.records import Admitted, KeyUse, Peer, SessionRecord
+from mcp_sessions.stores.records import Admitted, Peer, SessionRecord
 from mcp_sessions.stores.sqlite import sessions
 from mcp_sessions.stores.sqlite.attachment import Attachments
 from mcp_sessions.stores.sqlite.belongings import Belongings
@@ -291,8 +292,7 @@ class SQLiteStore(Events, Attachments, Belongings):
             page, after = await self._writer.call(
                 lambda tx, after=after: sessions.records(tx, principal, after=after, limit=_PAGE)
             )
-            for record in page:
-                # One in memory has its deadline as it really is.
-                found.append(self._cache.known(record.session_id) or record)
+            # One in memory has its deadline as it really is.
+            found.extend(self._cache.known(record.session_id) or record for record in page)
             if len(page) < _PAGE:
                 return found

@@ -8,13 +8,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from mcp_sessions.core.log import Draft
-from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.core.request_keys import Begun, KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.records import KeyUse
 from mcp_sessions.stores.redis.clock import FRESH, SharedClock
 from mcp_sessions.stores.redis.store import RedisStore
 from tests.support.redis_server import keys_of, namespace, shared_redis

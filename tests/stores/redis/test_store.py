@@ -15,6 +15,7 @@ import orjson
 import pytest
 
 from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, LimitReached, StoreUnavailable
 from mcp_sessions.ids import (
@@ -31,7 +32,7 @@ from mcp_sessions.ids import (
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.exchange import LIVENESS
-from mcp_sessions.stores.records import Attachment, KeyUse, Peer
+from mcp_sessions.stores.records import Attachment, Peer
 from mcp_sessions.stores.redis import lists
 from mcp_sessions.stores.redis.codec import Peers, Subscriptions
 from mcp_sessions.stores.redis.lists import MARGIN

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 
 from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import (
@@ -24,7 +25,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.records import Attachment, KeyUse
+from mcp_sessions.stores.records import Attachment
 from mcp_sessions.stores.redis.pubsub import RedisExchange
 from mcp_sessions.stores.redis.store import RedisStore
 from tests.support.proxy import Side, TcpProxy

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import (
     EVENTS,
@@ -30,7 +31,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.stores.records import Admitted, KeyUse
+from mcp_sessions.stores.records import Admitted
 from tests.support.redis_server import redis_store
 
 pytestmark = pytest.mark.redis

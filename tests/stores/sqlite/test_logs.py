@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, Window
-from mcp_sessions.core.request_keys import Begun, KeyState, RequestKeys
+from mcp_sessions.core.request_keys import Begun, KeyState, KeyUse, RequestKeys
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import EVENTS, Position, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.records import KeyUse, SessionRecord
+from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.sqlite import logs, sessions
 from mcp_sessions.stores.sqlite.keys import Keys, keys_of
 from mcp_sessions.stores.sqlite.schema import migrate
@@ -120,7 +120,7 @@ def test_keys_of_rows_are_request_keys(steps: list[tuple[Any, ...]]) -> None:
             match step:
                 case ("begin", int(number), bytes(digest)):
                     use = KeyUse(RequestKey(f"kéy-{number}"), digest, "process-1")
-                    expected, entry = model.begin(use.key, digest, runner="process-1", now=now)
+                    expected, entry = model.begin(use, now=now)
                     begun, outcome, *_ = keys.begin(use, now=now)
                     assert begun is expected
                     kept = entry is not None and entry.state is KeyState.ANSWERED

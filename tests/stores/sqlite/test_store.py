@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions.core.log import Draft
-from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.core.request_keys import Begun, KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import (
@@ -23,7 +23,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.stores.records import CurrentSession, KeyUse, Peer
+from mcp_sessions.stores.records import CurrentSession, Peer
 from mcp_sessions.stores.sqlite import schema as sqlite_schema
 from mcp_sessions.stores.sqlite import served_file
 from mcp_sessions.stores.sqlite.store import SQLiteStore

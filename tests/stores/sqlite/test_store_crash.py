@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
+from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import Position, RequestKey, SessionId, parse_position
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.records import KeyUse
 from mcp_sessions.stores.sqlite import file_lock
 from mcp_sessions.stores.sqlite.store import SQLiteStore
 

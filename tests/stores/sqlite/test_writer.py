@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions.core.log import Draft
-from mcp_sessions.core.request_keys import key_cost
+from mcp_sessions.core.request_keys import KeyUse, key_cost
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.ids import (
@@ -22,7 +22,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.records import Admitted, CurrentSession, KeyUse
+from mcp_sessions.stores.records import Admitted, CurrentSession
 from mcp_sessions.stores.sqlite import schema as sqlite_schema
 from mcp_sessions.stores.sqlite.commit_budget import AT_ONCE
 from mcp_sessions.stores.sqlite.keys import keys_of

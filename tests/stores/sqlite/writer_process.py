@@ -10,11 +10,11 @@ import sys
 from typing import Any
 
 from mcp_sessions.core.log import Draft
+from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.records import KeyUse
 from mcp_sessions.stores.sqlite.store import SQLiteStore
 
 NOW = 1_800_000_000.0

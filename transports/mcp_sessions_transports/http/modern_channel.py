@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from starlette.types import Receive
 
@@ -36,6 +37,7 @@ def modern_event(payload: bytes) -> bytes:
     return b"event: message\r\ndata: " + payload + b"\r\n\r\n"
 
 
+@dataclass(eq=False, repr=False)
 class ModernChannel(WatchedChannel):
     """A :class:`~mcp_sessions.server.binding.RequestChannel` over one modern POST.
 
@@ -43,21 +45,17 @@ class ModernChannel(WatchedChannel):
         status_of: The HTTP status of an answer with that error code.
     """
 
-    def __init__(
-        self,
-        policy: SessionPolicy,
-        loop: asyncio.AbstractEventLoop,
-        status_of: Callable[[int | None], int],
-    ) -> None:
-        self.is_open = True
-        self.close_stream: Callable[[], Awaitable[None]] | None = None
-        self._policy = policy
-        self._loop = loop
-        self._status_of = status_of
-        self._answer: tuple[int, bytes] | None = None
-        self._is_away = False
-        self._stream: SseStream | None = None
-        self._turn: asyncio.Future[None] = loop.create_future()
+    _policy: SessionPolicy
+    _loop: asyncio.AbstractEventLoop
+    _status_of: Callable[[int | None], int]
+    is_open: bool = True
+    close_stream: Callable[[], Awaitable[None]] | None = None
+    _answer: tuple[int, bytes] | None = None
+    _is_away: bool = False
+    _stream: SseStream | None = None
+
+    def __post_init__(self) -> None:
+        self._turn: asyncio.Future[None] = self._loop.create_future()
 
     async def emit(self, message: bytes, key: str | None = None) -> None:
         """See :class:`RequestChannel`."""

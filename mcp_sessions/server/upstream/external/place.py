@@ -15,7 +15,14 @@ from mcp_sessions.errors import METHOD_NOT_FOUND
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child, Forgotten
-from mcp_sessions.server.upstream.port import Call, OnProgress, Outbound, PeerError, UpstreamError
+from mcp_sessions.server.upstream.port import (
+    Call,
+    OnProgress,
+    Outbound,
+    PeerError,
+    PeerRequest,
+    UpstreamError,
+)
 
 LISTS = ("tools", "prompts", "resources")
 UPDATED = "notifications/resources/updated"
@@ -217,7 +224,7 @@ class Place:
             else:
                 raise failed or PeerError(METHOD_NOT_FOUND, "Method not found", method)
             try:
-                return await way.send_request(method, params, timeout=None, on_progress=on_progress)
+                return await way.send_request(PeerRequest(method, params, on_progress=on_progress))
             except PeerError as refused:
                 if not open_calls or open_calls[-1].can_send_request:
                     raise

@@ -39,7 +39,7 @@ from pydantic_core import to_jsonable_python
 from mcp_sessions.core.client_description import described
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId, name_for_handlers
-from mcp_sessions.server.upstream.port import Call, Outbound, PeerError, UpstreamError
+from mcp_sessions.server.upstream.port import Call, Outbound, PeerError, PeerRequest, UpstreamError
 from mcp_sessions.server.upstream.sdk.modern_connection import Envelopes, RequestConnection
 from mcp_sessions.server.upstream.sdk.spans import CALL, is_tracing, traced
 from mcp_sessions.stores.records import Peer
@@ -426,10 +426,7 @@ async def _ask(
     options = opts or {}
     try:
         return await outbound.send_request(
-            method,
-            params,
-            timeout=options.get("timeout"),
-            on_progress=options.get("on_progress"),
+            PeerRequest(method, params, options.get("timeout"), options.get("on_progress"))
         )
     except PeerError as failed:
         raise MCPError(failed.code, failed.message, failed.data) from failed

@@ -99,12 +99,7 @@ class Requester:
 
     @asynccontextmanager
     async def stream(
-        self,
-        method: str,
-        message: Json | None,
-        headers: Mapping[str, str],
-        *,
-        silent: bool = False,
+        self, method: str, message: Json | None, headers: Mapping[str, str], *, silent: bool = False
     ) -> AsyncGenerator[httpx2.Response]:
         """See `open`; the response is closed at the end."""
         response = await self.open(method, message, headers, silent=silent)
@@ -115,12 +110,7 @@ class Requester:
                 await response.aclose()
 
     async def open(
-        self,
-        method: str,
-        message: Json | None,
-        headers: Mapping[str, str],
-        *,
-        silent: bool = False,
+        self, method: str, message: Json | None, headers: Mapping[str, str], *, silent: bool = False
     ) -> httpx2.Response:
         """Send a request, following redirects only while they stay with this server.
 
