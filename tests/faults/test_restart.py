@@ -15,7 +15,7 @@ import sqlite3
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from tests.support.modern import ModernClient
 from tests.support.process_peer import ProcessPeer
 from tests.support.proxy import Side, TcpProxy
 from tests.support.raw import RawClient, SocketCarrier, at_most, in_session, uris
+from tests.support.redis_server import redis_server
 from tests.support.resuming import MODES, QUICK, Heard, text_of
 
 pytestmark = [
@@ -47,9 +48,10 @@ WITHIN = 40.0
 class Served:
     """A server over one file, in one process after the other."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, store: str | None = None) -> None:
         self.place = place
         self.file = place / "sessions.db"
+        self.store = store or f"sqlite:///{self.file}"
         self.said = ""
         """What the newest process has on its standard error."""
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -62,11 +64,6 @@ class Served:
             "RUNS": str(place / "runs"),
             "MCP_SESSIONS_KEYS": mint_key(),
         }
-
-    @property
-    def store(self) -> str:
-        """The URL of the file."""
-        return f"sqlite:///{self.file}"
 
     def command(self, *arguments: str) -> list[str]:
         """What starts it."""
@@ -398,9 +395,14 @@ async def test_a_second_server_on_the_file_is_refused(tmp_path: Path) -> None:
         assert second.returncode == 2
 
 
-async def test_a_conversation_goes_on_after_a_kill(tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", ["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+async def test_a_conversation_goes_on_after_a_kill(store: str, tmp_path: Path) -> None:
     """Of a host that starts no session, whose every call comes on a connection of its own."""
-    served = Served(tmp_path)
+    with redis_server() if store == "redis" else nullcontext() as redis:
+        await expect_a_conversation_to_go_on(Served(tmp_path, redis.url if redis else None))
+
+
+async def expect_a_conversation_to_go_on(served: Served) -> None:
     meta = {"openai/session": "one"}
     try:
         with anyio.fail_after(WITHIN):
