@@ -48,6 +48,9 @@ class SavedSession:
     instance: str | None = None
     """How its client calls itself: what an earlier run gave up may be served in this one."""
 
+    routes: bool = False
+    """Its server asks that requests say whose they are, for proxies (RTE1)."""
+
 
 class JarSlot(Protocol):
     """The place of one client's session, held until it is closed."""
@@ -179,6 +182,7 @@ class _FileSlot:
             position=position if isinstance(position, (str, int)) else None,
             resumable=members.get("resumable") is not False,
             instance=_text(members.get("instance")),
+            routes=members.get("routes") is True,
         )
 
     def save(self, session: SavedSession | None) -> None:

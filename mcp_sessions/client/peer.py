@@ -46,6 +46,9 @@ class Peer:
         self.has_said = False
         """The server said what it can do."""
 
+        self._routed = False
+        """The server of a session from an earlier run asked to route by it then."""
+
         self.initialize: Json | None = None
         """The params of the application's ``initialize``; None: the modern era."""
 
@@ -120,9 +123,13 @@ class Peer:
 
     def _route(self) -> dict[str, str]:
         # RTE2: a digest, for proxies write down what they hash.
-        if self.session is None or not self.abilities.routes:
+        if self.session is None or not self._routes:
             return {}
         return {ROUTE_HEADER: digest(self.session.session_id)}
+
+    @property
+    def _routes(self) -> bool:
+        return self.abilities.routes if self.has_said else self._routed
 
     @property
     def has_keys(self) -> bool:
@@ -214,6 +221,7 @@ class Peer:
         )
         self.follower.restart(saved.position)
         self.must_resume_before_listening = True
+        self._routed = saved.routes
         if saved.instance is not None:
             self.attempts = Attempts(saved.instance)
 
@@ -229,4 +237,5 @@ class Peer:
             position=self.follower.position,
             resumable=session.resumable,
             instance=self.attempts.instance,
+            routes=self._routes,
         )

@@ -2,12 +2,14 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 import anyio
 import pytest
 from mcp import Client
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mcp_sessions.client.jar import FileJar
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.ids import digest
 from tests.support.modern import ModernClient
@@ -66,6 +68,27 @@ async def test_from_its_session_on_every_request_names_it_also_the_first_on_a_ne
                 proxy.cut_all()
                 await client.call_tool("echo", {"text": "two"})
     assert app.seen[before:], "it connected anew"
+    assert {name for _, name in app.seen[before:]} == {digest(session)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+async def test_a_run_that_takes_up_a_session_names_it_from_its_first_request_on(
+    mode: str, scheme: str, tmp_path: Path
+) -> None:
+    """RTE2: with what the jar remembers of the server, before that says anything."""
+    jar = FileJar(tmp_path / "jar")
+    with recorded() as (app, port):
+        url = f"{scheme}://127.0.0.1:{port}/mcp"
+        transport = resumable(url, jar=jar, policy=QUICK)
+        async with Client(transport, mode=mode) as client:
+            await client.call_tool("echo", {"text": "one"})
+            assert transport.session is not None
+            session = transport.session.session_id
+        before = len(app.seen)
+        async with Client(resumable(url, jar=jar, policy=QUICK), mode=mode) as client:
+            await client.call_tool("echo", {"text": "two"})
+    assert app.seen[0][1] is None
     assert {name for _, name in app.seen[before:]} == {digest(session)}
 
 
