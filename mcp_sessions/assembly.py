@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
+from starlette.types import ASGIApp
+
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.core.visibility import Visibility
@@ -63,9 +65,15 @@ from mcp_sessions_transports.http.channel import ResponseStreams
 from mcp_sessions_transports.http.cluster import ClusterStreams
 from mcp_sessions_transports.http.sse import HttpTransport
 from mcp_sessions_transports.http.upstream.children import HttpChildren
+from mcp_sessions_transports.origin import SecuritySettings
 
 MAX_BODY = 4 * 1024 * 1024
 """Bytes of one HTTP request body; a larger one is answered 413."""
+
+
+DRAIN_DELAY = 3.0
+"""Seconds in which a proxy's idle connections to this process come to an end, so that none is
+closed just when a request is sent on it."""
 
 
 class Assembly:
@@ -250,6 +258,31 @@ class Assembly:
             availability,
             argument,
         )
+
+    def endpoint(
+        self,
+        *,
+        path: str,
+        host: str,
+        security: SecuritySettings | None,
+        max_body: int = MAX_BODY,
+        application: Callable[[], ASGIApp] | None = None,
+    ) -> Endpoint:
+        """An endpoint of this layer, which drains with it; arguments and errors are those of
+        :class:`Endpoint`.
+        """
+        endpoint = Endpoint(
+            self.shell,
+            self,
+            self.clock,
+            path=path,
+            host=host,
+            security=security,
+            max_body=max_body,
+            application=application,
+        )
+        self.endpoints.append(endpoint)
+        return endpoint
 
 
 def _check_conversations(store: SessionStore, security: SessionSecurity) -> None:

@@ -17,20 +17,13 @@ from typing import Any, Literal
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from mcp_sessions.assembly import MAX_BODY, Assembly
+from mcp_sessions.assembly import DRAIN_DELAY, MAX_BODY, Assembly
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
-from mcp_sessions.serve.access_log import AccessLog
 from mcp_sessions.serve.endpoint import Endpoint
-from mcp_sessions.serve.http import (
-    RUN_IS_REFUSED,
-    ClosingResponses,
-    DrainingServer,
-    Leaving,
-    http_config,
-)
+from mcp_sessions.serve.http import RUN_IS_REFUSED, Leaving, draining_server
 from mcp_sessions.serve.sockets import listen_on
 from mcp_sessions.serve.stdio import serve_stdio
 from mcp_sessions.server.delivery.waiting_changes import noting
@@ -39,10 +32,6 @@ from mcp_sessions_transports.http.endpoint import MountedApp
 from mcp_sessions_transports.origin import SecuritySettings
 
 DEFAULT_PATH = "/mcp"
-
-DRAIN_DELAY = 3.0
-"""Seconds in which a proxy's idle connections to this process come to an end, so that none is
-closed just when a request is sent on it."""
 
 
 class SessionLayer:
@@ -238,7 +227,6 @@ class SessionLayer:
         if drain_delay is None:
             is_alone = not parts.bus.is_shared or transport == "stdio"
             drain_delay = 0 if is_alone else DRAIN_DELAY
-        responses = ClosingResponses(app)
         leaving = Leaving(
             delay=drain_delay,
             grace=grace,
@@ -246,12 +234,15 @@ class SessionLayer:
             needs_listener=parts.draining.needs_listener,
             drain=self.drain,
         )
-        config = http_config(
-            AccessLog(responses) if access_log else responses,
+        server = draining_server(
+            app,
+            leaving,
+            on_started,
+            parts.lifetime.open_store,
             log_level=log_level,
             max_message=self.policy.max_message,
+            access_log=access_log,
         )
-        server = DrainingServer(config, responses, leaving, on_started, parts.lifetime.open_store)
         with listener:
             if transport == "stdio":
                 asyncio.run(serve_pipe((server, listener)))
@@ -340,16 +331,6 @@ class SessionLayer:
         max_body: int,
         application: Callable[[], ASGIApp] | None,
     ) -> Endpoint:
-        parts = self._assembly
-        endpoint = Endpoint(
-            parts.shell,
-            parts,
-            parts.clock,
-            path=path,
-            host=host,
-            security=security,
-            max_body=max_body,
-            application=application,
+        return self._assembly.endpoint(
+            path=path, host=host, security=security, max_body=max_body, application=application
         )
-        parts.endpoints.append(endpoint)
-        return endpoint

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from mcp_sessions.cli.serve_options import EXTERNAL_OPTIONS
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.stdio_server import StdioServer
+
+
+def given_options(options: argparse.Namespace) -> dict[str, Any]:
+    """What was said of any such server, as ``StdioServer`` and ``HTTPServer`` call it."""
+    given = {name: getattr(options, name) for name in EXTERNAL_OPTIONS}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def external_server(options: argparse.Namespace) -> ExternalServer | None:
@@ -16,8 +23,7 @@ def external_server(options: argparse.Namespace) -> ExternalServer | None:
     Raises:
         ConfigurationError: It cannot be.
     """
-    given = {name: getattr(options, name) for name in EXTERNAL_OPTIONS}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = given_options(options)
     if options.command:
         env: dict[str, str] = dict(options.env or ())
         return StdioServer(*options.command, env=env, cwd=options.cwd, **given)

@@ -1,5 +1,5 @@
 """``mcp-sessions serve TARGET``, ``serve URL``, or ``serve -- COMMAND``: an MCP server, wrapped, on
-HTTP, WebSocket and stdio.
+HTTP, WebSocket and stdio; or, with ``--config``, several.
 
 What costs nothing to check is checked first: the store's URL, then the target, whose
 code runs, then the port. The SDK is imported no sooner than the target's code needs it.
@@ -57,6 +57,8 @@ def main(arguments: Sequence[str]) -> int:
     audit = AuditFile(options.audit) if options.audit is not None else None
     if options.workers is not None and options.worker is None:
         return _keep_workers(options, arguments)
+    if options.config is not None:
+        return _serve_config(options, audit)
     layer, store = _layer(options)
     if audit is not None:
         # Now: what the target's code does to logging is done.
@@ -98,6 +100,30 @@ def _serve(
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
+
+
+def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
+    """Serve each server of a file until stopped, and return the exit status.
+
+    Raises:
+        ConfigurationError: The file, an entry, the store or the port is wrong.
+    """
+    from mcp_sessions.cli.serve_config import layers_of, serve_all
+
+    store = options.store or DEFAULT_STORE
+    layers = layers_of(options, store, _policy(options), _conversations(options))
+    logs.take_over()
+    if audit is not None:
+        audit.install()
+    port = DEFAULT_PORT if options.port is None else options.port
+    with listening_socket(options.host, port) as sock:
+        return serve_all(
+            options,
+            layers,
+            sock,
+            _security(options),
+            lambda: _start_up(options, sock, redacted(store), list(layers)),
+        )
 
 
 def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -203,21 +229,29 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
                 f"set them there, not with {' '.join(refused)}"
             )
         return loaded, f"{type(loaded.store).__name__}, as set in the SessionLayer"
+    layer = SessionLayer(
+        loaded, store=store, policy=_policy(options), conversations=_conversations(options)
+    )
+    return layer, redacted(options.store or DEFAULT_STORE)
+
+
+def _policy(options: argparse.Namespace) -> SessionPolicy:
     limits = {
         "idle_timeout": options.idle_timeout,
         "forget_after": options.forget_after,
         "max_events": options.max_events,
     }
-    policy = SessionPolicy(**{name: value for name, value in limits.items() if value is not None})
-    conversations = None
-    if options.conversations:
-        conversations = Conversations(
-            per_principal=options.per_principal,
-            platform_ids=options.platform_ids,
-            handle=options.handle or (),
-        )
-    layer = SessionLayer(loaded, store=store, policy=policy, conversations=conversations)
-    return layer, redacted(options.store or DEFAULT_STORE)
+    return SessionPolicy(**{name: value for name, value in limits.items() if value is not None})
+
+
+def _conversations(options: argparse.Namespace) -> Conversations | None:
+    if not options.conversations:
+        return None
+    return Conversations(
+        per_principal=options.per_principal,
+        platform_ids=options.platform_ids,
+        handle=options.handle or (),
+    )
 
 
 # These import when called, after the target's code ran: it brings the SDK along, and
@@ -245,24 +279,31 @@ def redacted(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{place}"))
 
 
-def _start_up(options: argparse.Namespace, sock: socket.socket | None, store: str) -> None:
+def _start_up(
+    options: argparse.Namespace,
+    sock: socket.socket | None,
+    store: str,
+    paths: Sequence[str] = (),
+) -> None:
     """Say what is served, where and how.
 
     Args:
         sock: Where it listens; None: standard input and output only.
+        paths: Of several servers.
     """
     host = f"[{options.host}]" if ":" in options.host else options.host
-    url = "standard input and output"
+    urls = ["standard input and output"]
     transports = ("stdio",) if options.stdio else ()
     if sock is not None:
-        url = f"http://{host}:{sock.getsockname()[1]}{options.path}"
+        place = f"http://{host}:{sock.getsockname()[1]}"
+        urls = [f"{place}{path}" for path in paths or [options.path]]
         transports = (*TRANSPORTS, *transports)
     if options.log_format == "json":
         logs.say(
             "serving",
             version=__version__,
             target=options.target,
-            url=url,
+            url=" ".join(urls),
             eras={"handshake": HANDSHAKE_ERA, "modern": MODERN_ERA},
             transports=transports,
             store=store,
@@ -270,7 +311,7 @@ def _start_up(options: argparse.Namespace, sock: socket.socket | None, store: st
         return
     lines = [
         f"mcp-sessions {__version__} serves {options.target}",
-        f"  at          {url}",
+        *(f"  at          {url}" for url in urls),
         f"  eras        handshake ({', '.join(HANDSHAKE_ERA)}), modern ({', '.join(MODERN_ERA)})",
         f"  transports  {', '.join(transports)}",
         f"  store       {store}",

@@ -35,14 +35,18 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     command = list(arguments[len(own) + 1 :])
     options = parser.parse_args(own, argparse.Namespace(command=command, url=None))
-    if options.target is None and not command:
+    if options.config is not None:
+        if options.target is not None or command:
+            parser.error("either --config or one server is served, not both")
+        options = argparse.Namespace(**{**vars(options), "target": options.config})
+    elif options.target is None and not command:
         parser.error("the following arguments are required: TARGET or -- COMMAND [ARG ...]")
-    if options.target is not None and command:
+    elif options.target is not None and command:
         parser.error(f"either {options.target} or a command is served, not both")
     if command:
         # For the log. What else stands there may be a secret.
         options = argparse.Namespace(**{**vars(options), "target": command[0]})
-    elif is_url(str(options.target)):
+    elif options.config is None and is_url(str(options.target)):
         shown = urlunsplit(urlsplit(options.target)._replace(query="", fragment=""))
         options = argparse.Namespace(**{**vars(options), "target": shown, "url": options.target})
     _check(options)
@@ -85,11 +89,15 @@ def _check(options: argparse.Namespace) -> None:
     given = [name for name, value in more.items() if value]
     if given and not options.conversations:
         raise ConfigurationError(f"{given[0]} goes with --conversations")
-    is_external = bool(options.command or options.url)
+    is_external = bool(options.command or options.url or options.config)
+    if options.config is not None and (options.stdio or options.workers is not None):
+        raise ConfigurationError(
+            "--config serves several servers on HTTP in one process: neither --stdio nor --workers"
+        )
     for names, fits, what in (
         (COMMAND_OPTIONS, bool(options.command), "-- COMMAND"),
         (URL_OPTIONS, bool(options.url), "a URL"),
-        (EXTERNAL_OPTIONS, is_external, "-- COMMAND or a URL"),
+        (EXTERNAL_OPTIONS, is_external, "-- COMMAND, a URL or --config"),
     ):
         given = [name for name in names if getattr(options, name) is not None]
         if given and not fits:
@@ -117,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     limits = SessionPolicy()
     parser = types.OneLineParser(
         prog="mcp-sessions serve",
-        usage="%(prog)s [OPTION ...] (TARGET | URL | -- COMMAND [ARG ...])",
+        usage="%(prog)s [OPTION ...] (TARGET | URL | --config FILE | -- COMMAND [ARG ...])",
         description="Serve an MCP server whose sessions survive a cut connection.",
         epilog="COMMAND is a server in any language that speaks MCP on its standard input and "
         "output, such as: -- npx -y @modelcontextprotocol/server-everything",
@@ -128,6 +136,12 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         help=f"{SHAPE}: a server or a SessionLayer; without attr the only one in the file; "
         "or the URL of a server that speaks Streamable HTTP",
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help='serve each server that this file names as hosts do ({"mcpServers": ...}) on '
+        "/NAME/mcp",
     )
     parser.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
     parser.add_argument(
@@ -258,7 +272,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_external_options(parser: argparse.ArgumentParser) -> None:
-    external = parser.add_argument_group("options of -- COMMAND and of a URL")
+    external = parser.add_argument_group("options of -- COMMAND, of a URL and of --config")
     external.add_argument(
         "--per",
         choices=("session", "principal", "shared"),

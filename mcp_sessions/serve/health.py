@@ -8,7 +8,7 @@ answers name no session and no store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -54,24 +54,10 @@ class Health:
         Raises:
             ConfigurationError: It does not begin with ``/``.
         """
-        if not path.startswith("/"):
-            raise ConfigurationError(f"the path of the health checks begins with '/', not {path!r}")
-        under = path.rstrip("/")
-        return [
-            Route(f"{under}/healthz", self._healthz, methods=["GET"]),
-            Route(f"{under}/readyz", self._readyz, methods=["GET"]),
-        ]
+        return health_routes(path, [self])
 
-    async def _healthz(self, request: Request) -> Response:
-        del request
-        return _said(200, "alive")
-
-    async def _readyz(self, request: Request) -> Response:
-        del request
-        reason = await self._not_ready()
-        return _said(200, "ready") if reason is None else _said(503, reason)
-
-    async def _not_ready(self) -> str | None:
+    async def not_ready(self) -> str | None:
+        """Why it may not be sent new requests; None: it may."""
         if not self._availability.is_running:
             return "not running"
         if self._availability.is_leaving:
@@ -95,6 +81,33 @@ class Health:
         except (StoreUnavailable, TimeoutError):
             return False
         return True
+
+
+def health_routes(path: str, layers: Sequence[Health]) -> list[BaseRoute]:
+    """Those of a process that serves all of these layers; see :meth:`Health.routes`.
+
+    Raises:
+        ConfigurationError: The path does not begin with ``/``.
+    """
+    if not path.startswith("/"):
+        raise ConfigurationError(f"the path of the health checks begins with '/', not {path!r}")
+    under = path.rstrip("/")
+
+    async def healthz(request: Request) -> Response:
+        del request
+        return _said(200, "alive")
+
+    async def readyz(request: Request) -> Response:
+        del request
+        for reason in await asyncio.gather(*(layer.not_ready() for layer in layers)):
+            if reason is not None:
+                return _said(503, reason)
+        return _said(200, "ready")
+
+    return [
+        Route(f"{under}/healthz", healthz, methods=["GET"]),
+        Route(f"{under}/readyz", readyz, methods=["GET"]),
+    ]
 
 
 def _said(status: int, text: str) -> Response:

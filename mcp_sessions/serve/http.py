@@ -16,6 +16,7 @@ from typing import NoReturn, cast
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mcp_sessions.serve.access_log import AccessLog
 from mcp_sessions.serve.garbage import EVERY, set_aside_everything, set_aside_if_many
 from mcp_sessions.serve.sockets import LISTEN_BACKLOG
 
@@ -237,6 +238,27 @@ def http_config(app: ASGIApp, *, log_level: str, max_message: int) -> uvicorn.Co
         ws_ping_timeout=20,
         ws_per_message_deflate=False,
     )
+
+
+def draining_server(
+    app: ASGIApp,
+    leaving: Leaving,
+    on_started: Callable[[], None] | None,
+    before: Callable[[], Awaitable[None]],
+    *,
+    log_level: str,
+    max_message: int,
+    access_log: bool,
+) -> DrainingServer:
+    """Serves an application; see :class:`DrainingServer` and :func:`http_config`.
+
+    Args:
+        access_log: Log a line for each request.
+    """
+    responses = ClosingResponses(app)
+    outermost = AccessLog(responses) if access_log else responses
+    config = http_config(outermost, log_level=log_level, max_message=max_message)
+    return DrainingServer(config, responses, leaving, on_started, before)
 
 
 FIRST_REQUEST = 1.0

@@ -1,0 +1,144 @@
+"""The file in which hosts name their MCP servers, read as they read it.
+
+{"mcpServers": {"files": {"command": "npx", "args": ["-y", "…"], "env": {"TOKEN": "${TOKEN}"}},
+"search": {"type": "http", "url": "https://host/mcp", "headers": {…}}}}
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+from mcp_sessions.cli.arguments import expanded
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.stdio_server import StdioServer
+
+logger = logging.getLogger(__name__)
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_LARGEST: Final = 1_048_576
+"""Bytes of a file."""
+
+_OF_COMMAND: Final = frozenset({"command", "args", "env", "cwd"})
+_OF_URL: Final = frozenset({"url", "headers"})
+_USED: Final = _OF_COMMAND | _OF_URL | {"type", "per", "disabled"}
+_TYPES: Final = {"stdio": _OF_COMMAND, "http": _OF_URL, "streamable-http": _OF_URL}
+
+
+def servers_of(file: str, given: Mapping[str, Any]) -> dict[str, ExternalServer]:
+    """The servers that the file names, but for those that it has disabled.
+
+    Args:
+        given: Options of each, as ``StdioServer`` and ``HTTPServer`` call them. ``per`` is also a
+            member of an entry, which decides for that one.
+
+    Raises:
+        ConfigurationError: The file is not there or is none; or an entry, which is named, cannot
+            be served.
+    """
+    servers: dict[str, ExternalServer] = {}
+    for name, entry in _entries(file).items():
+        try:
+            if not _NAME.fullmatch(name):
+                raise ConfigurationError(
+                    "its name, which is a path here, may have letters, digits, '-', '_' and '.'"
+                )
+            if not isinstance(entry, dict):
+                raise ConfigurationError("must be an object")
+            members = cast("dict[str, Any]", entry)
+            if members.get("disabled") is True:
+                logger.info("%s: %s is disabled", file, name)
+                continue
+            unused = sorted(members.keys() - _USED)
+            if unused:
+                logger.warning("%s: %s: not used here: %s", file, name, ", ".join(unused))
+            servers[name] = _server(members, given)
+        except ConfigurationError as failed:
+            raise ConfigurationError(f"{file}: {name}: {failed}") from failed
+    if not servers:
+        raise ConfigurationError(f"{file}: there is no server in it")
+    return servers
+
+
+def _entries(file: str) -> dict[str, Any]:
+    try:
+        with Path(file).open("rb") as opened:
+            text = opened.read(_LARGEST + 1)
+    except OSError as failed:
+        raise ConfigurationError(f"{file}: {(failed.strerror or str(failed)).lower()}") from failed
+    if len(text) > _LARGEST:
+        raise ConfigurationError(f"{file}: more than {_LARGEST} bytes")
+    try:
+        # A name that is there twice would hide a server.
+        value = json.loads(text, object_pairs_hook=_unique)
+    except json.JSONDecodeError as failed:
+        raise ConfigurationError(f"{file}, line {failed.lineno}: {failed.msg}") from failed
+    except (ValueError, RecursionError) as failed:
+        raise ConfigurationError(f"{file}: not JSON ({failed})") from failed
+    members = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    # As VS Code calls it.
+    entries = members.get("mcpServers", members.get("servers"))
+    if not isinstance(entries, dict):
+        raise ConfigurationError(f'{file}: must be {{"mcpServers": {{NAME: {{…}}}}}}')
+    return cast("dict[str, Any]", entries)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice in an object")
+    return found
+
+
+def _server(members: dict[str, Any], given: Mapping[str, Any]) -> ExternalServer:
+    kind = members.get("type", "http" if "url" in members else "stdio")
+    if kind == "sse":
+        raise ConfigurationError("the transport of 2024 (sse) is not spoken, only Streamable HTTP")
+    if kind not in _TYPES:
+        raise ConfigurationError(f"type: stdio or http, not {kind!r}")
+    foreign = sorted(members.keys() & (_OF_COMMAND | _OF_URL) - _TYPES[kind])
+    if foreign:
+        raise ConfigurationError(f"{foreign[0]} goes with another type than {kind}")
+    options = {**given, **({"per": members["per"]} if "per" in members else {})}
+    if _TYPES[kind] is _OF_URL:
+        return HTTPServer(_text(members, "url"), headers=_texts(members, "headers"), **options)
+    args: Any = members.get("args", [])
+    if not isinstance(args, list) or not all(isinstance(each, str) for each in cast(Any, args)):
+        raise ConfigurationError("args must be a list of strings")
+    command = _text(members, "command")
+    cwd = _text(members, "cwd") if members.get("cwd") is not None else None
+    arguments = [expanded(each) for each in cast("list[str]", args)]
+    return StdioServer(command, *arguments, env=_texts(members, "env"), cwd=cwd, **options)
+
+
+def _text(members: Mapping[str, Any], name: str) -> str:
+    value = members.get(name)
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{name} must be a string")
+    return _put_in(name, value)
+
+
+def _texts(members: Mapping[str, Any], name: str) -> dict[str, str]:
+    value = members.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(
+        isinstance(each, str) for each in cast("dict[str, Any]", value).values()
+    ):
+        raise ConfigurationError(f"{name} must be an object of strings")
+    return {
+        key: _put_in(f"{name}.{key}", each) for key, each in cast("dict[str, str]", value).items()
+    }
+
+
+def _put_in(name: str, value: str) -> str:
+    try:
+        return expanded(value)
+    except ConfigurationError as failed:
+        raise ConfigurationError(f"{name}: {failed}") from failed

@@ -1,0 +1,94 @@
+"""``mcp-sessions serve --config FILE``: each server that the file names, on a path of its own."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import time
+from collections.abc import Callable
+
+from mcp_sessions.assembly import DRAIN_DELAY, Assembly
+from mcp_sessions.cli.arguments import INTERRUPTED
+from mcp_sessions.cli.config_file import servers_of
+from mcp_sessions.cli.external import given_options
+from mcp_sessions.conversations import Conversations
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.serve.together import Part, run_together
+from mcp_sessions.stores.urls import open_store
+from mcp_sessions_transports.origin import SecuritySettings
+
+SERVER = "{server}"
+"""In the URL of a store: the name of the server."""
+
+
+def layers_of(
+    options: argparse.Namespace,
+    store: str,
+    policy: SessionPolicy,
+    conversations: Conversations | None,
+) -> dict[str, Assembly]:
+    """A layer for each server of the file, by its path.
+
+    Args:
+        store: Its URL. The servers have no session in common: each has a store of its own.
+
+    Raises:
+        ConfigurationError: One cannot be served; or the stores would be one.
+    """
+    servers = servers_of(options.config, given_options(options))
+    if SERVER not in store and store != "memory://":
+        raise ConfigurationError(
+            f"--store: each server of the file has a store of its own: write {SERVER} where its "
+            "name is to stand, as in sqlite:///{server}.db or redis://host?namespace={server}"
+        )
+    layers: dict[str, Assembly] = {}
+    for name, server in servers.items():
+        try:
+            layers[f"/{name}{options.path}"] = Assembly(
+                server,
+                store=open_store(store.replace(SERVER, name)),
+                policy=policy,
+                security=None,
+                clock=time.time,
+                conversations=conversations,
+            )
+        except ConfigurationError as failed:
+            raise ConfigurationError(f"{options.config}: {name}: {failed}") from failed
+    return layers
+
+
+def serve_all(
+    options: argparse.Namespace,
+    layers: dict[str, Assembly],
+    sock: socket.socket,
+    security: SecuritySettings | None,
+    on_started: Callable[[], None],
+) -> int:
+    """Serve them until stopped, and return the exit status."""
+    parts = [
+        Part(
+            path,
+            layer.endpoint(path=path, host=options.host, security=security).app(layer.lifetime.run),
+            layer.lifetime,
+            layer.draining,
+            layer.health,
+        )
+        for path, layer in layers.items()
+    ]
+    is_shared = any(layer.bus.is_shared for layer in layers.values())
+    delay = options.drain_delay
+    try:
+        run_together(
+            parts,
+            sock,
+            on_started=on_started,
+            grace=options.grace,
+            drain_delay=delay if delay is not None else DRAIN_DELAY if is_shared else 0,
+            health=options.health,
+            max_message=max(layer.policy.max_message for layer in layers.values()),
+            access_log=options.access_log,
+        )
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0

@@ -1,0 +1,197 @@
+"""``mcp-sessions serve --config FILE``: the servers of a host's file, each on its own path."""
+
+import json
+import re
+import signal
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_sessions.cli import logs
+from mcp_sessions.cli.config_file import servers_of
+from mcp_sessions.cli.main import main
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.stdio_server import StdioServer
+from tests.support.children import CHILD, children_of, is_alive
+from tests.support.serving import initialize, read_lines, serving
+
+ENTRY: dict[str, Any] = {"command": sys.executable, "args": ["-S", CHILD]}
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command configures the logs of its process; this process is pytest's."""
+
+    def nothing(**_: object) -> None:
+        """Instead of it."""
+
+    monkeypatch.setattr(logs, "configure", nothing)
+
+
+def written(here: Path, entries: object, name: str = "mcpServers") -> str:
+    """A file with these servers."""
+    path = here / "mcp.json"
+    path.write_text(json.dumps({name: entries}))
+    return str(path)
+
+
+def fetched(url: str) -> int:
+    """The status of a GET."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=10) as answer:
+            return answer.status
+    except urllib.error.HTTPError as failed:
+        return failed.code
+
+
+@pytest.mark.parametrize("store", ["memory://", "sqlite:///{server}.db"])
+def test_each_server_of_the_file_is_served_and_stopped_with_the_others(
+    tmp_path: Path, store: str
+) -> None:
+    dies = {**ENTRY, "args": [*ENTRY["args"], "dies", "key"]}
+    file = written(tmp_path, {"one": ENTRY, "two": {**ENTRY, "per": "shared"}, "broken": dies})
+    given = ("--config", file, "--store", store, "--health", "/")
+    with serving(tmp_path, *given) as process:
+        # On a disk each says first that its keys do not last.
+        said = read_lines(process, 7 if store == "memory://" else 10)
+        urls = re.findall(r"^  at +(http://127\.0\.0\.1:\d+/(?:one|two|broken)/mcp)$", said, re.M)
+        assert len(urls) == 3 and f"serves {file}\n" in said and f"store       {store}" in said
+        for url in urls[:2]:
+            assert initialize(url)["serverInfo"] == {
+                "name": "child",
+                "version": "1",
+                "ofAnotherKind": True,
+            }
+        root = urls[0].removesuffix("/one/mcp")
+        assert [fetched(root + path) for path in ("/healthz", "/readyz")] == [200, 200]
+        assert [fetched(root + path) for path in ("/mcp", "/none/mcp", "/one")] == [404] * 3
+        children = children_of(process.pid)
+        assert len(children) == 4, "two servers, and the guards of their layers"
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+        assert not any(is_alive(pid) for pid in children)
+    if store != "memory://":
+        assert {path.name for path in tmp_path.glob("*.db")} == {"one.db", "two.db", "broken.db"}
+
+
+def test_what_hosts_write_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TOKEN", "t$x")
+    entries = {
+        "command": {
+            **ENTRY,
+            "type": "stdio",
+            "env": {"A": "${TOKEN}"},
+            "cwd": str(tmp_path),
+            "autoApprove": ["x"],
+        },
+        "url": {"url": "https://host/mcp", "headers": {"Authorization": "Bearer ${env:TOKEN}"}},
+        "typed": {"type": "streamable-http", "url": "https://${HOST:-other}/mcp", "per": "shared"},
+        "off": {"disabled": True},
+    }
+    servers = servers_of(written(tmp_path, entries, "servers"), {"per": "principal"})
+    command, url, typed = servers.values()
+    assert list(servers) == ["command", "url", "typed"]
+    assert isinstance(command, StdioServer) and command.args == ("-S", CHILD)
+    assert (command.env["A"], command.cwd, command.per) == ("t$x", str(tmp_path), "principal")
+    assert isinstance(url, HTTPServer) and url.headers == {"Authorization": "Bearer t$x"}
+    assert isinstance(typed, HTTPServer) and (typed.url, typed.per) == (
+        "https://other/mcp",
+        "shared",
+    )
+    (warned,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warned.endswith("command: not used here: autoApprove")
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ([], "a: must be an object"),
+        ({}, "a: command must be a string"),
+        ({"command": "no-such-command"}, "a: command not found: no-such-command"),
+        ({**ENTRY, "args": "-y"}, "a: args must be a list of strings"),
+        ({**ENTRY, "env": {"A": 1}}, "a: env must be an object of strings"),
+        ({**ENTRY, "env": {"A": "${NOT_SET_HERE}"}}, "a: env.A: NOT_SET_HERE is not set here"),
+        ({**ENTRY, "cwd": "/no/such/place"}, "a: cwd: no such directory"),
+        ({**ENTRY, "per": "tenant"}, "a: per:"),
+        ({**ENTRY, "type": "http"}, "goes with another type than http"),
+        ({**ENTRY, "url": "https://host/"}, "goes with another type than http"),
+        ({"type": "sse", "url": "https://host/"}, "a: the transport of 2024 (sse)"),
+        ({"type": "carrier"}, "a: type: stdio or http"),
+        ({"url": "ftp://host"}, "a: not an http or https URL"),
+        ({"url": "https://host", "headers": {"A": "b\nc"}}, "a: the header 'A' cannot be sent"),
+    ],
+)
+def test_an_entry_that_cannot_be_served_is_named_in_one_line(
+    tmp_path: Path, entry: object, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, {"a": entry})
+    assert main(["serve", "--config", file]) == 2
+    error = capsys.readouterr().err
+    assert f"{file}: " in error and said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "line 1: Expecting value"),
+        ('{\n"mcpServers": {"a": {}},\n}', "line 3"),
+        ("[]", 'must be {"mcpServers"'),
+        ("{}", 'must be {"mcpServers"'),
+        ('{"mcpServers": {}}', "there is no server in it"),
+        ('{"mcpServers": {"a": {"disabled": true}}}', "there is no server in it"),
+        ('{"mcpServers": {"a": {}, "a": {}}}', "a name is there twice"),
+        ('{"mcpServers": {"a b": {}}}', "a b: its name, which is a path here"),
+        ('{"mcpServers": {"..": {}}}', "its name, which is a path here"),
+        ("[" * 100_000, "not JSON"),
+        (" " * 2_000_000, "more than 1048576 bytes"),
+        ("\xff", "not JSON"),
+    ],
+)
+def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "mcp.json"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigurationError, match=re.escape(said)) as refused:
+        servers_of(str(file), {})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--store", "sqlite:///s.db"], "--store: each server of the file has a store of its own"),
+        (["--store", "redis://127.0.0.1:1/?namespace={server}"], "a: the process of a session"),
+        (["--stdio"], "neither --stdio nor --workers"),
+        (["--workers", "2"], "neither --stdio nor --workers"),
+        (["--env", "A=1"], "--env goes with -- COMMAND"),
+        (["--header", "A: 1"], "--header goes with a URL"),
+    ],
+)
+def test_options_that_do_not_go_with_a_file_are_one_line(
+    tmp_path: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--config", written(tmp_path, {"a": ENTRY}), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("more", [["app.py"], ["--", "npx"]])
+def test_a_file_or_one_server_is_served(
+    more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--config", "mcp.json", *more])
+    assert ended.value.code == 2
+    assert "either --config or one server" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--config", "/no/such/file.json"]) == 2
+    assert "/no/such/file.json: no such file" in capsys.readouterr().err
