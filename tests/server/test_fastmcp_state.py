@@ -185,3 +185,34 @@ async def test_what_is_of_no_session_is_kept_beside() -> None:
         found, left = await store.ttl(key="user:ann")
         assert found is not None and found.value == 1 and left is not None
         assert await store.delete(key="user:ann")
+
+
+async def test_a_tool_that_some_sessions_see_takes_their_handle() -> None:
+    """By FastMCP's own visibility, which it has for sessions of the 2025 era and keeps with them
+    here: what is disabled when the layer starts, and in no list that goes by.
+    """
+    server: FastMCP[Any] = FastMCP("shop", session_state_store=session_state())
+
+    @server.tool
+    async def begin(ctx: Context) -> str:
+        await ctx.enable_components(names={"pay"})
+        return "begun"
+
+    @server.tool
+    async def pay() -> str:
+        return current_session().source
+
+    server.disable(names={"pay"})
+    conversations = Conversations(handle={"begin", "pay"})
+    async with world(server=server, conversations=conversations) as w:
+
+        async def call(tool: str, **arguments: Any) -> Any:
+            client = await w.connected()
+            return await client.call(tool, **arguments).result()
+
+        first, other = await call("begin"), await call("begin")
+        handle = first["structuredContent"]["session"]
+        assert handle != other["structuredContent"]["session"]
+        listed = await (await w.connected()).result("tools/list")
+        assert [tool["name"] for tool in listed["tools"]] == ["begin"]
+        assert (await call("pay", session=handle))["content"][0]["text"] == "conversation"

@@ -78,12 +78,15 @@ def advertise_subscriptions(capabilities: dict[str, Any]) -> None:
         capabilities["resources"]["subscribe"] = True
 
 
-def _is_fastmcp(candidate: object) -> bool:
+def _fastmcp_kind(candidate: object) -> type | None:
     # By name: FastMCP is an extra, and importing it here would demand it.
     kinds = type(candidate).__mro__
-    return any(
-        kind.__name__ == "FastMCP" and kind.__module__.startswith("fastmcp.") for kind in kinds
-    )
+    named = (kind for kind in kinds if kind.__name__ == "FastMCP")
+    return next((kind for kind in named if kind.__module__.startswith("fastmcp.")), None)
+
+
+def _is_fastmcp(candidate: object) -> bool:
+    return _fastmcp_kind(candidate) is not None
 
 
 class SdkUpstream:
@@ -230,7 +233,9 @@ class SdkUpstream:
         if self.kind != "fastmcp":
             return None
         try:
-            tools = await cast("Any", server).list_tools()
+            tools = list(await cast("Any", server).list_tools())
+            # Those too that some sessions see later: FastMCP leaves them out after its providers.
+            tools += await super(cast("Any", _fastmcp_kind(server)), server).list_tools()
             return [tool.to_mcp_tool().model_dump(by_alias=True) for tool in tools]
         except Exception:
             # The boundary to the server's code: what it lists may depend on who asks.
