@@ -1,15 +1,24 @@
 """npm's ``server-everything`` behind the layer: a stock client gets what it gets directly."""
 
-from typing import Any
+import asyncio
+import os
+import re
+import socket
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import mcp_types as types
 import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
-from mcp_sessions import SessionLayer, StdioServer
-from tests.interop.environments import HERE, node_project
+from mcp_sessions import HTTPServer, SessionLayer, StdioServer
+from mcp_sessions.external_server import ExternalServer
+from tests.interop.environments import HERE, ROOT, node_project
 from tests.support.duplex import listening
+from tests.support.serving import initialize, read_lines, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.full]
 
@@ -82,7 +91,54 @@ async def test_a_stock_client_gets_what_it_gets_directly() -> None:
     direct = stdio_client(StdioServerParameters(command=node, args=[PROGRAM]))
     async with client(direct, mode="legacy") as stock:
         expected = await seen(stock)
-    layer = SessionLayer(StdioServer(node, PROGRAM))
+    await expect_served(StdioServer(node, PROGRAM), expected)
+
+
+async def test_a_stock_client_gets_what_it_gets_directly_of_the_same_server_at_a_url() -> None:
+    """Its own Streamable HTTP, of the TypeScript SDK, which resumes its streams."""
+    node = node_project(HOME)
+    async with at_a_url(node) as url:
+        async with client(url, mode="legacy") as stock:
+            expected = await seen(stock)
+        await expect_served(HTTPServer(url), expected)
+
+
+def test_the_example_of_a_file_serves_both_of_its_servers() -> None:
+    node_project(HOME)
+    example = str(ROOT / "examples/config/npm.json")
+    # There npx finds both packages, and asks no registry.
+    with serving(HOME, "--config", example) as process:
+        said = read_lines(process, 6)
+        urls = re.findall(r"^  at +(\S+)$", said, re.M)
+        names = [cast("dict[str, Any]", initialize(url)["serverInfo"])["name"] for url in urls]
+        assert names == ["mcp-servers/everything", "memory-server"], said
+
+
+@asynccontextmanager
+async def at_a_url(node: str) -> AsyncGenerator[str]:
+    """The server on its own HTTP."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        node, PROGRAM, "streamableHttp", env={**os.environ, "PORT": str(port)}, stderr=PIPE
+    )
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(30):
+            while f"listening on port {port}" not in (await process.stderr.readline()).decode():
+                assert process.returncode is None
+        # It logs each request.
+        draining = asyncio.create_task(process.stderr.read())
+        yield f"http://127.0.0.1:{port}/mcp"
+        draining.cancel()
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def expect_served(server: ExternalServer, expected: dict[str, Any]) -> None:
+    """Behind the layer a client of either era gets that."""
+    layer = SessionLayer(server)
     app = layer.asgi_app()
     async with layer.lifespan(), listening(app) as port:
         url = f"http://127.0.0.1:{port}/mcp"
