@@ -233,9 +233,10 @@ class SdkUpstream:
         if self.kind != "fastmcp":
             return None
         try:
-            tools = list(await cast("Any", server).list_tools())
+            listed: Any = server
             # Those too that some sessions see later: FastMCP leaves them out after its providers.
-            tools += await super(cast("Any", _fastmcp_kind(server)), server).list_tools()
+            whole = cast("Any", super(cast("Any", _fastmcp_kind(server)), listed))
+            tools: list[Any] = [*await listed.list_tools(), *await whole.list_tools()]
             return [tool.to_mcp_tool().model_dump(by_alias=True) for tool in tools]
         except Exception:
             # The boundary to the server's code: what it lists may depend on who asks.
