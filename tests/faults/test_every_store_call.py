@@ -9,16 +9,20 @@ import os
 
 import pytest
 
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.server.requests.handle import current_session
 from mcp_sessions.stores.contract import SessionStore
 from tests.stores.every_store import sqlite_store
 from tests.support.fault_runs import Conversation, Failing, MakeStores, Stage, failures
 from tests.support.faulty_store import HOWS, How, faulty
-from tests.support.persistent_clients import NOT_FOUND, HandshakeHttp, PersistentClient
+from tests.support.persistent_clients import NOT_FOUND, HandshakeHttp, PersistentClient, until
+from tests.support.raw import Json, text_of
 from tests.support.redis_server import redis_store, two_redis_stores
 from tests.support.redis_wire import redis_wire
 from tests.support.replicas import two_shared_stores
 from tests.support.suspending import suspending_store
 from tests.support.virtual_time import VIRTUAL, Backend
+from tests.support.world import Ctx
 
 pytestmark = pytest.mark.anyio
 
@@ -154,6 +158,39 @@ async def fan_out(stage: Stage) -> None:
             await client.hears(uri)
 
 
+async def hides(stage: Stage) -> None:
+    """A handler hides something, and again if it is told to: then it is hidden, its client knows
+    that, and hears no more of it.
+    """
+
+    async def hide(ctx: Ctx, arguments: Json) -> str:
+        try:
+            await current_session().hide(tools={"ask"}, resources={"secret:*"})
+        except StoreUnavailable:
+            return "again"
+        return "hidden"
+
+    stage.worlds[0].box.tools["hide"] = hide
+    client = await stage.http("http")
+    await client.listen()
+    await client.start()
+    await client.result("resources/subscribe", {"uri": "secret:1"})
+    while text_of(await client.call("hide") or UNKNOWN) != "hidden":
+        pass
+    listed = await client.result("tools/list")
+    assert "hide" in str(listed) and "ask" not in [tool["name"] for tool in listed["tools"]]
+    for kind in ("tools", "resources"):
+        method = f"notifications/{kind}/list_changed"
+        await until(
+            lambda method=method: method in [each.get("method") for each in client.messages],
+            f"it hears {method}",
+        )
+    while await client.call("announce", uri="secret:1") is None:
+        pass
+    await stage.hears_fresh(client)
+    assert "secret:1" not in client.uris
+
+
 async def on_two_replicas(stage: Stage) -> None:
     """Calls on one, the stream on the other, and then the session goes there."""
     client = await stage.http("http")
@@ -185,8 +222,11 @@ ALONE: dict[str, Conversation] = {
     "ended": ended,
     "deleted": deleted,
     "fan-out": fan_out,
+    "hides": hides,
 }
 TOGETHER: dict[str, Conversation] = {"two-replicas": on_two_replicas}
+
+UNKNOWN: Json = {"content": [{"type": "text", "text": ""}]}
 
 COMMANDS_FAIL: tuple[How, ...] = ("before", "cut")
 
