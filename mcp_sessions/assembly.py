@@ -22,6 +22,8 @@ from mcp_sessions.serve.health import Health
 from mcp_sessions.serve.lifetime import Lifetime
 from mcp_sessions.server.audit import Audit
 from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.child_host import ChildHost
+from mcp_sessions.server.cluster.children import ChildrenElsewhere
 from mcp_sessions.server.cluster.handlers import ClusterHandlers
 from mcp_sessions.server.cluster.shared_bus import SharedBus
 from mcp_sessions.server.delivery.attachments import Attachments
@@ -48,7 +50,7 @@ from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import Outcomes
 from mcp_sessions.server.requests.visibility import check_patterns
 from mcp_sessions.server.upstream.external.children import Starter
-from mcp_sessions.server.upstream.external.upstream import ExternalUpstream
+from mcp_sessions.server.upstream.external.upstream import ExternalUpstream, shell_of
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions.server.upstream.peers import UpstreamPeers
@@ -98,15 +100,11 @@ class Assembly:
         hidden: Collection[str] = (),
     ) -> None:
         self.clock = clock
-        upstream: Upstream
+        remembers = store is not None
         if isinstance(server, ExternalServer):
-            starter = _starter(server, policy.max_message)
-            upstream = ExternalUpstream(server, starter, remembers=store is not None)
-            self.shell = upstream.shell
+            self.shell = shell_of(server, remembers=remembers)
         else:
-            upstream = self.shell = SdkUpstream(server, adds_subscriptions=store is not None)
-        self.upstream = upstream
-        """The wrapped server."""
+            self.shell = SdkUpstream(server, adds_subscriptions=remembers)
         self.rules: ModernRules = SdkModernRules(self.shell)
         security = (security or SessionSecurity.default()).bound_to(self.shell.name)
         self.security = security
@@ -126,10 +124,19 @@ class Assembly:
         else:
             policy = replace(policy, forget_after=None)
         self.policy = policy
-        if isinstance(server, ExternalServer):
-            _check_children(server, store)
         self.store, self.remembers = store, store.remembers
         self.bus = bus = _bus(store)
+        upstream: Upstream = self.shell
+        external = elsewhere = None
+        if isinstance(server, ExternalServer):
+            if store.exchange is not None:
+                elsewhere = ChildrenElsewhere(bus, store, store.exchange)
+            starter = _starter(server, policy.max_message)
+            upstream = external = ExternalUpstream(
+                server, starter, self.shell, elsewhere, remembers=remembers
+            )
+        self.upstream = upstream
+        """The wrapped server."""
         add_capabilities = partial(advertise, policy=policy, remembers=store.remembers)
 
         owed = Owed()
@@ -225,6 +232,9 @@ class Assembly:
         )
         self.listening = Listening(store, attachments, self.router, sealed, upstream, visibility)
         self.sessions = Sessions(store, clock, lifecycle.finish)
+        children = None
+        if external is not None and elsewhere is not None:
+            children = elsewhere, ChildHost(bus, store, elsewhere, external, peers)
         handlers = ClusterHandlers(
             bus,
             store,
@@ -238,6 +248,7 @@ class Assembly:
             ClusterStreams(connections, bus, self.transport_sessions, policy, clock),
             lifecycle.forget_here,
             upstream.echo,
+            children,
         )
         self.endpoints: list[Endpoint] = []
         self.availability = availability = Availability()
@@ -292,15 +303,6 @@ def _check_conversations(store: SessionStore, security: SessionSecurity) -> None
         raise ConfigurationError(
             "the sessions of conversations outlive this process, but the keys by which they are "
             "found do not: set MCP_SESSIONS_KEYS"
-        )
-
-
-def _check_children(server: ExternalServer, store: SessionStore) -> None:
-    if store.exchange is not None and server.per == "session":
-        raise ConfigurationError(
-            f"the {server.kind} of a session belongs to one replica, and other replicas would each "
-            f"start another: over a store that replicas share a {type(server).__name__} is "
-            "per='principal' or per='shared'"
         )
 
 

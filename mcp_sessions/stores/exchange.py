@@ -1,5 +1,5 @@
-"""How processes that share a store reach each other: messages, events as they are stored, and
-who is alive. A store of one process has none.
+"""How processes that share a store reach each other: messages, events as they are stored, who is
+alive, and which of them has what a session keeps in one process. A store of one process has none.
 """
 
 from __future__ import annotations
@@ -71,6 +71,22 @@ class Exchange(Protocol):
 
     async def unwatch(self, session_id: SessionId, stream: StreamName) -> None:
         """Hear of a stream no more."""
+        ...
+
+    async def claim(
+        self, session_id: SessionId, holder: str | None, *, instead_of: str | None = None
+    ) -> str | None:
+        """Have what a session keeps in one process only: whoever claims it first has it, until
+        somebody claims it instead of them or the session is over. One atomic step.
+
+        Args:
+            holder: Who claims it, by a name that nobody had before; who has it by that name
+                already has it still. None: nobody, just look.
+            instead_of: Who had it, and has it no more if it is theirs still.
+
+        Returns:
+            Who has it now; None: nobody, or the session is not there.
+        """
         ...
 
     async def is_alive(self, process: str) -> bool:

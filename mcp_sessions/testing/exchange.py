@@ -142,6 +142,26 @@ async def a_process_is_alive_until_it_leaves(make_two: MakeTwoStores) -> None:
         assert await here.exchange.is_alive(here.name)
 
 
+async def what_a_session_keeps_in_one_process_has_one_holder(make_two: MakeTwoStores) -> None:
+    """Whoever comes first; the next one only instead of who has it, and nobody for no session."""
+    async with two_processes(make_two) as (here, there):
+        session, other = await new_session(here.store), await new_session(here.store)
+        claim, look = here.exchange.claim, there.exchange.claim
+        assert await look(session.id, None) is None
+        assert await claim(session.id, "a") == "a"
+        assert await claim(session.id, "a") == "a"
+        assert await look(session.id, None) == "a"
+        assert await look(session.id, "b") == "a"
+        assert await look(session.id, "b", instead_of="c") == "a"
+        assert await look(session.id, "b", instead_of="a") == "b"
+        assert await claim(session.id, "a") == "b"
+        assert await claim(session.id, "c", instead_of="a") == "b"
+        assert await claim(other.id, "c", instead_of="a") == "c"
+        await here.store.end(session.id)
+        assert await claim(session.id, "c", instead_of="b") is None
+        assert await claim(session.id, None) is None
+
+
 CHECKS: Sequence[Callable[[MakeTwoStores], Awaitable[None]]] = (
     a_message_reaches_one_process_or_all_the_others,
     what_is_appended_to_a_watched_stream_is_heard,
@@ -149,4 +169,5 @@ CHECKS: Sequence[Callable[[MakeTwoStores], Awaitable[None]]] = (
     a_stream_that_is_watched_again_is_heard_again,
     a_relayed_event_is_heard_as_an_append_is,
     a_process_is_alive_until_it_leaves,
+    what_a_session_keeps_in_one_process_has_one_holder,
 )

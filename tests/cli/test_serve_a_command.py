@@ -57,7 +57,6 @@ def test_a_command_is_served_and_nothing_of_it_is_left(
         (["--", CHILD], f"not an executable file: {CHILD}"),
         (["--cwd", "/no/such/place", *COMMAND], "cwd: no such directory: /no/such/place"),
         (["--per", "session", "app.py"], "--per goes with -- COMMAND"),
-        (["--store", "redis://127.0.0.1:1", *COMMAND], "belongs to one replica"),
     ],
 )
 def test_what_is_wrong_with_a_command_is_one_line_at_once(

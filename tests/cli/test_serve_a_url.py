@@ -56,7 +56,6 @@ def test_a_url_is_served_here_one_of_this_command_too(tmp_path: Path) -> None:
         (["--env", "A=1", "https://host/mcp"], "--env goes with -- COMMAND"),
         (["--header", "A: 1", "app.py"], "--header goes with a URL"),
         (["--child-idle", "3", "app.py"], "--child-idle goes with -- COMMAND or a URL"),
-        (["--store", "redis://127.0.0.1:1", "https://host/mcp"], "belongs to one replica"),
     ],
 )
 def test_what_is_wrong_with_a_url_is_one_line_at_once(

@@ -63,6 +63,9 @@ class Backplane:
         self.is_away = False
         """The store answers nobody."""
 
+        self.held: dict[SessionId, str] = {}
+        """Who has what a session keeps in one process."""
+
         self.told: dict[str, dict[SessionId, Told]] = {}
         """Change → who has it."""
 
@@ -168,6 +171,20 @@ class Member:
         """See `Exchange`."""
         await self._suspend()
         self.watched.discard((session_id, stream))
+
+    async def claim(
+        self, session_id: SessionId, holder: str | None, *, instead_of: str | None = None
+    ) -> str | None:
+        """See `Exchange`."""
+        await self._suspend()
+        held = self._backplane.held
+        if await self._backplane.memory.load(session_id, now=0) is None:
+            held.pop(session_id, None)
+        elif holder is not None and held.get(session_id) in (None, instead_of):
+            held[session_id] = holder
+        found = held.get(session_id)
+        await self._suspend()
+        return found
 
     async def is_alive(self, process: str) -> bool:
         """See `Exchange`: a death is noticed late."""

@@ -31,7 +31,6 @@ from mcp_sessions import (
     SessionSecurity,
     current_session,
 )
-from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.stores.contract import SessionStore
 from tests.stores.every_store import STORES
 from tests.support.raw import AsgiCarrier, Json, RawClient, in_process
@@ -299,9 +298,6 @@ async def world(
     clock = clock or Clock()
     if store is None:
         name = os.environ.get("MCP_SESSIONS_TEST_STORE", "memory")
-        if isinstance(server, ExternalServer) and server.per == "session" and name == "shared":
-            # Which is refused.
-            name = "memory"
         store = _store_by_name(name)
     if security is None and conversations is not None:
         # Over a store that others share they are found by keys that others have, too.

@@ -6,6 +6,7 @@ A process always has a bus. That of one which shares its store with others is in
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeGuard
 
@@ -76,9 +77,9 @@ class ClusterBus:
             StoreUnavailable: Unknown whether it was sent.
         """
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run what a message asks for; what goes wrong with it is a line in the log."""
-        self._background.run("what another replica asked for", work)
+        return self._background.run("what another replica asked for", work)
 
     async def watch(self, session_id: SessionId, stream: StreamName, watcher: Watcher) -> None:
         """Hear what others append to a stream from now on.

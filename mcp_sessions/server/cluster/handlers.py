@@ -15,15 +15,23 @@ from mcp_sessions.core.messages import Answer, error_body
 from mcp_sessions.errors import INVALID_REQUEST, REQUEST_CANCELLED
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.child_host import ChildHost
+from mcp_sessions.server.cluster.children import ChildrenElsewhere
 from mcp_sessions.server.cluster.messages import (
+    AnswerChild,
+    AskChild,
     CancelKeyed,
     CancelRequest,
     CannotAsk,
+    ChildAnswered,
+    ChildAwaited,
+    ChildSaid,
     Displaced,
     GetStreamOpened,
     JoinerListening,
     JoinRun,
     Message,
+    NotifyChild,
     PushQuestion,
     QuestionAnswered,
     QuestionProgress,
@@ -74,6 +82,8 @@ class ClusterHandlers:
         joining: The requests that wait here for another process.
         forget: Ends what is at work here for a session that is over in the store.
         publish: Puts a change on the server's own bus, and tells nobody else.
+        children: What is asked of other processes' children, and what they ask of those here;
+            None: sessions have none.
     """
 
     _bus: ClusterBus
@@ -88,6 +98,7 @@ class ClusterHandlers:
     _streams: HttpStreams
     _forget: Callable[[SessionId, ConnectionId | None], Awaitable[None]]
     _publish: Publish
+    _children: tuple[ChildrenElsewhere, ChildHost] | None
     _rounds: int = 0
 
     def handle(self, sender: str, message: Message) -> Work | None:
@@ -127,6 +138,15 @@ class ClusterHandlers:
                 return self._questions.progress(message.params, message.principal)
             case ServerChanged():
                 return self._changed(message)
+            case ChildSaid() if self._children is not None:
+                return self._children[0].said(sender, message)
+            case ChildAnswered() if self._children is not None:
+                return self._children[0].answered(sender, message)
+            case AskChild() | ChildAwaited() | AnswerChild() | NotifyChild():
+                host = self._children[1] if self._children is not None else None
+                return host.handle(sender, message) if host is not None else None
+            case ChildSaid() | ChildAnswered():
+                return None
             case _:
                 assert_never(message)
 
@@ -136,7 +156,8 @@ class ClusterHandlers:
 
     def round(self) -> Sequence[Callable[[], Work]]:
         """See :class:`~mcp_sessions.server.cluster.bus.Handlers`."""
-        return (self._joining.round, self._check_sessions, self._streams.round)
+        steps = (self._joining.round, self._check_sessions, self._streams.round)
+        return (*steps, self._children[1].round) if self._children is not None else steps
 
     async def _check_sessions(self) -> None:
         """Sessions at work here may have ended elsewhere, or left a connection of this
@@ -178,6 +199,7 @@ class ClusterHandlers:
     async def _ended(self, message: SessionEnded) -> None:
         session_id, connection_id = message.session_id, message.connection_id
         knows = session_id in self._runner.held or self._connections.knows(session_id)
+        knows = knows or (self._children is not None and self._children[1].has(session_id))
         known = connection_id is not None and self._connections.local(connection_id) is not None
         if (knows or known) and await self._store.load(session_id, now=0) is None:
             await self._forget(session_id, connection_id)

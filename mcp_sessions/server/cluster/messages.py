@@ -258,6 +258,99 @@ class QuestionProgress:
     """Who reports, without its scopes."""
 
 
+# --- children of the wrapped server ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskChild:
+    """To the process that has a session's child, from where a request for it came: the child is
+    asked that, once, if that process has it still.
+    """
+
+    kind: ClassVar[str] = "child_ask"
+    ask: str
+    """The sender's name for it."""
+
+    session_id: SessionId
+    holder: str
+    """By which name the child is held."""
+
+    client: Mapping[str, Any]
+    """The params of ``initialize`` of a child that is started for it."""
+
+    method: str | None
+    """None: the child is started, if there is none, and asked nothing."""
+
+    params: Mapping[str, Any] | None
+    level: str | None
+    """The least of a log message that goes there; None: none does."""
+
+    principal: Principal
+    """Whose it is, without its scopes."""
+
+    can_send_request: bool
+    """Whether its client can be asked something meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSaid:
+    """To the sender of an :class:`AskChild`: the child notifies its client, or asks it."""
+
+    kind: ClassVar[str] = "child_said"
+    ask: str
+    question: str | None
+    """The name of what it asks, which is said again until it is answered; None: it notifies."""
+
+    method: str | None
+    """None: that question is withdrawn."""
+
+    params: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildAnswered:
+    """To the sender of an :class:`AskChild`, or of a :class:`ChildAwaited`: that is over."""
+
+    kind: ClassVar[str] = "child_answered"
+    ask: str
+    result: Mapping[str, Any] | None
+    error: Mapping[str, Any] | None
+    """Neither: the child was not asked, for it is another process's."""
+
+    handshake: Mapping[str, Any] | None
+    """What the child answered to ``initialize``; None: it gave an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildAwaited:
+    """To where a child was asked, now and then: the answer is waited for; or not any more."""
+
+    kind: ClassVar[str] = "child_awaited"
+    ask: str
+    is_awaited: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerChild:
+    """To where a child asks its client, from where that answered, or reports its progress."""
+
+    kind: ClassVar[str] = "child_told"
+    question: str
+    result: Mapping[str, Any] | None
+    error: Mapping[str, Any] | None
+    progress: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotifyChild:
+    """To the process that has a session's child, from where its client notified the server."""
+
+    kind: ClassVar[str] = "child_notify"
+    session_id: SessionId
+    method: str
+    params: Mapping[str, Any] | None
+
+
 # --- changes of the server -------------------------------------------------------------------
 
 
@@ -293,5 +386,11 @@ Message = (
     | CannotAsk
     | QuestionAnswered
     | QuestionProgress
+    | AskChild
+    | ChildSaid
+    | ChildAnswered
+    | ChildAwaited
+    | AnswerChild
+    | NotifyChild
     | ServerChanged
 )

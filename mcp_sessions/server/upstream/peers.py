@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from mcp_sessions.core.messages import Request
+from mcp_sessions.core.states import Mode
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
@@ -119,6 +120,18 @@ class UpstreamPeers:
         if inbound.connection is not None:
             return self._of_connection(inbound.connection)
         return LateOutbound()
+
+    def way_to(self, record: SessionRecord) -> Outbound | None:
+        """To the client of a session of any mode, whoever serves it; None: it has no way of its
+        own.
+        """
+        match record.mode:
+            case Mode.PROTOCOL:
+                return self._of_session(record)
+            case Mode.TRANSPORT:
+                return self._of_connection(self._connections.stored(record))
+            case _:
+                return None
 
     def _past(self, record: SessionRecord | None) -> _Past:
         """What a session brings along that was made earlier."""

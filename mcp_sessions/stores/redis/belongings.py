@@ -103,6 +103,13 @@ class Belongings(Lists):
         await self._drop_subscribers(tag, gone)
         return True
 
+    async def claim(
+        self, session_id: SessionId, holder: str | None, instead_of: str | None
+    ) -> str | None:
+        """See :meth:`~mcp_sessions.stores.exchange.Exchange.claim`."""
+        found = await self._on(session_id, scripts.CLAIM, holder or "", instead_of or "")
+        return found.decode() if found is not None else None
+
     async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
         await self._set(session_id, "waits", encoded(event_id) if event_id is not None else None)
 

@@ -12,7 +12,7 @@ import logging
 import math
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,12 +60,14 @@ class RedisExchange:
         make: Makes the connection that listens.
         link: Sends.
         key_of: The key of a session, which its channels begin with.
+        claim_of: Claims what a session keeps; see :meth:`Exchange.claim`.
     """
 
     _make: MakeConnection
     _link: Sender
     _namespace: str
     _key_of: Callable[[SessionId], str]
+    _claim_of: Callable[[SessionId, str | None, str | None], Awaitable[str | None]]
 
     def __post_init__(self) -> None:
         self._process = ""
@@ -140,6 +142,12 @@ class RedisExchange:
         if self._connection is not None:
             self._leaving[channel] += 1
             await self._send_to(self._connection, "UNSUBSCRIBE", channel)
+
+    async def claim(
+        self, session_id: SessionId, holder: str | None, *, instead_of: str | None = None
+    ) -> str | None:
+        """See :meth:`Exchange.claim`."""
+        return await self._claim_of(session_id, holder, instead_of)
 
     async def is_alive(self, process: str) -> bool:
         """See :meth:`Exchange.is_alive`."""

@@ -100,7 +100,9 @@ class RedisStore(Lives, Events, Belongings):
         self._url = urlunsplit(parts._replace(query=urlencode(options)))
         make = connections_to(self._url)
         super().__init__(Link(make, timeout), namespace, clock)
-        self.exchange: Exchange | None = RedisExchange(make, self._link, namespace, self._key)
+        self.exchange: Exchange | None = RedisExchange(
+            make, self._link, namespace, self._key, self.claim
+        )
 
     async def open(self, policy: SessionPolicy) -> None:
         """Connect, and serve within the limits of ``policy``.

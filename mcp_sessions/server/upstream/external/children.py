@@ -93,6 +93,10 @@ class Children:
             place = self._places[key] = make()
         return place
 
+    def known(self, key: Hashable) -> Place | None:
+        """The place of that key, if there is one."""
+        return self._places.get(key)
+
     def rename(self, key: Hashable, new: Hashable) -> None:
         """Whoever has it is known by another key from now on."""
         place = self._places.pop(key, None)

@@ -69,6 +69,9 @@ class Place:
     level: Mapping[str, Any] | None = None
     """The params of the last ``logging/setLevel``."""
 
+    holder: str | None = None
+    """By which name this process has it, if others could; None: it did not claim it yet."""
+
     child: Child | None = None
     starting: asyncio.Task[Child | UpstreamError] | None = None
     used_at: float = 0.0
@@ -83,12 +86,18 @@ class Place:
         return self.child if self.child is not None and not self.child.is_over else None
 
     async def request(
-        self, call: Call, level: str | None, method: str, params: dict[str, Any] | None
+        self,
+        call: Call,
+        level: str | None,
+        method: str,
+        params: dict[str, Any] | None,
+        check: Callable[[], Awaitable[None]] | None = None,
     ) -> dict[str, Any]:
         """Ask its child, which is started if there is none.
 
         Args:
             level: See :attr:`calls`.
+            check: Asked last, before the child is: what it raises, this does.
 
         Raises:
             UpstreamError: The child's error, or -31012; or it cannot be started.
@@ -96,11 +105,15 @@ class Place:
         self.calls[call] = level
         try:
             child = self.living or await self.started(call.principal)
+            if check is not None:
+                await check()
             try:
                 result = await child.request(call, method, params)
             except Forgotten:
                 # The request did not run. Where it is forgotten again, that is its answer.
                 child = self.living or await self.started(call.principal)
+                if check is not None:
+                    await check()
                 result = await child.request(call, method, params)
         finally:
             self.calls.pop(call, None)
@@ -146,6 +159,10 @@ class Place:
         """Its child serves from now on; whether there was one before."""
         was_served, self.was_served = self.was_served, True
         return was_served
+
+    def held_by(self, holder: str) -> None:
+        """This process has it by that name."""
+        self.holder = holder
 
     def belongs_to(self, key: Hashable) -> None:
         """All of it is somebody's from now on."""

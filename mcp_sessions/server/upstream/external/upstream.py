@@ -6,7 +6,7 @@ and has the bus on which modern-era clients outside of any session listen for ch
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Hashable, Mapping
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,12 +16,13 @@ from typing import Any, Final, cast
 
 from mcp_sessions.core.client_description import described
 from mcp_sessions.core.listening import LISTEN
-from mcp_sessions.core.messages import meta_of
+from mcp_sessions.core.messages import members_of, meta_of
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.children import Children, Starter
+from mcp_sessions.server.upstream.external.elsewhere import Asked, Elsewhere, Lease, Moved, Served
 from mcp_sessions.server.upstream.external.place import LISTS, Place
 from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamPeer
 from mcp_sessions.server.upstream.sdk.kernel import (
@@ -66,13 +67,24 @@ class ExternalUpstream:
 
     keeps_state_in_memory = False
 
-    def __init__(self, server: ExternalServer, starter: Starter, *, remembers: bool) -> None:
+    def __init__(
+        self,
+        server: ExternalServer,
+        starter: Starter,
+        shell: SdkUpstream,
+        elsewhere: Elsewhere | None,
+        *,
+        remembers: bool,
+    ) -> None:
         """Wrap a server.
 
         Args:
+            shell: Stands in for it; see :func:`shell_of`.
+            elsewhere: The processes that serve the same sessions; None: there are none.
             remembers: Whether there is a store.
         """
-        self.shell = SdkUpstream(bare_server(server.identity), adds_subscriptions=remembers)
+        self.shell = shell
+        self.elsewhere = elsewhere if server.per == "session" else None
         self.server = server
         self.remembers = remembers
         self.children = Children(server, starter, HANDSHAKE_VERSIONS)
@@ -174,7 +186,37 @@ class ExternalUpstream:
 
     async def session_over(self, session_id: SessionId) -> None:
         """See :class:`Upstream`."""
+        if self.elsewhere is not None:
+            self.elsewhere.over(session_id)
         self.children.over(session_id)
+
+    def hosted(
+        self,
+        client: Mapping[str, Any],
+        outbound: Outbound | None,
+        session_id: SessionId,
+        *,
+        subscriptions: Collection[str],
+    ) -> ExternalPeer:
+        """A client that another process serves."""
+        return ExternalPeer(self, client, outbound, session_id, subscriptions, False)
+
+    async def notify_here(
+        self, session_id: SessionId, method: str, params: Mapping[str, Any] | None
+    ) -> None:
+        """Tell a session's child what its client said elsewhere."""
+        place = self.children.known(session_id)
+        if place is not None and place.living is not None:
+            await place.living.notify(method, params)
+
+
+def shell_of(server: ExternalServer, *, remembers: bool) -> SdkUpstream:
+    """What stands in for a server where it has no part.
+
+    Args:
+        remembers: See :class:`ExternalUpstream`.
+    """
+    return SdkUpstream(bare_server(server.identity), adds_subscriptions=remembers)
 
 
 @dataclass(eq=False)
@@ -198,19 +240,82 @@ class ExternalPeer:
         Args:
             level: The least of a log message that this request's client wants; None: none.
         """
-        place = self.place(call)
+        return (await self.served(call, method, params, level))[0]
+
+    async def served(
+        self, call: Call, method: str | None, params: dict[str, Any] | None, level: str | None
+    ) -> Served:
+        """Ask its child, wherever that is; see :meth:`request`.
+
+        Args:
+            method: None: nothing; it is there then.
+        """
+        asked, elsewhere = Asked(self._client, method, params, level), self._upstream.elsewhere
+        key = self._key(call)
+        if elsewhere is None or not isinstance(key, str):
+            return await self.here(call, asked, None)
+        session_id = SessionId(key)
+        while True:
+            lease = await elsewhere.lease(session_id)
+            try:
+                if lease.is_here:
+                    return await self.here(call, asked, lease)
+                # What this process had of it is another's now.
+                self._upstream.children.over(session_id)
+                return await elsewhere.ask(lease, call, asked)
+            except Moved:
+                # It was asked nothing.
+                continue
+
+    async def here(self, call: Call, asked: Asked, lease: Lease | None) -> Served:
+        """Ask its child in this process.
+
+        Args:
+            lease: By which it is here; None: there is no other.
+
+        Raises:
+            Moved: It is not here any more.
+        """
+        check = None
+        if lease is None or self._upstream.elsewhere is None:
+            place = self.place(call)
+        else:
+            self._leave_old(lease)
+            place = self.place(call, lease.inherited)
+            place.held_by(lease.holder)
+            check = partial(self._upstream.elsewhere.check, lease)
+        method, params = asked.method, asked.params
         if method == "ping" and place.living is None:
-            return {}
-        if method not in ("resources/subscribe", "resources/unsubscribe"):
-            return await place.request(call, level, method, params)
-        return await self._subscribe(place, call, method, params or {})
+            return {}, {}
+        if method is None:
+            child = place.living or await place.started(call.principal)
+            return {}, child.result
+        if method in ("resources/subscribe", "resources/unsubscribe"):
+            result = await self._subscribe(place, call, method, params or {}, check)
+        else:
+            result = await place.request(call, asked.level, method, params, check)
+        child = place.living
+        return result, child.result if child is not None else {}
+
+    def _leave_old(self, lease: Lease) -> None:
+        """What this process had of the session is of the time before another one had it."""
+        known = self._upstream.children.known(lease.session_id)
+        if known is None or known.holder == lease.holder:
+            return
+        if known.holder is not None or lease.inherited is not None:
+            self._upstream.children.over(lease.session_id)
 
     async def _subscribe(
-        self, place: Place, call: Call, method: str, params: dict[str, Any]
+        self,
+        place: Place,
+        call: Call,
+        method: str,
+        params: dict[str, Any],
+        check: Callable[[], Awaitable[None]] | None,
     ) -> dict[str, Any]:
         """A child is subscribed as long as anybody here is, if it has that."""
         who, uri = self._who(call), params["uri"]
-        child = await self.child(call)
+        child = place.living or await place.started(call.principal)
         resources: Any = child.capabilities.get("resources")
         result: dict[str, Any] = {}
         is_served = isinstance(resources, dict) and bool(cast(Json, resources).get("subscribe"))
@@ -218,7 +323,7 @@ class ExternalPeer:
         others = subscribed - {who}
         try:
             if is_served and (method == "resources/subscribe" or not others):
-                result = await place.request(call, "debug", method, params)
+                result = await place.request(call, "debug", method, params, check)
             if method == "resources/subscribe":
                 subscribed.add(who)
             else:
@@ -230,8 +335,14 @@ class ExternalPeer:
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
         """See :class:`UpstreamPeer`. A child that is not there yet has nothing to be told."""
+        if method in _ENDED_HERE:
+            return
+        key, elsewhere = self._key(call), self._upstream.elsewhere
+        if elsewhere is not None and isinstance(key, str):
+            if await elsewhere.notify(SessionId(key), method, params):
+                return
         child = self.place(call).living
-        if child is not None and method not in _ENDED_HERE:
+        if child is not None:
             await child.notify(method, params)
 
     def belongs_to(self, session_id: SessionId) -> None:
@@ -253,19 +364,29 @@ class ExternalPeer:
         place = self.place(call)
         return place.living or await place.started(call.principal)
 
-    def place(self, call: Call) -> Place:
-        """Where its child is."""
-        per, who = self._upstream.server.per, self._who(call)
-        key: Hashable = who
-        if per == "shared":
-            key = per
-        elif per == "principal":
-            key = call.principal
-        is_one_client = per == "session" and not isinstance(key, Principal)
-        place = self._upstream.children.place(key, partial(self._new_place, key, is_one_client))
+    def place(self, call: Call, inherited: Collection[str] | None = None) -> Place:
+        """Where its child is.
+
+        Args:
+            inherited: See :attr:`Lease.inherited`.
+        """
+        key, who = self._key(call), self._who(call)
+        is_one_client = self._upstream.server.per == "session" and not isinstance(key, Principal)
+        make = partial(self._new_place, key, is_one_client, inherited)
+        place = self._upstream.children.place(key, make)
         if self._outbound is not None and self._upstream.remembers:
             place.outbounds[who] = self._outbound
         return place
+
+    def _key(self, call: Call) -> Hashable:
+        """Of its place."""
+        match self._upstream.server.per:
+            case "shared":
+                return None
+            case "principal":
+                return call.principal
+            case "session":
+                return self._who(call)
 
     def _who(self, call: Call) -> Hashable:
         if call.bound_session is not None:
@@ -274,7 +395,11 @@ class ExternalPeer:
             return self._session_id
         return self if self._outbound is not None else call.principal
 
-    def _new_place(self, key: Hashable, is_one_client: bool) -> Place:
+    def _new_place(
+        self, key: Hashable, is_one_client: bool, inherited: Collection[str] | None
+    ) -> Place:
+        subscriptions = self._subscriptions if inherited is None else inherited
+        was_served = self._was_served or inherited is not None
         return Place(
             self._upstream.children.start,
             self._upstream.shell.publish,
@@ -282,8 +407,8 @@ class ExternalPeer:
             self._client if is_one_client else _OURS,
             is_one_client,
             self._upstream.server.per == "shared",
-            self._was_served and is_one_client,
-            subscribers={uri: {key} for uri in self._subscriptions} if is_one_client else {},
+            was_served and is_one_client,
+            subscribers={uri: {key} for uri in subscriptions} if is_one_client else {},
         )
 
 
@@ -309,25 +434,17 @@ class ModernPeer:
         if others:
             left["_meta"] = others
         least = level if isinstance(level, str) else None
-        result = await self._peer.request(call, method, left, least)
-        return self._stamped({"resultType": "complete", **result}, call, method in _CACHED)
+        result, handshake = await self._peer.served(call, method, left, least)
+        return _stamped({"resultType": "complete", **result}, handshake, method in _CACHED)
 
     async def _discover(self, call: Call, params: dict[str, Any] | None) -> dict[str, Any]:
         result = await self._shell.request(call, "server/discover", params)
-        child = await self._peer.child(call)
-        result["capabilities"] = dict(child.capabilities)
+        _, handshake = await self._peer.served(call, None, None, None)
+        result["capabilities"] = dict(members_of(handshake.get("capabilities")))
         result.pop("instructions", None)
-        if "instructions" in child.result:
-            result["instructions"] = child.result["instructions"]
-        return self._stamped(result, call, True)
-
-    def _stamped(self, result: dict[str, Any], call: Call, is_cached: bool) -> dict[str, Any]:
-        """With what each result of the modern era says."""
-        child = self._peer.place(call).living
-        info = child.result.get("serverInfo") if child is not None else None
-        if info is not None:
-            result = {**result, "_meta": {**(meta_of(result) or {}), _SERVER_INFO: info}}
-        return {"ttlMs": 0, "cacheScope": "private", **result} if is_cached else result
+        if "instructions" in handshake:
+            result["instructions"] = handshake["instructions"]
+        return _stamped(result, handshake, True)
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
         """See :class:`UpstreamPeer`. The modern era has nothing to tell a server."""
@@ -335,3 +452,13 @@ class ModernPeer:
     async def close(self) -> None:
         """See :class:`UpstreamPeer`."""
         await self._shell.close()
+
+
+def _stamped(
+    result: dict[str, Any], handshake: Mapping[str, Any], is_cached: bool
+) -> dict[str, Any]:
+    """With what each result of the modern era says."""
+    info = handshake.get("serverInfo")
+    if info is not None:
+        result = {**result, "_meta": {**(meta_of(result) or {}), _SERVER_INFO: info}}
+    return {"ttlMs": 0, "cacheScope": "private", **result} if is_cached else result

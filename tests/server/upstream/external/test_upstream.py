@@ -15,7 +15,7 @@ import pytest
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 
-from mcp_sessions import ConfigurationError, Conversations, RedisStore, SessionLayer
+from mcp_sessions import ConfigurationError, Conversations
 from tests.support.children import child, child_world, children_of, is_alive, until
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
 from tests.support.raw import in_session, keyed, text_of
@@ -401,13 +401,6 @@ def test_what_cannot_be_started_is_refused_when_it_is_named(tmp_path: Path) -> N
         child(cwd=tmp_path / "nowhere")
     with pytest.raises(ConfigurationError, match="per"):
         child(per="tenant")
-
-
-def test_a_session_of_several_replicas_would_have_several_processes_and_is_refused() -> None:
-    store = RedisStore("redis://127.0.0.1:1")
-    with pytest.raises(ConfigurationError, match="belongs to one replica"):
-        SessionLayer(child(), store=store)
-    SessionLayer(child(per="shared"), store=store)
 
 
 async def test_a_process_has_no_secret_of_the_layers_and_runs_where_it_is_said(

@@ -1,0 +1,253 @@
+"""The children of this process that other replicas ask: the other half of ``children.py``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from opentelemetry.trace import Span
+
+from mcp_sessions.core.messages import RequestId, error_body, wire_error
+from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, OutcomeUnknown, SessionNotFound
+from mcp_sessions.ids import SessionId
+from mcp_sessions.principal import Principal
+from mcp_sessions.security import mint_request_id
+from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.children import ChildrenElsewhere
+from mcp_sessions.server.cluster.messages import (
+    AnswerChild,
+    AskChild,
+    ChildAnswered,
+    ChildAwaited,
+    ChildSaid,
+    NotifyChild,
+)
+from mcp_sessions.server.upstream.external.elsewhere import Asked, Moved
+from mcp_sessions.server.upstream.external.upstream import ExternalUpstream
+from mcp_sessions.server.upstream.peers import UpstreamPeers
+from mcp_sessions.server.upstream.port import OnProgress, PeerError, PeerRequest, UpstreamError
+from mcp_sessions.stores.contract import SessionStore
+
+Work = Coroutine[Any, Any, None]
+
+_ASK_EVERY = 4.0
+"""Seconds after which a question that is not answered is said again: it may be lost."""
+
+
+@dataclass(eq=False)
+class RemoteCall:
+    """A :class:`~mcp_sessions.server.upstream.port.Call` whose client is another process's."""
+
+    bus: ClusterBus
+    process: str
+    ask: str
+    principal: Principal
+    can_send_request: bool
+    request_id: RequestId | None = None
+    context: Any = None
+    transport: str = "http"
+    close_stream: Callable[[], Awaitable[None]] | None = None
+    close_standalone_stream: Callable[[], Awaitable[None]] | None = None
+    session: str | None = None
+    conversation: str | None = None
+    bound_session: SessionId | None = None
+    questions: dict[str, tuple[asyncio.Future[AnswerChild], OnProgress | None]] = field(
+        default_factory=dict[str, "tuple[asyncio.Future[AnswerChild], OnProgress | None]"]
+    )
+    """By their names."""
+
+    def is_traced(self, span: Span) -> None:
+        """See :class:`Call`: it is traced where its client is."""
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """See :class:`Call`."""
+        said = ChildSaid(ask=self.ask, question=None, method=method, params=params)
+        await self.bus.tell(said, to=self.process)
+
+    async def report(self, params: Mapping[str, Any]) -> None:
+        """See :class:`Call`."""
+        await self.notify("notifications/progress", params)
+
+    async def progress(self, progress: float, total: float | None, message: str | None) -> None:
+        """See :class:`Call`."""
+        told = {"progress": progress, "total": total, "message": message}
+        await self.report({name: value for name, value in told.items() if value is not None})
+
+    async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
+        """See :class:`Call`."""
+        if not self.can_send_request:
+            raise PeerError(INVALID_REQUEST, "the request that asks is over")
+        name = mint_request_id(self.bus.process)
+        future: asyncio.Future[AnswerChild] = asyncio.get_running_loop().create_future()
+        self.questions[name] = future, asked.on_progress
+        said = ChildSaid(ask=self.ask, question=name, method=asked.method, params=asked.params)
+        try:
+            async with asyncio.timeout(asked.timeout):
+                while not future.done():
+                    await self.bus.tell(said, to=self.process)
+                    await asyncio.wait({future}, timeout=_ASK_EVERY)
+                answer = future.result()
+        except BaseException:
+            withdrawn = ChildSaid(ask=self.ask, question=name, method=None, params=None)
+            self.bus.spawn(self.bus.tell(withdrawn, to=self.process))
+            raise
+        finally:
+            del self.questions[name]
+        if answer.result is not None:
+            return dict(answer.result)
+        error = answer.error or {}
+        raise PeerError(
+            error.get("code", INTERNAL_ERROR), error.get("message", ""), error.get("data")
+        )
+
+    def over(self) -> None:
+        """It is answered: nothing goes its way any more."""
+        self.can_send_request = False
+        for future, _ in self.questions.values():
+            if not future.done():
+                future.set_exception(PeerError(INTERNAL_ERROR, "the request that asked is over"))
+
+
+@dataclass(eq=False, repr=False)
+class ChildHost:
+    """What others ask the children of this process."""
+
+    _bus: ClusterBus
+    _store: SessionStore
+    _children: ChildrenElsewhere
+    _upstream: ExternalUpstream
+    _peers: UpstreamPeers
+
+    def __post_init__(self) -> None:
+        self._asked: dict[str, tuple[RemoteCall, asyncio.Task[None]]] = {}
+
+    def handle(
+        self, sender: str, message: AskChild | ChildAwaited | AnswerChild | NotifyChild
+    ) -> Work | None:
+        """See :class:`~mcp_sessions.server.cluster.bus.Handlers`."""
+        match message:
+            case AskChild():
+                return self._ask(sender, message)
+            case ChildAwaited():
+                return self._awaited(sender, message)
+            case AnswerChild():
+                return self._answer(sender, message)
+            case NotifyChild():
+                return self._upstream.notify_here(
+                    message.session_id, message.method, message.params
+                )
+
+    def has(self, session_id: SessionId) -> bool:
+        """Whether a session has a child here."""
+        return session_id in self._children.held
+
+    async def round(self) -> None:
+        """What no message told: sessions that are over or moved, and who waits no more.
+
+        Raises:
+            StoreUnavailable: What is left waits for the next round.
+        """
+        for session_id in await self._children.lost():
+            self._upstream.children.over(session_id)
+        for session_id in list(self._children.held):
+            if await self._store.load(session_id, now=0) is None:
+                await self._upstream.session_over(session_id)
+        for call, task in list(self._asked.values()):
+            if not await self._bus.is_alive(call.process):
+                task.cancel()
+
+    def _ask(self, sender: str, message: AskChild) -> Work | None:
+        if message.ask in self._asked:
+            return None
+        call = RemoteCall(
+            self._bus, sender, message.ask, message.principal, message.can_send_request
+        )
+        work = self._serve(call, message)
+        task = self._bus.spawn(work)
+        # Known from now on: it may be asked after before it has its first turn.
+        self._asked[message.ask] = call, task
+        task.add_done_callback(lambda _: self._asked.pop(message.ask, None))
+        return None
+
+    def _awaited(self, sender: str, message: ChildAwaited) -> Work | None:
+        known = self._asked.get(message.ask)
+        if known is not None:
+            if not message.is_awaited and known[0].process == sender:
+                known[1].cancel()
+            return None
+        # It was answered, and that was lost; or it never came.
+        unknown = wire_error(OutcomeUnknown())
+        return self._over(sender, message.ask, error=unknown) if message.is_awaited else None
+
+    def _answer(self, sender: str, message: AnswerChild) -> Work | None:
+        for call, _ in self._asked.values():
+            if call.process == sender and message.question in call.questions:
+                future, on_progress = call.questions[message.question]
+                if message.progress is None:
+                    if not future.done():
+                        future.set_result(message)
+                elif on_progress is not None:
+                    told = message.progress
+                    return _reported(on_progress, told)
+        return None
+
+    async def _serve(self, call: RemoteCall, message: AskChild) -> None:
+        result: Mapping[str, Any] | None = None
+        handshake: Mapping[str, Any] | None = None
+        error: dict[str, Any] | None = None
+        try:
+            result, handshake = await self._served(call, message)
+        except Moved:
+            pass
+        except UpstreamError as failed:
+            error = failed.error
+        except BaseException:
+            error = wire_error(OutcomeUnknown())
+            raise
+        finally:
+            call.over()
+            await self._over(call.process, call.ask, result, error, handshake)
+
+    async def _served(
+        self, call: RemoteCall, message: AskChild
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        session_id = message.session_id
+        lease = await self._children.lease(session_id)
+        if lease.holder != message.holder:
+            raise Moved
+        record = await self._store.load(session_id, now=0)
+        if record is None:
+            raise UpstreamError(wire_error(SessionNotFound(session_id)))
+        peer = self._upstream.hosted(
+            message.client,
+            self._peers.way_to(record),
+            session_id,
+            subscriptions=record.subscriptions,
+        )
+        params = dict(message.params) if message.params is not None else None
+        asked = Asked(message.client, message.method, params, message.level)
+        return await peer.here(call, asked, lease)
+
+    async def _over(
+        self,
+        process: str,
+        ask: str,
+        result: Mapping[str, Any] | None = None,
+        error: Mapping[str, Any] | None = None,
+        handshake: Mapping[str, Any] | None = None,
+    ) -> None:
+        answered = ChildAnswered(ask=ask, result=result, error=error, handshake=handshake)
+        try:
+            await self._bus.tell(answered, to=process)
+        except TypeError:
+            # The child answered what JSON cannot say to another.
+            broken = error_body(INTERNAL_ERROR, "Internal error")
+            await self._bus.tell(
+                ChildAnswered(ask=ask, result=None, error=broken, handshake=None), to=process
+            )
+
+
+async def _reported(on_progress: OnProgress, told: Mapping[str, Any]) -> None:
+    await on_progress(told.get("progress", 0), told.get("total"), told.get("message"))

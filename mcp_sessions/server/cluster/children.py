@@ -1,0 +1,271 @@
+"""Children of sessions among replicas: who has one, and how the others ask it.
+
+Rules:
+
+1. Who has a session's child stands in the store, under a name that is used once. It changes by one
+   atomic step, and only from who is dead, or was this process under an older name.
+2. A lease is looked at before a child is asked. A process that stood still for longer than that is
+   good for looks again, so that one which was taken for dead asks its old child nothing.
+3. A request is sent to one process, once. If that dies, or does not know of it, nobody knows what
+   became of it: -31012.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcp_sessions.core.messages import wire_error
+from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionNotFound, StoreUnavailable
+from mcp_sessions.ids import SessionId, process_of
+from mcp_sessions.security import mint_request_id
+from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.messages import (
+    AnswerChild,
+    AskChild,
+    ChildAnswered,
+    ChildAwaited,
+    ChildSaid,
+    NotifyChild,
+)
+from mcp_sessions.server.upstream.external.elsewhere import Asked, Lease, Moved, Served
+from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest, UpstreamError
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.exchange import LIVENESS, Exchange
+
+logger = logging.getLogger(__name__)
+
+LEASE = LIVENESS / 2
+"""Seconds that a look at who has a child is good for: who lived then is not taken for dead before
+that is over, even if its last sign of life was not the newest.
+"""
+
+_ASK_EVERY = 2.0
+"""Seconds between two looks at whether who was asked lives, and knows of it."""
+
+_MOST = 1_000
+"""What a child says for one client that waits for room; then notifications are left out."""
+
+
+@dataclass(eq=False, slots=True)
+class _Ask:
+    """A request of a client here, for a child elsewhere."""
+
+    call: Call
+    process: str
+    said: deque[ChildSaid] = field(default_factory=deque[ChildSaid])
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    answer: ChildAnswered | None = None
+    questions: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
+    answers: dict[str, AnswerChild] = field(default_factory=dict[str, AnswerChild])
+
+
+class ChildrenElsewhere:
+    """An :class:`~mcp_sessions.server.upstream.external.elsewhere.Elsewhere` over the store."""
+
+    def __init__(self, bus: ClusterBus, store: SessionStore, exchange: Exchange) -> None:
+        self._bus = bus
+        self._store = store
+        self._exchange = exchange
+        self._held: dict[SessionId, str] = {}
+        self._inherited: dict[SessionId, Collection[str]] = {}
+        self._asks: dict[str, _Ask] = {}
+
+    @property
+    def held(self) -> Mapping[SessionId, str]:
+        """What this process has, or had when it looked, and is claiming."""
+        return self._held
+
+    async def lease(self, session_id: SessionId) -> Lease:
+        """See :class:`Elsewhere`."""
+        loop = asyncio.get_running_loop()
+        instead_of: str | None = None
+        while True:
+            # Known before it is claimed: of two requests that come at once each claims for both.
+            name = self._held.setdefault(session_id, mint_request_id(self._bus.process))
+            until = loop.time() + LEASE
+            holder = await self._exchange.claim(session_id, name, instead_of=instead_of)
+            if loop.time() >= until:
+                continue
+            if holder == name:
+                return Lease(session_id, name, True, until, self._inherited.get(session_id))
+            if self._held.get(session_id) == name:
+                self.over(session_id)
+            if holder is None:
+                raise UpstreamError(wire_error(SessionNotFound(session_id)))
+            process = process_of(holder)
+            if self._bus.is_elsewhere(process) and await self._bus.is_alive(process):
+                return Lease(session_id, holder, False, until, None)
+            instead_of = holder
+            record = await self._store.load(session_id, now=0)
+            self._inherited[session_id] = record.subscriptions if record is not None else ()
+
+    async def check(self, lease: Lease) -> None:
+        """See :class:`Elsewhere`."""
+        loop = asyncio.get_running_loop()
+        until = lease.until
+        while loop.time() >= until:
+            until = loop.time() + LEASE
+            if await self._exchange.claim(lease.session_id, None) != lease.holder:
+                raise Moved
+        if self._held.get(lease.session_id) != lease.holder:
+            raise Moved
+
+    def over(self, session_id: SessionId) -> None:
+        """See :class:`Elsewhere`."""
+        self._held.pop(session_id, None)
+        self._inherited.pop(session_id, None)
+
+    async def lost(self) -> list[SessionId]:
+        """What this process has no more: the sessions whose children end here.
+
+        Raises:
+            StoreUnavailable: Unknown.
+        """
+        lost: list[SessionId] = []
+        for session_id, name in list(self._held.items()):
+            holder = await self._exchange.claim(session_id, None)
+            if holder not in (name, None) and self._held.get(session_id) == name:
+                self.over(session_id)
+                lost.append(session_id)
+        return lost
+
+    async def notify(
+        self, session_id: SessionId, method: str, params: dict[str, Any] | None
+    ) -> bool:
+        """See :class:`Elsewhere`."""
+        holder = await self._exchange.claim(session_id, None)
+        process = process_of(holder) if holder is not None else None
+        if not self._bus.is_elsewhere(process):
+            return False
+        notify = NotifyChild(session_id=session_id, method=method, params=params)
+        await self._bus.send(notify, to=process)
+        return True
+
+    # --- what is asked elsewhere ---------------------------------------------------------------
+
+    async def ask(self, lease: Lease, call: Call, asked: Asked) -> Served:
+        """See :class:`Elsewhere`."""
+        process = process_of(lease.holder)
+        if process is None:
+            raise AssertionError("a lease names its process")
+        name = mint_request_id()
+        ask = self._asks[name] = _Ask(call, process)
+        message = AskChild(
+            ask=name,
+            session_id=lease.session_id,
+            holder=lease.holder,
+            client=asked.client,
+            method=asked.method,
+            params=asked.params,
+            level=asked.level,
+            principal=call.principal,
+            can_send_request=call.can_send_request,
+        )
+        try:
+            try:
+                await self._bus.send(message, to=process)
+            except StoreUnavailable as failed:
+                # It may be there, and run.
+                raise UpstreamError(wire_error(OutcomeUnknown())) from failed
+            answer = await self._answer(name, ask)
+        except BaseException:
+            self._bus.spawn(self._bus.tell(ChildAwaited(ask=name, is_awaited=False), to=process))
+            raise
+        finally:
+            del self._asks[name]
+            for task in list(ask.questions.values()):
+                task.cancel()
+        if answer.error is not None:
+            raise UpstreamError(dict(answer.error))
+        if answer.result is None:
+            raise Moved
+        return dict(answer.result), answer.handshake or {}
+
+    async def _answer(self, name: str, ask: _Ask) -> ChildAnswered:
+        while True:
+            try:
+                async with asyncio.timeout(_ASK_EVERY):
+                    await ask.news.wait()
+            except TimeoutError:
+                await self._look(name, ask)
+            ask.news.clear()
+            while ask.said:
+                await self._pass_on(name, ask, ask.said.popleft())
+            if ask.answer is not None and not ask.said:
+                return ask.answer
+
+    async def _look(self, name: str, ask: _Ask) -> None:
+        try:
+            is_alive = await self._bus.is_alive(ask.process)
+        except StoreUnavailable:
+            # Asked again when the store is back.
+            return
+        if not is_alive:
+            raise UpstreamError(wire_error(OutcomeUnknown()))
+        await self._bus.tell(ChildAwaited(ask=name, is_awaited=True), to=ask.process)
+
+    async def _pass_on(self, name: str, ask: _Ask, said: ChildSaid) -> None:
+        if said.question is None:
+            params = dict(said.params) if said.params is not None else None
+            if said.method == "notifications/progress":
+                await ask.call.report(params or {})
+            else:
+                await ask.call.notify(said.method or "", params)
+        elif said.method is None:
+            task = ask.questions.get(said.question)
+            if task is not None:
+                task.cancel()
+        elif said.question in ask.answers:
+            # The answer was lost.
+            await self._bus.tell(ask.answers[said.question], to=ask.process)
+        elif said.question not in ask.questions:
+            work = self._ask_client(ask, said.question, said.method, said.params)
+            ask.questions[said.question] = self._bus.spawn(work)
+
+    async def _ask_client(
+        self, ask: _Ask, question: str, method: str, params: Mapping[str, Any] | None
+    ) -> None:
+        async def report(progress: float, total: float | None, message: str | None) -> None:
+            reported = {"progress": progress, "total": total, "message": message}
+            await self._bus.tell(
+                AnswerChild(question=question, result=None, error=None, progress=reported),
+                to=ask.process,
+            )
+
+        result: Mapping[str, Any] | None = None
+        error: dict[str, Any] | None = None
+        try:
+            result = await ask.call.send_request(PeerRequest(method, params, on_progress=report))
+        except PeerError as refused:
+            error = {"code": refused.code, "message": refused.message, "data": refused.data}
+        except Exception:
+            error = {"code": INTERNAL_ERROR, "message": "Internal error", "data": None}
+            raise
+        finally:
+            if result is not None or error is not None:
+                told = AnswerChild(question=question, result=result, error=error, progress=None)
+                ask.answers[question] = told
+                await self._bus.tell(told, to=ask.process)
+
+    def said(self, sender: str, message: ChildSaid) -> None:
+        """A child elsewhere says something to a client here."""
+        ask = self._asks.get(message.ask)
+        if ask is None or sender != ask.process:
+            return
+        if len(ask.said) >= _MOST and message.question is None:
+            logger.warning("a client takes too slowly what its request reports; some is left out")
+            return
+        ask.said.append(message)
+        ask.news.set()
+
+    def answered(self, sender: str, message: ChildAnswered) -> None:
+        """A child elsewhere answered, or was not asked."""
+        ask = self._asks.get(message.ask)
+        if ask is not None and sender == ask.process and ask.answer is None:
+            ask.answer = message
+            ask.news.set()

@@ -1,0 +1,328 @@
+"""A command behind several replicas: a session's process is on one of them, and asked by all."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_sessions.server.cluster import child_host, children
+from tests.support import replicas
+from tests.support.children import child, children_of, is_alive, until
+from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
+from tests.support.raw import Json, in_session, keyed, text_of
+from tests.support.replicas import Cluster, cluster, lost
+from tests.support.world import Toolbox
+
+pytestmark = [pytest.mark.anyio, pytest.mark.on_network]
+
+UNKNOWN = -31012
+
+
+@asynccontextmanager
+async def commands(count: int = 2, **options: Any) -> AsyncGenerator[Cluster]:
+    """Replicas over the child server; afterwards none of its processes is left."""
+
+    def server() -> tuple[Toolbox, object]:
+        return Toolbox(), child(**options)
+
+    async with cluster(count, server=server) as c:
+        # Whatever else runs by then is not theirs.
+        before = set(children_of(os.getpid()))
+        yield c
+        left = set(children_of(os.getpid())) - before
+    for pid in left:
+        assert not is_alive(pid), f"process {pid} is left"
+
+
+def calls(path: Path) -> list[str]:
+    """What the child server noted."""
+    return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+async def test_a_session_has_one_process_wherever_its_requests_come() -> None:
+    async with commands(3) as c:
+        client = c.spread(await c[0].connected())
+        meta = in_session((await client.start())["sessionId"])
+        assert len({await client.text("pid", meta=meta) for _ in range(6)}) == 1
+        counted = [await client.text("count", meta=meta) for _ in range(3)]
+        assert counted == ["7", "8", "9"]
+        own = {await client.text("pid", meta=in_session(None)) for _ in range(6)}
+        assert len(own) == 1, "what its connection asks outside of it has one as well"
+
+
+async def test_first_requests_that_come_everywhere_at_once_start_one() -> None:
+    async with commands(3) as c:
+        client = await c[0].connected()
+        meta = in_session((await client.start())["sessionId"])
+        at = [c.at(number % 3, client) for number in range(9)]
+        pids = await asyncio.gather(*(each.text("pid", meta=meta) for each in at))
+        assert len(set(pids)) == 1
+
+
+async def test_a_modern_client_has_it_too_with_what_its_results_say() -> None:
+    async with commands() as c:
+        modern = [ModernClient(w.carrier) for w in c.worlds]
+        meta = session_meta((await modern[0].create())["sessionId"])
+        said = [await each.text("pid", meta=meta) for each in (*modern, *modern)]
+        assert len(set(said)) == 1
+        for each in modern:
+            result = await each.send("tools/list", meta=meta).result()
+            info = result["_meta"]["io.modelcontextprotocol/serverInfo"]
+            assert info["name"] == "child" and result["ttlMs"] == 0
+            discovered = await each.send("server/discover", meta=meta).result()
+            assert discovered["instructions"] == "ask me"
+
+
+async def test_progress_and_a_log_come_on_the_way_of_the_request() -> None:
+    async with commands() as c:
+        client = await c[0].connected()
+        meta = in_session((await client.start())["sessionId"])
+        await client.text("pid", meta=meta)
+        other = c.at(1, client)
+        sent = other.call("progress", meta={**meta, "progressToken": "mine"})
+        await sent.result()
+        told = [m["params"] for m in sent.reply.messages if "method" in m]
+        assert told == [
+            {"progressToken": "mine", "progress": n, "ofAnotherKind": n} for n in (1, 2)
+        ]
+        sent = other.call("log", meta=meta, text="hello")
+        await sent.result()
+        assert [m["params"]["data"] for m in sent.reply.messages if "method" in m] == ["hello"]
+
+
+async def test_a_question_reaches_the_client_whose_request_came_elsewhere() -> None:
+    async with commands() as c:
+        client = await c[0].connected(capabilities={"elicitation": {}})
+        meta = in_session((await client.start())["sessionId"])
+        await client.text("pid", meta=meta)
+        other = c.at(1, client)
+        sent = other.call("ask", meta=meta, question="well?")
+        question = (await sent.reply.has(1))[0]
+        assert question["params"]["message"] == "well?"
+        await other.respond(question, {"action": "accept", "content": {"answer": "yes"}})
+        answered = json.loads(text_of(await sent.result()))
+        assert answered == {"action": "accept", "content": {"answer": "yes"}}
+
+
+@pytest.mark.in_process
+async def test_a_lost_answer_to_a_question_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(child_host, "_ASK_EVERY", 0.1)
+    async with commands() as c:
+        client = await c[0].connected(capabilities={"elicitation": {}})
+        meta = in_session((await client.start())["sessionId"])
+        await client.text("pid", meta=meta)
+        other = c.at(1, client)
+        sent = other.call("ask", meta=meta, question="well?")
+        question = (await sent.reply.has(1))[0]
+        c.backplane.loses = lost("child_told")
+        await other.respond(question, {"action": "decline"})
+        await until(lambda: c.told("child_told") > 0, "the answer was sent, and lost")
+        c.backplane.loses = lost()
+        assert json.loads(text_of(await sent.result())) == {"action": "decline"}
+
+
+async def test_a_cancelled_call_is_cancelled_where_it_runs(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    async with commands(env={"CALLS": str(notes)}) as c:
+        client = await c[0].connected()
+        meta = in_session((await client.start())["sessionId"])
+        await client.text("pid", meta=meta)
+        other = c.at(1, client)
+        sent = other.call("wait", meta=meta)
+        await until(lambda: "wait" in calls(notes), "it runs")
+        await other.notify("notifications/cancelled", {"requestId": sent.id})
+        await until(lambda: "cancelled True" in calls(notes), "it was cancelled")
+        assert await client.text("count", meta=meta) == "3"
+
+
+async def test_an_error_of_the_server_passes_and_a_notification_reaches_it(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    async with commands(env={"CALLS": str(notes)}) as c:
+        client = await c[0].connected()
+        meta = in_session((await client.start())["sessionId"])
+        await client.text("pid", meta=meta)
+        other = c.at(1, client)
+        error = await other.error("no/such", {"_meta": meta})
+        assert (error["code"], error["data"]) == (-32601, "no/such")
+        await other.notify("notifications/own", {"n": 1, "_meta": meta})
+        await until(lambda: any("notifications/own" in line for line in calls(notes)), "it came")
+
+
+async def test_a_session_that_ends_elsewhere_takes_its_process_along() -> None:
+    async with commands() as c:
+        client = await c[0].connected()
+        session_id = (await client.start())["sessionId"]
+        pid = int(await client.text("pid", meta=in_session(session_id)))
+        await c.at(1, client).end(session_id)
+        await until(lambda: not is_alive(pid), "its process ended")
+        assert (await client.call("pid", meta=in_session(session_id)).error())["code"] == -32043
+
+
+@pytest.mark.in_process
+async def test_a_session_whose_end_nobody_told_takes_its_process_along_with_the_next_round() -> (
+    None
+):
+    async with commands() as c:
+        client = await c[0].connected()
+        session_id = (await client.start())["sessionId"]
+        pid = int(await client.text("pid", meta=in_session(session_id)))
+        c.backplane.loses = lost("ended")
+        await c.at(1, client).end(session_id)
+        await until(lambda: not is_alive(pid), "its process ended")
+        assert (await client.call("pid", meta=in_session(session_id)).error())["code"] == -32043
+
+
+async def test_a_process_that_dies_costs_what_ran_there_wherever_that_was_asked() -> None:
+    async with commands() as c:
+        client = await c[0].connected()
+        meta = in_session((await client.start())["sessionId"])
+        pid = await client.text("pid", meta=meta)
+        other = c.at(1, client)
+        assert (await other.call("die", meta=meta).error())["code"] == UNKNOWN
+        again = await other.text("pid", meta=meta)
+        assert again != pid and await client.text("pid", meta=meta) == again
+
+
+@pytest.mark.in_process
+async def test_a_request_that_never_arrives_is_no_request_that_waits_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(children, "_ASK_EVERY", 0.1)
+    async with commands() as c:
+        client = await c[0].connected()
+        meta = in_session((await client.start())["sessionId"])
+        await client.text("count", meta=meta)
+        for kind in ("child_ask", "child_answered"):
+            c.backplane.loses = lost(kind)
+            sent = c.at(1, client).call("count", meta=meta)
+            await until(lambda: c.told("child_ask") > 0, "it was sent")
+            await asyncio.wait({asyncio.ensure_future(sent.reply.started())}, timeout=0.3)
+            c.backplane.loses = lost()
+            assert (await sent.error())["code"] == UNKNOWN
+        assert await client.text("count", meta=meta) == "3", "the first never ran, the second once"
+
+
+def short_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that is dead is known to be soon."""
+    monkeypatch.setattr(replicas, "LIVENESS", 0.5)
+    monkeypatch.setattr(children, "LEASE", 0.25)
+    monkeypatch.setattr(children, "_ASK_EVERY", 0.1)
+
+
+@pytest.mark.in_process
+async def test_a_replica_that_dies_leaves_its_sessions_to_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What ran there is -31012, keyed or not, and runs nowhere else; what comes next has a new
+    process, and the session is told to read again.
+    """
+    short_lives(monkeypatch)
+    notes = tmp_path / "notes"
+    async with commands(3, env={"CALLS": str(notes)}) as c:
+        client = await c[0].connected()
+        session_id = (await client.start())["sessionId"]
+        meta = in_session(session_id)
+        first = await client.text("pid", meta=meta)
+        other = c.at(1, client)
+        await other.result("resources/subscribe", {"uri": "test://a", "_meta": meta})
+        running = [
+            other.call("wait", meta=meta),
+            c.at(2, client).call("wait", meta=keyed("once", session_id)),
+        ]
+        await until(lambda: "wait" in calls(notes), "it runs")
+        c.kill(0)
+        assert [(await each.error())["code"] for each in running] == [UNKNOWN, UNKNOWN]
+        stream = other.get()
+        await other.resume(session_id)
+        second = await other.text("pid", meta=meta)
+        assert second not in ("", first)
+        assert await c.at(2, client).text("pid", meta=meta) == second
+        assert json.loads(await other.text("state", meta=meta))["subscribed"] == ["test://a"]
+        again = await c.at(2, client).call("wait", meta=keyed("once", session_id)).error()
+        assert again["code"] == UNKNOWN
+        await stream.has(2)
+        assert {m.get("method") for m in stream.messages} >= {
+            "notifications/tools/list_changed",
+            "notifications/resources/updated",
+        }
+        assert calls(notes).count("wait") == 1
+
+
+@pytest.mark.in_process
+async def test_a_replica_that_stood_still_asks_its_old_process_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was taken for dead, and does not know: what it looked up before is looked up again."""
+    short_lives(monkeypatch)
+    async with commands() as c:
+        client = await c[0].connected()
+        meta = in_session((await client.start())["sessionId"])
+        old = int(await client.text("pid", meta=meta))
+        c.stores[0].exchange.died_at = asyncio.get_running_loop().time() - 1
+        other = c.at(1, client)
+        new = await other.text("pid", meta=meta)
+        assert int(new) != old
+        # It goes on: its store answers again, and it is alive again.
+        c.stores[0].exchange.died_at = None
+        assert await client.text("pid", meta=meta) == new
+        await until(lambda: not is_alive(old), "its old process ended")
+        assert await client.text("count", meta=meta) == await _next(other, meta)
+
+
+@pytest.mark.in_process
+async def test_what_a_replica_had_before_another_had_it_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stood still while another had the session, which died: its old process missed that."""
+    short_lives(monkeypatch)
+    async with commands() as c:
+        client = await c[0].connected()
+        meta = in_session((await client.start())["sessionId"])
+        old = int(await client.text("pid", meta=meta))
+        c.stores[0].exchange.died_at = asyncio.get_running_loop().time() - 1
+        assert int(await c.at(1, client).text("pid", meta=meta)) != old
+        c.stores[0].exchange.died_at = None
+        c.kill(1)
+        here, there = (store.exchange for store in c.stores)
+        async with asyncio.timeout(10):
+            while await here.is_alive(there.process):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert await client.text("count", meta=meta) == "1"
+        await until(lambda: not is_alive(old), "its old process ended")
+
+
+async def _next(client: Any, meta: Json) -> str:
+    return str(int(await client.text("count", meta=meta)) - 1)
+
+
+async def test_a_replica_that_leaves_hands_over_at_once() -> None:
+    async with commands() as c:
+        client = await c[0].connected()
+        meta = in_session((await client.start())["sessionId"])
+        first = await client.text("pid", meta=meta)
+        await c[0].layer.drain(grace=1)
+        second = await c.at(1, client).text("pid", meta=meta)
+        assert second != first
+
+
+async def test_a_modern_level_and_the_level_of_a_session_hold_elsewhere() -> None:
+    async with commands() as c:
+        client = await c[0].connected()
+        meta = in_session((await client.start())["sessionId"])
+        await client.text("pid", meta=meta)
+        await c.at(1, client).result("logging/setLevel", {"level": "error", "_meta": meta})
+        assert json.loads(await client.text("state", meta=meta))["level"] == "error"
+        modern = ModernClient(c[1].carrier)
+        own = session_meta((await ModernClient(c[0].carrier).create())["sessionId"])
+        await ModernClient(c[0].carrier).text("pid", meta=own)
+        for level, told in (("error", 0), ("info", 1)):
+            sent = modern.call("log", {"text": "low"}, meta={**own, LOG_LEVEL: level})
+            await sent.result()
+            assert sum("method" in message for message in sent.messages) == told
