@@ -29,6 +29,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Protocol
 
 import orjson
@@ -106,8 +107,10 @@ class Names:
             hmac.new(_derive(key, f"name {purpose.value}"), digestmod=hashlib.sha256)
             for key in keys
         ]
+        # It takes as long as all else that finds a conversation, and one has many requests.
+        self.of = lru_cache(maxsize=1_024)(self._of)
 
-    def of(self, *parts: str | None) -> list[str]:
+    def _of(self, *parts: str | None) -> Sequence[str]:
         """43 characters of base64url by each key, newest first: always the same for these parts."""
         named = bound(*parts)
         names: list[str] = []
@@ -115,7 +118,7 @@ class Names:
             mac = key.copy()
             mac.update(named)
             names.append(_encode(mac.digest()))
-        return names
+        return tuple(names)
 
 
 class SealedTokens:

@@ -8,7 +8,7 @@ cannot be pushed to. A *request channel* is the way back for one request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -236,6 +236,30 @@ class ClientConnection:
         self.transport.withdraw(session_id, is_over=is_over)
 
 
+class HeaderFields(Mapping[str, str]):
+    """Headers by their names in lower case, decoded only if one is asked for."""
+
+    def __init__(self, fields: Sequence[tuple[bytes, bytes]]) -> None:
+        self._fields = fields
+        self._decoded: dict[str, str] | None = None
+
+    @property
+    def _by_name(self) -> dict[str, str]:
+        if self._decoded is None:
+            pairs = list(self._fields)[::-1]
+            self._decoded = {name.decode("latin-1"): said.decode("latin-1") for name, said in pairs}
+        return self._decoded
+
+    def __getitem__(self, name: str) -> str:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+
 class NotChanged(Enum):
     """Stands for "as it was"."""
 
@@ -312,8 +336,7 @@ class Inbound:
         """What that was sent with, by names in lower case. Of one that is there twice the first
         counts.
         """
-        fields: list[tuple[bytes, bytes]] = list(self.scope["headers"]) if self.scope else []
-        return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(fields)}
+        return HeaderFields(self.scope["headers"] if self.scope else ())
 
     @property
     def transport(self) -> str:

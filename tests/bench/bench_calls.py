@@ -15,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +76,12 @@ class Server:
 class Client:
     """One connection that calls one server in one way."""
 
-    def __init__(self, case: Case, port: int) -> None:
+    def __init__(self, case: Case, port: int, meta: Mapping[str, Any] | None = None) -> None:
+        """Connect, and begin as the case says.
+
+        Args:
+            meta: What each call says besides.
+        """
         self._http = http.client.HTTPConnection("127.0.0.1", port)
         self._headers = {
             "accept": "application/json, text/event-stream",
@@ -94,6 +100,7 @@ class Client:
             answer = self.send("sessions/create" if case.version == MODERN else "session/start", {})
             if case.version == MODERN:
                 self._meta[SESSION] = answer["result"]["session"]
+        self._meta |= meta or {}
 
     def _initialize(self) -> None:
         info = {"name": "bench", "version": "1"}

@@ -2,25 +2,24 @@
 
     python -m tests.bench.bench_conversations [CALLS]
 
-A call in process is compared with one in a session that the client names, 50 and 50 in turn; both
-times are those of client and server. What sleeps is 10,000 conversations of 100 users, each made by
-a request of its own: bytes in memory, rows in SQLite, keys in Redis. It fails where one of them is
-more than promised.
+A call is compared with one in a session that the client names, on two connections to one server, 50
+and 50 in turn: the CPU of the server's process. What sleeps is 10,000 conversations of 100 users,
+each made by a request of its own: bytes in memory, rows in SQLite, keys in Redis. It fails where
+one of them is more than promised.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import statistics
 import sys
 import tempfile
-import time
 import tracemalloc
 from contextlib import closing
 from pathlib import Path
 from sqlite3 import connect
 
-from mcp_sessions import Conversations
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
@@ -30,43 +29,38 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.redis.store import RedisStore
 from mcp_sessions.stores.sqlite.store import SQLiteStore
-from tests.support.modern import ModernClient
-from tests.support.raw import Json, RawClient
+from tests.bench.bench_calls import HANDSHAKE, MODERN, SESSION, Case, Client, Server
+from tests.bench.bench_duplex import cpu_of
 from tests.support.redis_server import redis_server
-from tests.support.world import world
 
 SLEEPING, USERS = 10_000, 100
 MOST_BYTES, MOST_SHARE = 512, 1.10
-TURN = 50
+TURN, WARM = 50, 8
 
 
-async def per_call(era: str, calls: int) -> tuple[float, float]:
-    """Microseconds of CPU of a call in a named session, and of one in a bound session."""
-    async with world(conversations=Conversations()) as it:
-        modern, old = ModernClient(it.carrier), RawClient(it.carrier)
-        await old.initialize()
-
-        async def call(meta: Json) -> None:
-            arguments = {"text": "hello"}
-            if era == "2026":
-                await modern.call("echo", arguments, meta=meta).result()
-            else:
-                params = {"name": "echo", "arguments": arguments, "_meta": meta}
-                await old.send("tools/call", params).result()
-
-        started = await modern.send("sessions/create", {}).result()
-        metas = {"io.modelcontextprotocol/session": started["session"]}, {"openai/session": "c"}
+def per_call(version: str, store: str, calls: int) -> tuple[float, float]:
+    """Microseconds of the server's CPU of a call in a named session, and of one in a bound one."""
+    server = Server("conversations", store)
+    try:
+        starter = Client(Case("", "ours", MODERN), server.port)
+        named = starter.send("sessions/create", {})["result"]["session"]
+        case = Case("", "ours", version)
+        clients = [
+            Client(case, server.port, meta)
+            for meta in ({SESSION: named}, {"openai/session": "a conversation"})
+        ]
         times: tuple[list[float], list[float]] = [], []
-        for _ in range(calls // TURN + 4):
-            for meta, spent in zip(metas, times, strict=True):
-                before = time.process_time()
+        for _ in range(calls // TURN + WARM):
+            for client, spent in zip(clients, times, strict=True):
+                before = cpu_of(server.process.pid)
                 for _ in range(TURN):
-                    await call(meta)
-                spent.append((time.process_time() - before) / TURN * 1_000_000)
-    # The first ones warm up.
-    named, bound = times[0][4:], times[1][4:]
-    more = statistics.median(b - a for a, b in zip(named, bound, strict=True))
-    return statistics.median(named), statistics.median(named) + more
+                    client.call()
+                spent.append((cpu_of(server.process.pid) - before) / TURN * 1_000_000)
+    finally:
+        server.stop()
+    by_name, bound = times[0][WARM:], times[1][WARM:]
+    more = statistics.median(b - a for a, b in zip(by_name, bound, strict=True))
+    return statistics.median(by_name), statistics.median(by_name) + more
 
 
 async def fill(store: SessionStore) -> None:
@@ -96,6 +90,8 @@ async def in_memory() -> float:
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     await fill(store)
+    # What finds them is the process's.
+    gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     await store.close()
@@ -128,14 +124,17 @@ async def in_redis() -> float:
 
 def main() -> None:
     """Measure, and print."""
-    calls = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
+    calls = int(sys.argv[1]) if len(sys.argv) > 1 else 2_000
     failed = False
-    for era in ("2025", "2026"):
-        named, bound = asyncio.run(per_call(era, calls))
-        failed = failed or bound > MOST_SHARE * named
-        print(
-            f"  {era} era: named {named:4.0f} us, bound {bound:4.0f} us, {bound / named:.2f} times"
-        )
+    with tempfile.TemporaryDirectory() as directory, redis_server() as redis:
+        for store in ("memory://", f"sqlite:///{directory}/sessions.db", redis.url):
+            for version in (HANDSHAKE, MODERN):
+                named, bound = per_call(version, store, calls)
+                failed = failed or bound > MOST_SHARE * named
+                print(
+                    f"  {store.partition(':')[0]}, {version}: named {named:4.0f} us,"
+                    f" bound {bound:4.0f} us, {bound / named:.2f} times"
+                )
     size, rows, keys = (asyncio.run(count()) for count in (in_memory, in_sqlite, in_redis))
     print(
         f"  asleep: {size:.0f} bytes in memory, {rows:.2f} rows in SQLite, {keys:.2f} keys in Redis"

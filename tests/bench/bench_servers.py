@@ -15,13 +15,14 @@ from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from mcp_sessions import SessionLayer
+from mcp_sessions import Conversations, SessionLayer, SessionSecurity
 
 KINDS = {
     "floor": "bare ASGI and orjson: no MCP at all",
     "sdk": "the SDK's Streamable HTTP as it comes",
     "sdk-json": "the SDK answering JSON instead of SSE",
     "ours": "the same server in a SessionLayer",
+    "conversations": "a SessionLayer that binds conversations",
     "noisy": "a SessionLayer with tools that make work",
     "echo": "bare Starlette on a WebSocket: no MCP at all",
     "sdk-stdio": "the SDK's stdio as it comes; no PORT",
@@ -113,6 +114,14 @@ def main() -> None:
         case "ours":
             store = sys.argv[3] if len(sys.argv) > 3 else "memory://"
             layer = SessionLayer(mcp_server(), store=store)
+            layer.run("http", port=int(sys.argv[2]), log_level="error")
+        case "conversations":
+            layer = SessionLayer(
+                mcp_server(),
+                store=sys.argv[3],
+                security=SessionSecurity(["k" * 32]),
+                conversations=Conversations(),
+            )
             layer.run("http", port=int(sys.argv[2]), log_level="error")
         case "noisy":
             noisy_layer(sys.argv[3]).run("http", port=int(sys.argv[2]), log_level="error")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +17,7 @@ from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.conversations import (
     PLATFORM,
     ConversationKey,
+    Rule,
     checked_key,
     conversation_key,
 )
@@ -72,6 +73,10 @@ class BoundSessions:
     _clock: Callable[[], float]
     _held: Collection[SessionId]
     _visibility: Visibility
+    _rules: Sequence[Rule] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rules = self._settings.rules
 
     def argument_for(self, inbound: Inbound) -> HandleArgument | None:
         """The argument of the tools that take a handle, if a message's sender may use it."""
@@ -161,7 +166,7 @@ class BoundSessions:
         return admitted.record if admitted is not None else None
 
     def _key(self, request: Request, inbound: Inbound) -> ConversationKey | None:
-        settings, rules = self._settings, self._settings.rules
+        settings, rules = self._settings, self._rules
         if settings.platform_ids and inbound.connection is None:
             # Else the server gave it to the client.
             rules = (*rules, PLATFORM)
