@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -15,6 +16,8 @@ INHERITED: Final = (
     "HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER",
 )  # fmt: skip
 """What a command has of this process's environment: the layer's keys and passwords stay here."""
+
+_PLACEHOLDER: Final = re.compile(r"(?<!\$)\{([a-z_]+)\}")
 
 
 class StdioServer(ExternalServer):
@@ -42,8 +45,11 @@ class StdioServer(ExternalServer):
         Args:
             command: Looked for as a shell would, on ``PATH``.
             args: Its arguments, as they are.
-            env: Added to what it inherits, which is ``INHERITED`` and nothing else.
-            cwd: Where it runs; None: where this process does.
+            env: Added to what it inherits, which is ``INHERITED`` and nothing else. In its values
+                ``{principal}`` and ``{session}`` stand for 32 hexadecimal digits that name whom a
+                process is for, always the same.
+            cwd: Where it runs; None: where this process does. With ``{principal}`` or
+                ``{session}`` in it: a directory that is made when it is needed.
             per: Who shares a process. ``session``: nobody; each session, each conversation, and
                 each connection that started none, has its own. ``principal``: all that one
                 principal asks. ``shared``: everybody. Those two are for servers that keep nothing
@@ -62,21 +68,56 @@ class StdioServer(ExternalServer):
         self.command = command
         self.args = args
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        self.env: Mapping[str, str] = MappingProxyType({**inherited, **(env or {})})
+        given = dict(env or {})
+        self.env: Mapping[str, str] = MappingProxyType({**inherited, **given})
         self.cwd = os.fspath(cwd) if cwd is not None else None
+        self._templates = frozenset(name for name in given if self._is_template(given[name]))
+        self.has_cwd_template = self.cwd is not None and self._is_template(self.cwd)
+        """Its directory is made when it is needed."""
+
         if "\0" in "".join((command, *args, *self.env, *self.env.values())):
             raise ConfigurationError("a command, its arguments and its env have no NUL in them")
         if any("=" in name or not name for name in self.env):
             raise ConfigurationError("the name of an environment variable has no '=' in it")
-        if self.cwd is not None and not os.path.isdir(self.cwd):
-            raise ConfigurationError(f"cwd: no such directory: {self.cwd}")
+        self._base = self.cwd
+        if self.cwd is not None and self.has_cwd_template:
+            self._base = os.path.dirname(_PLACEHOLDER.split(self.cwd)[0]) or os.curdir
+        if self._base is not None and not os.path.isdir(self._base):
+            raise ConfigurationError(f"cwd: no such directory: {self._base}")
         self.program = self._found()
         """Where the command is."""
+
+    def place_of(self, principal: str, session: str) -> tuple[dict[str, str], str | None]:
+        """The environment and the directory of a process.
+
+        Args:
+            principal: Names whom it is for; without a character that means anything in a path.
+            session: The same.
+        """
+
+        def filled(text: str) -> str:
+            named = {"principal": principal, "session": session}
+            return _PLACEHOLDER.sub(lambda found: named[found[1]], text)
+
+        env = {
+            name: filled(value) if name in self._templates else value
+            for name, value in self.env.items()
+        }
+        return env, filled(self.cwd) if self.cwd is not None and self.has_cwd_template else self.cwd
+
+    def _is_template(self, text: str) -> bool:
+        found: list[str] = _PLACEHOLDER.findall(text)
+        for name in found:
+            if name not in ("principal", "session"):
+                raise ConfigurationError(f"{{{name}}} is none of {{principal}} and {{session}}")
+            if self.per == "shared" or (name == "session" and self.per != "session"):
+                raise ConfigurationError(f"{{{name}}}: with per={self.per!r} there is none")
+        return bool(found)
 
     def _found(self) -> str:
         # A path is one from where the command runs.
         has_path = os.sep in self.command
-        asked = os.path.join(self.cwd or "", self.command) if has_path else self.command
+        asked = os.path.join(self._base or "", self.command) if has_path else self.command
         found = shutil.which(asked, path=self.env.get("PATH", os.defpath))
         if found is not None:
             return os.path.abspath(found)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import re
+from secrets import token_hex
 from typing import Final
 
+from mcp_sessions.ids import name_for_handlers
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child, Client
 from mcp_sessions.server.upstream.external.place import Place
@@ -16,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 _JUNK: Final = 1_048_576
 """Bytes that are no message, of one child."""
+
+_DIGITS: Final = 32
+"""Hexadecimal ones, that name a principal or a session to its process."""
 
 # Where writers put the id: before everything else, or after it.
 _FIRST_ID = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+)\s*,')
@@ -36,8 +43,14 @@ class StdioChildren:
 
     async def start(self, place: Place, principal: Principal) -> Child:
         """A process."""
-        del principal
-        process = await self._processes.start(self._server, place.label)
+        server = self._server
+        # What stands in a path or a variable is a digest: nobody's name means anything there.
+        who = name_for_handlers(repr((principal.client_id, principal.issuer, principal.subject)))
+        session = name_for_handlers(place.key) if isinstance(place.key, str) else token_hex(32)
+        env, cwd = server.place_of(who[:_DIGITS], session[:_DIGITS])
+        if cwd is not None and server.has_cwd_template:
+            await asyncio.to_thread(os.makedirs, cwd, 0o700, True)
+        process = await self._processes.start(server, place.label, env, cwd)
         return StdioChild(process, place, self._longest)
 
     async def close(self) -> None:

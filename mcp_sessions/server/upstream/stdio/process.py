@@ -68,11 +68,15 @@ class Processes:
         self._pipe: int | None = None
         self._starting = asyncio.Lock()
 
-    async def start(self, server: StdioServer, label: Callable[[], str]) -> ChildProcess:
+    async def start(
+        self, server: StdioServer, label: Callable[[], str], env: dict[str, str], cwd: str | None
+    ) -> ChildProcess:
         """Start one process.
 
         Args:
             label: Says whose it is, for the log.
+            env: All of its environment.
+            cwd: Where it runs.
 
         Raises:
             OSError: There are too many processes or files, or its directory is gone.
@@ -85,8 +89,8 @@ class Processes:
         transport, protocol = await loop.subprocess_exec(
             lambda: _Protocol(loop),
             *(sys.executable, "-I", "-S", trampoline, *arguments),
-            env=dict(server.env),
-            cwd=server.cwd,
+            env=env,
+            cwd=cwd,
             start_new_session=True,
             pass_fds=(guard,),
         )

@@ -1,0 +1,93 @@
+"""What a process is told of whom it is for: `{principal}` and `{session}` in its env and cwd."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+
+from mcp_sessions import ConfigurationError
+from tests.support.children import child, child_world
+from tests.support.raw import RawClient
+from tests.support.world import World
+
+pytestmark = pytest.mark.anyio
+
+
+async def of(w: World, subject: str) -> RawClient:
+    """A client of that user, after its handshake."""
+    token = AccessToken(token="t", client_id="c", scopes=[], subject=subject)
+    client = RawClient(await w.carrier_of(AuthenticatedUser(token)))
+    await client.initialize()
+    return client
+
+
+async def environ(client: RawClient) -> dict[str, Any]:
+    """What its process has."""
+    return json.loads(await client.text("environ"))
+
+
+async def test_each_principal_has_a_directory_and_values_of_its_own(tmp_path: Path) -> None:
+    """However it is called: a name is no path, and two users have no name in common."""
+    options: dict[str, Any] = {
+        "cwd": f"{tmp_path}/of/{{principal}}",
+        "env": {"WHO": "u-{principal}", "JSON": '{"a":1} ${x} {}'},
+        "per": "principal",
+    }
+    (tmp_path / "of").mkdir()
+    async with child_world(options=options) as w:
+        first, again, other = [await of(w, name) for name in ("../../x", "../../x", "..")]
+        found = [await environ(client) for client in (first, again, other)]
+    assert found[0]["cwd"] == found[1]["cwd"] != found[2]["cwd"]
+    for each in found:
+        place = Path(each["cwd"])
+        assert place.parent == tmp_path / "of" and re.fullmatch("[0-9a-f]{32}", place.name)
+        assert each["env"]["WHO"] == f"u-{place.name}"
+        assert each["env"]["JSON"] == '{"a":1} ${x} {}'
+        assert place.stat().st_mode & 0o077 == 0
+    async with child_world(options=options) as w:
+        assert (await environ(await of(w, "../../x")))["cwd"] == found[0]["cwd"], "always the same"
+
+
+async def test_each_session_has_one_too_and_its_name_there_opens_nothing(tmp_path: Path) -> None:
+    async with child_world(options={"env": {"S": "{session}", "P": "{principal}"}}) as w:
+        first, second = await w.connected(), await w.connected()
+        session = (await first.start())["sessionId"]
+        await second.start()
+        found = [(await environ(client))["env"] for client in (first, second)]
+    assert found[0]["S"] != found[1]["S"] and found[0]["P"] == found[1]["P"]
+    assert session not in found[0]["S"] and re.fullmatch("[0-9a-f]{32}", found[0]["S"])
+
+
+async def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    async with child_world(options={"cwd": f"{tmp_path}/{{principal}}"}) as w:
+        client = await w.connected()
+        place = Path((await environ(client))["cwd"])
+        await client.delete().done()
+        place.rmdir()
+        place.touch()
+        params = {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": {"name": "raw", "version": "1"},
+        }
+        error = await w.client().error("initialize", params)
+    assert "did not start" in error["message"] and error["data"]["started"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"env": {"A": "{subject}"}}, "{subject} is none of"),
+        ({"cwd": "/tmp/{user}"}, "{user} is none of"),
+        ({"env": {"A": "{principal}"}, "per": "shared"}, "with per='shared'"),
+        ({"env": {"A": "{session}"}, "per": "principal"}, "with per='principal'"),
+        ({"cwd": "/no/such/place/{principal}"}, "no such directory: /no/such/place"),
+    ],
+)
+def test_what_cannot_be_filled_in_is_refused_at_once(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        child(**options)
