@@ -22,6 +22,11 @@ pytestmark = pytest.mark.anyio
 META = {"openai/session": "one"}
 
 
+def keyed(key: str) -> Json:
+    """What the host of a conversation says."""
+    return {"openai/session": key}
+
+
 def tools(w: World) -> None:
     """Adds ``count``, which counts in its session, and ``name``, which says its id."""
 
@@ -52,6 +57,55 @@ async def test_two_first_requests_at_once_make_one_session(seed: int) -> None:
         assert said == [f"conversation {n}" for n in range(1, 7)]
         modes = [each.mode for each in await c[0].layer.sessions.list()]
         assert modes.count("bound") == 1
+
+
+@pytest.mark.in_process
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_flood_at_two_replicas_takes_its_senders_places_only(seed: int) -> None:
+    """However many come at once, and wherever: what goes is his, unused, and at work nowhere."""
+    security = SessionSecurity(["k" * 32])
+    async with cluster(
+        2,
+        seed=seed,
+        security=security,
+        conversations=Conversations(),
+        max_sessions=6,
+        max_sessions_per_principal=4,
+    ) as c:
+        for w in c.worlds:
+            tools(w)
+        anns = [await w.carrier_of(user("ann")) for w in c.worlds]
+        bobs = [await w.carrier_of(user("bob")) for w in c.worlds]
+
+        async def flood(word: str) -> int:
+            """How many of twenty new conversations have a session."""
+            calls = [
+                ModernClient(anns[n % 2]).call("echo", {"text": word}, meta=keyed(f"{word} {n}"))
+                for n in range(20)
+            ]
+            assert len([await call.result() for call in calls]) == 20
+            sessions = await c[0].layer.sessions.list()
+            mine = [each for each in sessions if each.principal.subject == "ann"]
+            assert len(mine) <= 4 and len(sessions) <= 6
+            return len(mine)
+
+        for carrier in bobs:
+            await ModernClient(carrier).text("count", meta=keyed("his"))
+        running = ModernClient(anns[0]).call("wait", {"gate": "g"}, meta=keyed("at work"))
+        await c[0].box.gate("g").started.wait()
+        assert await flood("first") == 4
+        c.clock.advance(70)
+        for w in c.worlds:
+            await w.expire()
+        before = {each.id for each in await c[0].layer.sessions.list()}
+        assert await flood("second") == 4
+        after = {each.id for each in await c[0].layer.sessions.list()}
+        # His, hers that is at work, and one or more that came in place of what nobody used.
+        assert len(before & after) < len(before)
+        assert await ModernClient(bobs[1]).text("count", meta=keyed("his")) == "conversation 3"
+        c[0].box.gate("g").go.set()
+        assert (await running.result())["content"][0]["text"] == "through g"
+        assert await ModernClient(anns[1]).text("count", meta=keyed("at work")) == "conversation 1"
 
 
 # --- every host, every way --------------------------------------------------------------------

@@ -327,8 +327,12 @@ async def test_a_flood_of_keys_meets_its_senders_limit(caplog: pytest.LogCapture
     assert [each for each in caplog.messages if "max_sessions_per_principal" in each]
 
 
-async def test_at_a_limit_the_senders_own_oldest_conversation_is_forgotten() -> None:
+@pytest.mark.parametrize("store", ["memory", "sqlite", "shared"])
+async def test_at_a_limit_the_senders_own_oldest_conversation_is_forgotten(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody else's, however old, nor one at work; a session that was started stays, too."""
+    monkeypatch.setenv("MCP_SESSIONS_TEST_STORE", store)
     async with world(conversations=ON, max_sessions=8, max_sessions_per_principal=4) as w:
         tools(w)
         ann, bob, eve = [await w.carrier_of(user(name)) for name in ("ann", "bob", "eve")]
@@ -363,8 +367,12 @@ async def test_at_a_limit_the_senders_own_oldest_conversation_is_forgotten() -> 
         assert await text(ann, "modern", OPENAI, "new") == "conversation 4 4"
 
 
-async def test_one_who_makes_up_keys_leaves_room_for_others() -> None:
+@pytest.mark.parametrize("store", ["memory", "sqlite", "shared"])
+async def test_one_who_makes_up_keys_leaves_room_for_others(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a limit for each, a tenth is his; who is nobody is one of them."""
+    monkeypatch.setenv("MCP_SESSIONS_TEST_STORE", store)
     anybody = Conversations(anonymous=True)
     async with world(conversations=anybody, max_sessions=30) as w:
         tools(w)

@@ -29,7 +29,7 @@ from mcp_sessions.ids import (
     StreamName,
     parse_position,
 )
-from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.exchange import LIVENESS
 from mcp_sessions.stores.records import Attachment, Peer
@@ -753,3 +753,20 @@ async def test_a_session_whose_record_is_gone_is_gone() -> None:
         assert await store.head(session_id) is None
         assert not await store.subscribers("note://2")
         assert await store.end(session_id) is None
+
+
+async def test_a_principals_other_sessions_do_not_hide_his_conversations() -> None:
+    """Behind a gateway one identity has thousands, whose places stand before theirs."""
+    gateway = Principal("gateway")
+    store = redis_store()
+    await store.open(SessionPolicy(forget_after=FORGET_AFTER))
+    named = SessionId("n" * 43)
+    await store.create(Mode.BOUND, gateway, peer=None, now=NOW, session_id=named)
+    makes = (
+        store.create(Mode.TRANSPORT, gateway, peer=None, now=NOW, session_id=None)
+        for _ in range(2_100)
+    )
+    await asyncio.gather(*makes)
+    gone = await store.evict_own(gateway, now=NOW + 99, unused_for=60, held=(), limit=9)
+    assert [record.session_id for record in gone] == [named]
+    await store.close()
