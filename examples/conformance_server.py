@@ -10,7 +10,8 @@ Run it, on HTTP and WebSocket or on standard input and output::
 them too. With ``CONFORMANCE_TOKEN`` and ``CONFORMANCE_OTHER_TOKEN`` in its environment it asks
 for one of these bearer tokens; each is a principal of its own. ``CONFORMANCE_WEAK_TOKEN`` is
 another one of the first principal, with fewer scopes. With ``CONFORMANCE_CONVERSATIONS`` it binds
-conversations (``mcp-sessions conformance --conversations``).
+conversations, and its tool ``counter`` takes a handle: ``mcp-sessions conformance
+--conversations``.
 """
 
 import asyncio
@@ -77,10 +78,11 @@ def make_server() -> MCPServer[Any]:
 
 
 mcp = make_server()
+BINDS = bool(os.environ.get("CONFORMANCE_CONVERSATIONS"))
 layer = SessionLayer(
     mcp,
     policy=POLICY,
-    conversations=Conversations() if os.environ.get("CONFORMANCE_CONVERSATIONS") else None,
+    conversations=Conversations(handle={"counter"}) if BINDS else None,
 )
 layer.require_session(tools=["members_only"])
 
@@ -136,6 +138,17 @@ async def recall(key: str) -> str:
     """A key of the session's state, or ``nothing``."""
     session = session_of_call()
     return "nothing" if session is None else str(session.state.get(key, "nothing"))
+
+
+async def counter() -> str:
+    """How often it was called in the session."""
+    async with current_session().data.edit() as data:
+        data["counter"] = data.get("counter", 0) + 1
+        return str(data["counter"])
+
+
+if BINDS:
+    mcp.tool(structured_output=False)(counter)
 
 
 @mcp.tool(structured_output=False)

@@ -72,7 +72,7 @@ DISCOVERY: Stage = ("Before anything else: what the server says of itself", "CAP
 
 BOUND: Stage = (
     "If it binds conversations: sessions for hosts that start none",
-    "CNV1-13",
+    "CNV1-13 CNV15",
 )
 
 HTTP_HANDSHAKE: list[Stage] = [

@@ -5,7 +5,7 @@ from collections.abc import Generator
 import pytest
 
 from mcp_sessions_conformance.fault import Fault
-from mcp_sessions_conformance.faults.conversations import CAUGHT_BY
+from mcp_sessions_conformance.faults import conversations, handles
 from mcp_sessions_conformance.loader import load_optional_vectors
 from mcp_sessions_conformance.peer import Limits
 from mcp_sessions_conformance.runner import play_one, why_not
@@ -15,6 +15,7 @@ from tests.conformance.conftest import QUICK, behind_fault_proxy, served, way
 pytestmark = pytest.mark.anyio
 
 WAYS = ("http/handshake", "http/modern", "websocket/handshake", "websocket/modern")
+CAUGHT_BY = (*conversations.CAUGHT_BY, *handles.CAUGHT_BY)
 VECTORS = {vector.id: vector for vector in load_optional_vectors()}
 
 

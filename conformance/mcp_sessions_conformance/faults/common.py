@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from mcp_sessions_conformance.fault import Case, Late
+from mcp_sessions_conformance.fault import Case, Http, Late
 from mcp_sessions_conformance.values import SESSION, Json, as_object
 
 UPDATED = "notifications/resources/updated"
@@ -100,6 +100,13 @@ def in_results(methods: Iterable[str], edit: Edit) -> Callable[[Case], list[Json
         return [case.message]
 
     return rewrite
+
+
+def one_principal(http: Http) -> None:
+    """Everybody comes with the credential of who came first."""
+    if "authorization" in http.asked:
+        first = http.memory.setdefault("authorization", http.asked["authorization"])
+        http.asked["authorization"] = first
 
 
 def in_events(edit: Edit) -> Callable[[Case], list[Json | Late] | None]:

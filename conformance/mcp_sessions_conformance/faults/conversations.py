@@ -6,8 +6,8 @@ whose operator wants conversations bound.
 
 from typing import Any
 
-from mcp_sessions_conformance.fault import Case, Fault, Http, Late
-from mcp_sessions_conformance.faults.common import in_results, meta_of, refuse
+from mcp_sessions_conformance.fault import Case, Fault, Late
+from mcp_sessions_conformance.faults.common import in_results, meta_of, one_principal, refuse
 from mcp_sessions_conformance.values import SESSION, Json
 
 KEY_MEMBER, OTHER_MEMBER = "openai/session", "threadId"
@@ -68,12 +68,6 @@ def _conversation_before_current(case: Case) -> Rewritten:
     # Its session is another one than the connection's, which is not used up by it.
     meta[SESSION] = {"sessionId": "of-the-conversation"}
     return [case.message]
-
-
-def _one_principal(http: Http) -> None:
-    if "authorization" in http.asked:
-        first = http.memory.setdefault("authorization", http.asked["authorization"])
-        http.asked["authorization"] = first
 
 
 def _one_source(case: Case) -> Rewritten:
@@ -166,7 +160,7 @@ CAUGHT_BY: tuple[tuple[Fault, str], ...] = (
         "a-current-session-comes-before-the-conversation",
     ),
     (
-        Fault("keys-are-credentials", "asks nobody who he is", http=_one_principal),
+        Fault("keys-are-credentials", "asks nobody who he is", http=one_principal),
         "a-key-is-no-credential",
     ),
     (
