@@ -9,7 +9,7 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
-from mcp_sessions.core.messages import RequestId, error_body, wire_error
+from mcp_sessions.core.messages import RequestId, encode, wire_error
 from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
@@ -31,6 +31,12 @@ from mcp_sessions.server.upstream.port import OnProgress, PeerError, PeerRequest
 from mcp_sessions.stores.contract import SessionStore
 
 Work = Coroutine[Any, Any, None]
+
+_KEPT = 1_000
+"""Answers to other replicas that are kept: one may be lost on its way."""
+
+_KEPT_BYTES = 8_388_608
+"""Bytes of them."""
 
 _ASK_EVERY = 4.0
 """Seconds after which a question that is not answered is said again: it may be lost."""
@@ -122,6 +128,8 @@ class ChildHost:
 
     def __post_init__(self) -> None:
         self._asked: dict[str, tuple[RemoteCall, asyncio.Task[None]]] = {}
+        self._answered: dict[str, tuple[ChildAnswered, int]] = {}
+        self._answered_size = 0
 
     def handle(
         self, sender: str, message: AskChild | ChildAwaited | AnswerChild | NotifyChild
@@ -177,9 +185,13 @@ class ChildHost:
             if not message.is_awaited and known[0].process == sender:
                 known[1].cancel()
             return None
+        if not message.is_awaited:
+            return None
         # It was answered, and that was lost; or it never came.
+        kept = self._answered.get(message.ask)
         unknown = wire_error(OutcomeUnknown())
-        return self._over(sender, message.ask, error=unknown) if message.is_awaited else None
+        answered = ChildAnswered(ask=message.ask, result=None, error=unknown, handshake=None)
+        return self._bus.tell(kept[0] if kept is not None else answered, to=sender)
 
     def _answer(self, sender: str, message: AnswerChild) -> Work | None:
         for call, _ in self._asked.values():
@@ -208,7 +220,9 @@ class ChildHost:
             raise
         finally:
             call.over()
-            await self._over(call.process, call.ask, result, error, handshake)
+            answered = ChildAnswered(ask=call.ask, result=result, error=error, handshake=handshake)
+            self._keep(answered)
+            await self._bus.tell(answered, to=call.process)
 
     async def _served(
         self, call: RemoteCall, message: AskChild
@@ -230,23 +244,14 @@ class ChildHost:
         asked = Asked(message.client, message.method, params, message.level)
         return await peer.here(call, asked, lease)
 
-    async def _over(
-        self,
-        process: str,
-        ask: str,
-        result: Mapping[str, Any] | None = None,
-        error: Mapping[str, Any] | None = None,
-        handshake: Mapping[str, Any] | None = None,
-    ) -> None:
-        answered = ChildAnswered(ask=ask, result=result, error=error, handshake=handshake)
-        try:
-            await self._bus.tell(answered, to=process)
-        except TypeError:
-            # The child answered what JSON cannot say to another.
-            broken = error_body(INTERNAL_ERROR, "Internal error")
-            await self._bus.tell(
-                ChildAnswered(ask=ask, result=None, error=broken, handshake=None), to=process
-            )
+    def _keep(self, answered: ChildAnswered) -> None:
+        """For who asks for it again, as long as there is room."""
+        size = len(encode(answered.result)) if answered.result is not None else 0
+        self._answered[answered.ask] = answered, size
+        self._answered_size += size
+        while self._answered_size > _KEPT_BYTES or len(self._answered) > _KEPT:
+            _, size = self._answered.pop(next(iter(self._answered)))
+            self._answered_size -= size
 
 
 async def _reported(on_progress: OnProgress, told: Mapping[str, Any]) -> None:
