@@ -11,12 +11,19 @@ them too. With ``CONFORMANCE_TOKEN`` and ``CONFORMANCE_OTHER_TOKEN`` in its envi
 for one of these bearer tokens; each is a principal of its own. ``CONFORMANCE_WEAK_TOKEN`` is
 another one of the first principal, with fewer scopes. With ``CONFORMANCE_CONVERSATIONS`` it binds
 conversations, and its tool ``counter`` takes a handle: ``mcp-sessions conformance
---conversations``.
+--conversations``. ``CONFORMANCE_KIND`` is for those that its tool ``beside`` starts: they end with
+their standard input, and shut down when they are told to, have short times, or no store.
 """
 
 import asyncio
 import os
+import signal
+import socket
+import sys
+import threading
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from mcp.server import MCPServer
@@ -40,6 +47,21 @@ POLICY = SessionPolicy(
     request_key_bytes=16_384,
     max_message=1_048_576,
 )
+
+BRIEF = replace(
+    POLICY,
+    # Short enough to be waited for; and a window that a slow reader leaves much unread of.
+    idle_timeout=4,
+    max_age=1,
+    detached_timeout=2,
+    slow_timeout=1,
+    max_events=100_000,
+    max_bytes=67_108_864,
+)
+KINDS = ("draining", "brief", "stateless")
+KIND = os.environ.get("CONFORMANCE_KIND")
+GRACE = 3.0
+"""Seconds in which what runs may finish when the server shuts down."""
 
 
 class Tokens:
@@ -78,10 +100,11 @@ def make_server() -> MCPServer[Any]:
 
 
 mcp = make_server()
-BINDS = bool(os.environ.get("CONFORMANCE_CONVERSATIONS"))
+BINDS = KIND is None and bool(os.environ.get("CONFORMANCE_CONVERSATIONS"))
 layer = SessionLayer(
     mcp,
-    policy=POLICY,
+    policy=BRIEF if KIND == "brief" else POLICY,
+    store=None if KIND == "stateless" else "memory://",
     conversations=Conversations(handle={"counter"}) if BINDS else None,
 )
 layer.require_session(tools=["members_only"])
@@ -295,9 +318,90 @@ def greet(name: str) -> str:
     return f"Greet {name}."
 
 
+class Beside:
+    """The servers that were started beside this one."""
+
+    def __init__(self) -> None:
+        self._urls: dict[str, str] = {}
+        self._running: list[Process] = []
+        self._starting = asyncio.Lock()
+
+    async def url(self, kind: str) -> str:
+        """The URL of one of that kind; another one for each call if it is to shut down."""
+        async with self._starting:
+            if kind not in self._urls or kind == "draining":
+                self._urls[kind] = await self._start(kind)
+            return self._urls[kind]
+
+    async def _start(self, kind: str) -> str:
+        # It ends when this process does, however that ends: then its input does.
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, __file__),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
+            env={**os.environ, "CONFORMANCE_KIND": kind},
+        )
+        self._running.append(process)
+        url = await process.stdout.readline() if process.stdout is not None else b""
+        if not url:
+            raise ToolError(f"the server that is {kind} did not start")
+        return url.decode().strip()
+
+
+besides = Beside()
+
+
+@mcp.tool(structured_output=False)
+async def beside(kind: str = "") -> str:
+    """Starts a server beside this one and returns its URL; without a kind: the kinds there are."""
+    if not kind:
+        return " ".join(KINDS)
+    if kind not in KINDS:
+        raise ToolError(f"there is no kind {kind}")
+    return await besides.url(kind)
+
+
+@mcp.tool(structured_output=False)
+async def drain() -> str:
+    """The server shuts down, as an application does that goes on listening meanwhile."""
+    if KIND != "draining":
+        raise ToolError("others use this server")
+    leaving.add(asyncio.create_task(leave()))
+    return "draining"
+
+
+async def leave() -> None:
+    """Drain, and stay long enough for who asks what became of it."""
+    await layer.drain(GRACE)
+    await asyncio.sleep(GRACE)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+leaving: set[asyncio.Task[None]] = set()
+
+
+def end_with_input() -> None:
+    """End when whoever started this server has."""
+    while sys.stdin.buffer.read(65_536):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def serve_beside() -> None:
+    """Serve on a free port, and say where, for whoever started this server."""
+    threading.Thread(target=end_with_input, daemon=True).start()
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+    layer.run("http", sock=listener, on_started=lambda: print(url, flush=True))
+
+
 def main() -> None:
     """Serve on http://127.0.0.1:8000/mcp and on the WebSocket beside it."""
-    layer.run("http", port=int(os.environ.get("PORT", "8000")))
+    if KIND is not None:
+        serve_beside()
+    else:
+        layer.run("http", port=int(os.environ.get("PORT", "8000")))
 
 
 if __name__ == "__main__":

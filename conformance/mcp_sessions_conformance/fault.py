@@ -115,6 +115,9 @@ class Fault:
     primes: bool = True
     """Its streams begin with a priming event."""
 
+    buffers: bool = False
+    """It takes from the server whatever comes, and keeps what its client does not take."""
+
     when_cut: str = ""
     """``cancel``: what the client asked is cancelled when it goes away. ``silence``: no event
     is sent to anybody any more."""

@@ -19,6 +19,7 @@ from websockets.typing import Subprotocol
 
 from mcp_sessions_conformance import sse
 from mcp_sessions_conformance.fault import Fault, FaultInjector, Http, Late, Talk
+from mcp_sessions_conformance.faults.common import text_of, tool
 from mcp_sessions_conformance.peer import MODERN_VERSION
 from mcp_sessions_conformance.values import Json
 
@@ -46,6 +47,8 @@ class FaultProxy:
             injector: One that stands before several servers.
         """
         self.upstream = upstream
+        self._home = ""
+        self._beside: list[str] = []
         self.injector = injector or FaultInjector(fault)
         self._client: httpx.AsyncClient | None = None
         self._late: set[asyncio.Task[None]] = set()
@@ -78,10 +81,46 @@ class FaultProxy:
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 
+    def _incoming(self, message: Any, talk: Talk, asked: Json | None = None) -> list[Any]:
+        """What goes on to the client: a server beside the good one is as wrong as it is."""
+        if isinstance(message, dict) and "result" in message:
+            body = cast("Json", message)
+            answered = asked or talk.requests.get(body["id"])
+            if tool(answered) == "beside" and text_of(body).startswith("http"):
+                self._beside.append(text_of(body))
+                url = f"http://{self._home}/beside/{len(self._beside) - 1}/mcp"
+                body["result"]["content"][0]["text"] = url
+        return self.injector.incoming(message, talk, asked)
+
+    def _arrive(self, scope: Scope) -> str:
+        """The URL of the server that a request is for."""
+        self._home = dict(scope["headers"]).get(b"host", b"").decode() or self._home
+        place = scope["path"].split("/")
+        return self._beside[int(place[2])] if place[1] == "beside" else self.upstream
+
+    def _buffered(self, put: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        """The same, and nobody waits for whoever takes it."""
+        waiting: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+
+        async def take() -> None:
+            with contextlib.suppress(OSError, RuntimeError):
+                while True:
+                    await put(*await waiting.get())
+
+        task = asyncio.create_task(take())
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
+        async def keep(*given: Any) -> None:
+            waiting.put_nowait(given)
+
+        return keep
+
     # --- HTTP --------------------------------------------------------------------------------
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         injector, verb = self.injector, cast("str", scope["method"])
+        upstream = self._arrive(scope)
         given = {k.decode().lower(): v.decode("latin-1") for k, v in scope["headers"]}
         headers = {name: value for name, value in given.items() if name not in _HOP}
         if not _is_own(given.get("host", "")):
@@ -119,7 +158,7 @@ class FaultProxy:
                 body = json.dumps(forward[0]).encode()
                 asked = cast("Json", forward[0]) if asked is not None else None
         self._inject(exchange.asked)
-        relay = asyncio.create_task(self._relay(exchange, body, talk, asked, send))
+        relay = asyncio.create_task(self._relay(upstream, exchange, body, talk, asked, send))
         gone = asyncio.create_task(_until_gone(receive))
         await asyncio.wait({relay, gone}, return_when=asyncio.FIRST_COMPLETED)
         gone.cancel()
@@ -150,6 +189,7 @@ class FaultProxy:
 
     async def _relay(
         self,
+        upstream: str,
         exchange: Http,
         body: bytes,
         talk: Talk,
@@ -160,7 +200,7 @@ class FaultProxy:
             raise AssertionError("the lifespan has begun")
         injector = self.injector
         async with self._client.stream(
-            exchange.verb, self.upstream, headers=exchange.asked, content=body or None
+            exchange.verb, upstream, headers=exchange.asked, content=body or None
         ) as response:
             exchange.headers = {
                 name.lower(): value
@@ -188,7 +228,7 @@ class FaultProxy:
             message = json.loads(whole)
         except ValueError:
             return whole
-        messages = self.injector.incoming(message, talk, asked)
+        messages = self._incoming(message, talk, asked)
         found = [m.message if isinstance(m, Late) else m for m in messages]
         return json.dumps(found[-1]).encode() if found else b""
 
@@ -197,13 +237,14 @@ class FaultProxy:
     ) -> None:
         lock, verb = asyncio.Lock(), exchange.verb
 
-        async def put(message: Json, event_id: str | None = None) -> None:
+        async def write(message: Json, event_id: str | None = None) -> None:
             head = f"id: {event_id}\n" if event_id is not None else ""
             data = f"data: {json.dumps(message)}\n" if message else ""
             block = f"{head}{data}\n".encode()
             async with lock:
                 await send({"type": "http.response.body", "body": block, "more_body": True})
 
+        put = self._buffered(write) if self.injector.fault.buffers else write
         if verb == "GET" or (asked or {}).get("method") == "subscriptions/listen":
             talk.push = put
         reader = sse.Reader()
@@ -215,7 +256,7 @@ class FaultProxy:
                     if self.injector.fault.primes:
                         await put({}, event.id)
                     continue
-                for message in self.injector.incoming(json.loads(event.data), talk, None):
+                for message in self._incoming(json.loads(event.data), talk):
                     await self._put(message, lambda m, e=event.id: put(m, e))
                 self._inject(exchange.asked)
 
@@ -243,7 +284,7 @@ class FaultProxy:
         exchange = Http("UPGRADE", passed, injector.memory)
         if injector.fault.http is not None:
             injector.fault.http(exchange)
-        url = self.upstream.replace("http", "ws", 1)
+        url = self._arrive(scope).replace("http", "ws", 1)
         place: dict[str, Any] = {}
         host = passed.pop("host", "")
         if not _is_own(host):
@@ -267,7 +308,10 @@ class FaultProxy:
             if injector.fault.status is not None:
                 injector.fault.status(exchange)
             status = exchange.status
-            await send({"type": "websocket.http.response.start", "status": status, "headers": []})
+            again = refused.response.headers.get("retry-after")
+            fields = [] if again is None else [(b"retry-after", again.encode())]
+            start = {"type": "websocket.http.response.start", "status": status, "headers": fields}
+            await send(start)
             await send({"type": "websocket.http.response.body", "body": b""})
             return
         answered = {"sec-websocket-protocol": upstream.subprotocol or ""}
@@ -285,11 +329,12 @@ class FaultProxy:
         )
         talk = injector.talk(f"websocket {len(injector.talks)}")
 
-        async def put(message: Json) -> None:
+        async def write(message: Json) -> None:
             text = json.dumps(message)
             framed = {"bytes": text.encode()} if injector.fault.binary else {"text": text}
             await send({"type": "websocket.send", **framed})
 
+        put = self._buffered(write) if injector.fault.buffers else write
         talk.push = put
         try:
             await self._pump(receive, send, upstream, talk, put)
@@ -326,7 +371,7 @@ class FaultProxy:
 
         async def down() -> None:
             async for frame in upstream:
-                for message in injector.incoming(json.loads(frame), talk):
+                for message in self._incoming(json.loads(frame), talk):
                     await self._put(message, put)
 
         tasks = [asyncio.create_task(up()), asyncio.create_task(down())]

@@ -61,6 +61,12 @@ class Vector:
     loopback: bool = False
     """It is about servers on a loopback address."""
 
+    both_eras: bool = False
+    """It speaks the other era as well."""
+
+    beside: str | None = None
+    """The server beside the tested one that it is about (tool ``beside``)."""
+
     @property
     def features(self) -> frozenset[str]:
         """What a server has to have for it (CAP3); it may leave any of them out."""
@@ -164,6 +170,8 @@ def _vectors_of(files: Iterable[tuple[str, Json]]) -> list[Vector]:
                     fresh=given.get("fresh", False),
                     is_about=frozenset(given.get("features", ())),
                     loopback=given.get("loopback", False),
+                    both_eras=given.get("both_eras", False),
+                    beside=given.get("beside", body.get("beside")),
                 )
             )
     _check_ids(vector.id for vector in vectors)

@@ -122,6 +122,9 @@ class Sent:
     first_place: str | None = None
     """The first SSE id."""
 
+    message: Json = field(default_factory=dict[str, Any])
+    """It, as it was sent; empty for what is no request."""
+
     task: "asyncio.Task[None] | None" = None
 
 
@@ -217,7 +220,7 @@ class Peer(ABC):
         members = self.enveloped(params, meta or {})
         if members is not None:
             message["params"] = members
-        sent = Sent(request_id, method)
+        sent = Sent(request_id, method, message=message)
         self.sent.append(sent)
         self.transcript.note(self.name, "->", json.dumps(message))
         await self.post(message, sent, headers or {})

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from mcp_sessions_conformance import steps_events, steps_open, steps_raw, steps_talk
+from mcp_sessions_conformance import steps_beside, steps_events, steps_open, steps_raw, steps_talk
 from mcp_sessions_conformance.loader import Vector
 from mcp_sessions_conformance.matching import mismatch
 from mcp_sessions_conformance.peer import Failure, Limits
@@ -32,6 +32,8 @@ VERBS: Mapping[str, Callable[[Scene, Json], Awaitable[None]]] = {
     "frame": steps_raw.frame,
     "spoil": steps_raw.spoil,
     "check": steps_raw.check,
+    "beside": steps_beside.beside,
+    "pause": steps_beside.pause,
 }
 """The steps, by their names in the schema."""
 

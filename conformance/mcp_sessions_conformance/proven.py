@@ -32,6 +32,7 @@ ERR12: mismatch-is-another-code by another-session-in-the-header-is-refused
 ERR13: hides-what-began by a-request-that-began-says-so
 ERR13: always-started by a-request-that-began-says-so
 ERR14: talkative-errors by bad-states-have-one-error
+ERR14: names-a-stranger by a-foreign-session-is-not-found at http/handshake
 EVT1: first-session-only by a-change-is-heard-once-per-session
 EVT2: in-every-session by updates-reach-who-subscribed
 EVT3: no-list-changes by list-changes-reach-every-session
@@ -359,6 +360,20 @@ REQ6: no-cancel by a-cancel-by-id-cancels-a-keyed-request
 HTL12: no-priming by a-response-stream-has-ids
 HTM16: everyone-hears by a-listen-takes-the-session-from-another-transport
 WSS12: everyone-hears by a-listen-attaches
+ERR15: begins-what-it-refuses by what-a-draining-server-refuses-did-not-begin
+WSS17: goes-away-at-last by a-draining-server-closes-1012
+SES14: expires-while-it-runs by a-running-request-keeps-its-session
+SES14: stays-while-it-is-open by only-requests-keep-a-session
+SES16: promises-more by expires-at-is-not-later-than-the-truth
+CUP12: expired-is-evicted by what-is-too-old-is-expired
+ATT7: buffers-everything by who-takes-nothing-is-cut
+REQ8: runs-on by what-nobody-hears-is-given-up
+SLS1: starts-without-a-store by without-a-store-there-is-no-session-start
+SLS2: moves-its-end by a-sealed-id-has-a-fixed-end
+SLS2: one-principal by a-sealed-id-is-its-owners
+SLS3: goes-on-from-the-newest by the-token-is-the-state
+SLS4: fails-to-delete by deleting-revokes-nothing-without-a-store
+SLS5: keeps-answers by without-a-store-keys-and-events-are-none
 """
 
 

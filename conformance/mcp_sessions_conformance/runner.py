@@ -18,7 +18,7 @@ from mcp_sessions_conformance.targets import (
     Target,
     UrlWay,
 )
-from mcp_sessions_conformance.values import EXTENSION
+from mcp_sessions_conformance.values import EXTENSION, Json
 
 ONE_VECTOR = 20.0
 """Seconds for one vector, whatever its steps may take."""
@@ -27,6 +27,13 @@ LEAVING = 10.0
 """Seconds for ending what it made."""
 
 _FEATURES = {"features": f"/capabilities/extensions/{EXTENSION.replace('/', '~1')}/features"}
+_KINDS: Json = {
+    "step": "send",
+    "on": "a",
+    "method": "tools/call",
+    "params": {"name": "beside", "arguments": {}},
+    "capture": {"kinds": "/content/0/text"},
+}
 _ASKS = Vector(
     id="what-the-server-has",
     suite="",
@@ -51,6 +58,7 @@ _ASKS = Vector(
             "params": {},
             "capture": _FEATURES,
         },
+        _KINDS,
     ),
     transports=TRANSPORTS,
     eras=ERAS,
@@ -181,6 +189,11 @@ async def run(
     done = Run([]) if done is None else done
     done.targets = [f"{'stdio:' if t.transport == 'stdio' else ''}{t.text}" for t in targets]
     wanted = [vector for vector in vectors if selection.admits(vector)]
+    if len(selection.eras) == 1:
+        # A server of one era is no less one (HTP1).
+        both = "it speaks both eras, and one was asked for"
+        done.not_selected += [LeftOut(vector, "", both) for vector in wanted if vector.both_eras]
+        wanted = [vector for vector in wanted if not vector.both_eras]
     pipes: list[Pipe] = []
     ways = _ways(targets, selection, limits, credentials or Credentials(), pipes)
     try:
@@ -191,9 +204,9 @@ async def run(
                 waited_for.add(way.target)
                 await way.reachable()
         silent: dict[str, str] = {}
-        features: dict[str, frozenset[str] | None] = {}
+        offered: dict[str, Offered] = {}
         for place in [_Place(way, None) for way in ways] + _pairs(ways):
-            await _play_at(place, wanted, done, limits, progress, silent, features)
+            await _play_at(place, wanted, done, limits, progress, silent, offered)
         _note_what_needs_a_pair(ways, wanted, done)
         done.is_complete = True
     finally:
@@ -238,28 +251,41 @@ def _pairs(ways: list[RunningWay]) -> list[_Place]:
     return sorted(pairs, key=pipe_era)
 
 
-async def _features(way: RunningWay, limits: Limits) -> frozenset[str] | None:
-    """What the server says that it has (CAP3); None: it does not say, and is asked for all."""
+@dataclass(frozen=True)
+class Offered:
+    """What a server says that it has."""
+
+    features: frozenset[str] | None = None
+    """What it advertises (CAP3); None: it does not say, and is asked for all."""
+
+    beside: frozenset[str] | None = None
+    """The kinds of servers that it starts beside itself; None: it was not asked."""
+
+
+async def _offered(way: RunningWay, limits: Limits) -> Offered:
     player = Player(_ASKS, way, None, limits)
     await _within(ONE_VECTOR, player.play(), "to ask for its features")
     await _within(LEAVING, player.leave(), "to leave the server")
     found: Any = player.scene.names.get("features")
     listed = cast("list[Any]", found) if isinstance(found, list) else []
     # What is no list of names says nothing, and is no way to be asked for less.
-    return frozenset(listed) if listed and all(isinstance(f, str) for f in listed) else None
+    named = frozenset(listed) if listed and all(isinstance(f, str) for f in listed) else None
+    kinds: Any = player.scene.names.get("kinds")
+    return Offered(named, frozenset(kinds.split()) if isinstance(kinds, str) else frozenset())
 
 
 def why_not(
     vector: Vector,
     here: RunningWay,
     other: RunningWay | None,
-    features: frozenset[str] | None = None,
+    offered: Offered | None = None,
 ) -> str | None:
     """Why a vector is not played there; None: it is.
 
     Args:
-        features: What the server advertises; None: it is not known.
+        offered: What the server has; None: it is not known.
     """
+    offered = offered or Offered()
     if vector.crosses and other is None:
         return ""  # the pairs are looked at by themselves
     if not vector.crosses and other is not None:
@@ -278,7 +304,14 @@ def why_not(
         return "it needs a credential"
     if isinstance(here, PipeWay) and len(vector.connections) > 1:
         return "it needs several connections to one server, and a pipe is one"
-    missing = vector.features - features if features is not None else ()
+    if vector.beside is not None:
+        if here.transport == "stdio":
+            return "it is about a server at a URL"
+        if offered.beside is not None and vector.beside not in offered.beside:
+            return f"the server has no other beside it that is {vector.beside}"
+    # The one beside it may have others.
+    known = offered.features if vector.beside is None else None
+    missing = vector.features - known if known is not None else ()
     if missing:
         return f"the server does not advertise {', '.join(sorted(missing))}"
     return None
@@ -301,21 +334,21 @@ async def _play_at(
     limits: Limits,
     progress: Progress | None,
     silent: dict[str, str],
-    features: dict[str, frozenset[str] | None],
+    offered: dict[str, Offered],
 ) -> None:
     """Play what is for one place.
 
     Args:
-        features: Name of a way → what the server advertises there. Added to.
+        offered: Name of a way → what the server has there. Added to.
         silent: Names of ways, and of pairs, on which the server answers nothing any more → why
             that is believed. Added to.
     """
     chosen: list[Vector] = []
     here = place.here.name
-    if here not in features and any(why_not(v, place.here, place.other) is None for v in wanted):
-        features[here] = await _features(place.here, limits)
+    if here not in offered and any(why_not(v, place.here, place.other) is None for v in wanted):
+        offered[here] = await _offered(place.here, limits)
     for vector in wanted:
-        reason = why_not(vector, place.here, place.other, features.get(here))
+        reason = why_not(vector, place.here, place.other, offered.get(here))
         if reason is None:
             chosen.append(vector)
         elif reason:

@@ -1,5 +1,6 @@
 """What the steps of a vector share: its connections, what was captured, and how to compare."""
 
+import json
 import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
@@ -25,10 +26,20 @@ class Way(Protocol):
         """In which era."""
         ...
 
-    async def peer(self, name: str, transcript: Transcript, *, who: str = "one") -> Peer:
+    @property
+    def issued(self) -> dict[str, str]:
+        """The ids of sessions and connections that the server gave so far, and to which
+        principal (ERR14).
+        """
+        ...
+
+    async def peer(
+        self, name: str, transcript: Transcript, *, who: str = "one", at: str | None = None
+    ) -> Peer:
         """A new connection, not yet opened; on a pipe the one there is.
 
         Args:
+            at: The URL of a server beside the tested one.
             who: With whose credential: ``one``, ``other``, or ``weak``, which is the first
                 principal's with fewer scopes.
 
@@ -68,6 +79,9 @@ class Scene:
 
         self.sessions: dict[str, Peer] = {}
         """The sessions that were made, and where."""
+
+        self.principals: dict[str, str] = {}
+        """Whose credential each connection has: ``one`` or ``other``."""
 
     def peer(self, step: Json) -> Peer:
         """The connection of a step."""
@@ -130,6 +144,22 @@ class Scene:
             return
         if isinstance(found, str):
             self.sessions[found] = peer
+            self.given(peer, found)
+
+    def given(self, peer: Peer, issued: str) -> None:
+        """An id was given to whoever is on that connection."""
+        self.here.issued.setdefault(issued, self.principals[peer.name])
+
+    def check_secrets(self, peer: Peer, sent: Sent, error: Any) -> None:
+        """Check that an error names nothing that was given to somebody else (ERR14).
+
+        Raises:
+            Failure: It does, and its caller did not send it.
+        """
+        text, mine = json.dumps(error), self.principals[peer.name]
+        for issued, whose in self.here.issued.items():
+            if whose != mine and issued in text and issued not in json.dumps(sent.message):
+                raise Failure(f"the error of {sent.method} has an id of another principal's")
 
     async def request(self, peer: Peer, step: Json) -> Sent:
         """Send the request of a step."""
@@ -154,6 +184,8 @@ class Scene:
         message = arrival.message
         self.remember(peer, sent, message)
         what = f"the answer to {sent.method}"
+        if "error" in message:
+            self.check_secrets(peer, sent, message["error"])
         if step.get("failed", False):
             failed: Json = {"$any": [{"error": {}}, {"result": {"isError": True}}]}
             self.matches(what, failed, message)

@@ -20,7 +20,9 @@ async def open_connection(scene: Scene, step: Json) -> None:
         raise AssertionError("a vector with another way is played with one")
     name: str = step["on"]
     who = step.get("as", "one")
-    peer = await way.peer(name, scene.transcript, who=who)
+    at = scene.fill(step["at"]) if "at" in step else None
+    peer = await way.peer(name, scene.transcript, who=who, at=at)
+    scene.principals[name] = "other" if who == "other" else "one"
     if isinstance(peer, StdioPeer) and peer.is_initialized and "capabilities" in step:
         if scene.fill(step["capabilities"]) != peer.capabilities:
             # They were declared for the program's whole life.
@@ -125,6 +127,7 @@ async def _initialize(scene: Scene, peer: Peer, step: Json) -> None:
         if peer.connection_id is None:
             raise Failure("the answer to initialize has no header Mcp-Session-Id")
         scene.names[f"{peer.name}_connection"] = peer.connection_id
+        scene.given(peer, peer.connection_id)
     await peer.notify("notifications/initialized")
     if isinstance(peer, StdioPeer):
         peer.is_initialized = True

@@ -100,6 +100,8 @@ class UrlWay:
     era: Era
     limits: Limits
     credentials: Credentials
+    issued: dict[str, str] = field(default_factory=dict[str, str])
+    """See ``Way``."""
 
     @property
     def transport(self) -> Transport:
@@ -122,11 +124,15 @@ class UrlWay:
         """See ``Way``."""
         return self.credentials.names()
 
-    async def peer(self, name: str, transcript: Transcript, *, who: str = "one") -> Peer:
+    async def peer(
+        self, name: str, transcript: Transcript, *, who: str = "one", at: str | None = None
+    ) -> Peer:
         """See ``Way``."""
         make = HttpPeer if self.transport == "http" else WebSocketPeer
-        token = self.credentials.of(who)
-        return make(name, self.target.text, self.era, transcript, self.limits, token=token)
+        token, url = self.credentials.of(who), at or self.target.text
+        if self.transport == "websocket" and url.startswith("http"):
+            url = url.replace("http", "ws", 1)
+        return make(name, url, self.era, transcript, self.limits, token=token)
 
     async def renew(self) -> None:
         """Nothing outlives a vector here."""
@@ -195,6 +201,8 @@ class PipeWay:
     era: Era
     transport: Transport = "stdio"
     is_loopback: bool = False
+    issued: dict[str, str] = field(default_factory=dict[str, str])
+    """See ``Way``."""
 
     @property
     def target(self) -> Target:
@@ -211,8 +219,12 @@ class PipeWay:
         """A pipe's peer is who started the program."""
         return {}
 
-    async def peer(self, name: str, transcript: Transcript, *, who: str = "one") -> StdioPeer:
+    async def peer(
+        self, name: str, transcript: Transcript, *, who: str = "one", at: str | None = None
+    ) -> StdioPeer:
         """See ``Way``."""
+        if at is not None:
+            raise AssertionError("a server at a URL is not on this pipe")
         is_new = self.pipe.starts
         peer = await self.pipe.peer(self.era)
         peer.lend(name, transcript)

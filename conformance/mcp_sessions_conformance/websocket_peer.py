@@ -83,6 +83,7 @@ class WebSocketPeer(Peer):
                 **place,
             )
         except InvalidStatus as refused:
+            self.accepted = {k.lower(): v for k, v in refused.response.headers.raw_items()}
             self.over(f"refused with HTTP {refused.response.status_code}")
             return refused.response.status_code
         except (OSError, InvalidHandshake, InvalidURI, TimeoutError, WebSocketException) as error:

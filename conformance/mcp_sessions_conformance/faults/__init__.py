@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from mcp_sessions_conformance.fault import Fault
 from mcp_sessions_conformance.faults import (
+    beside,
     bindings,
     calling,
     codes,
@@ -21,7 +22,18 @@ from mcp_sessions_conformance.faults import (
 
 FAULTS: Mapping[str, Fault] = {
     fault.name: fault
-    for file in (sessions, events, state, requests, bindings, codes, hearing, calling, narrow)
+    for file in (
+        sessions,
+        events,
+        state,
+        requests,
+        bindings,
+        codes,
+        hearing,
+        calling,
+        narrow,
+        beside,
+    )
     for fault in file.FAULTS
 }
 """By name."""

@@ -129,6 +129,14 @@ def _talkative(case: Case) -> list[Json | Late] | None:
     return [case.message]
 
 
+def _names_a_stranger(case: Case) -> list[Json | Late] | None:
+    if code_of(case.message) != -32043:
+        return None
+    # The connection that was there first.
+    case.message["error"]["data"]["known"] = next(name for name in case.talks if name != "lone")
+    return [case.message]
+
+
 def _state_first(case: Case) -> list[Json | Late] | None:
     found: Any = meta_of(case.asked or {}).get(SESSION)
     if code_of(case.message) == -32043 and isinstance(found, dict) and "state" in found:
@@ -208,6 +216,11 @@ FAULTS = (
         to_client=in_results([], _new_token),
     ),
     Fault("talkative-errors", "says in its errors what it found", to_client=_talkative),
+    Fault(
+        "names-a-stranger",
+        "names a connection of somebody else's in its errors",
+        to_client=_names_a_stranger,
+    ),
     Fault("state-first", "looks at state before it looks for the session", to_client=_state_first),
     Fault("first-writer-wins", "keeps the first value of a key", to_server=_first_writer_wins),
     Fault(
