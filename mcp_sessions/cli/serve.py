@@ -211,6 +211,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         "--idle-timeout": options.idle_timeout,
         "--max-events": options.max_events,
         "--conversations": options.conversations or None,
+        "--hide": options.hide,
     }
     store = open_store(options.store if options.store is not None else DEFAULT_STORE)
 
@@ -230,7 +231,11 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
             )
         return loaded, f"{type(loaded.store).__name__}, as set in the SessionLayer"
     layer = SessionLayer(
-        loaded, store=store, policy=_policy(options), conversations=_conversations(options)
+        loaded,
+        store=store,
+        policy=_policy(options),
+        conversations=_conversations(options),
+        hidden=options.hide or (),
     )
     return layer, redacted(options.store or DEFAULT_STORE)
 

@@ -52,6 +52,7 @@ def layers_of(
                 security=None,
                 clock=time.time,
                 conversations=conversations,
+                hidden=options.hide or (),
             )
         except ConfigurationError as failed:
             raise ConfigurationError(f"{options.config}: {name}: {failed}") from failed

@@ -238,6 +238,13 @@ def _parser() -> argparse.ArgumentParser:
         f"{FORGET_AFTER} with a store that outlives the process, else as --idle-timeout",
     )
     parser.add_argument(
+        "--hide",
+        action="append",
+        metavar="PATTERN",
+        help="no session sees a tool, prompt or resource of that name, or URI (* is any text), if "
+        "the server reveals it to none; may be given again",
+    )
+    parser.add_argument(
         "--idle-timeout",
         type=types.seconds,
         metavar="S",

@@ -138,6 +138,11 @@ def test_a_layer_has_its_own_store_and_limits(capsys: pytest.CaptureFixture[str]
     )
 
 
+def test_a_layer_hides_what_it_hides_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refusal(capsys, "layer_app.py:layer", "--hide", "a*")
+    assert line.endswith("set them there, not with --hide\n")
+
+
 def test_a_tool_that_can_take_no_handle_is_refused(
     capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,16 +1,20 @@
 """``mcp-sessions serve -- COMMAND``: a server in any language, by its command line alone."""
 
+import asyncio
+import json
 import os
 import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.main import main
 from tests.support.children import CHILD, children_of, is_alive
+from tests.support.raw import RawClient, SocketCarrier
 from tests.support.serving import initialize, read_lines, serving
 
 COMMAND = ("--", sys.executable, "-S", CHILD)
@@ -87,3 +91,29 @@ def test_options_that_make_no_sense_are_one_line(
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("of", ["command", "config"])
+def test_what_is_to_be_hidden_nobody_sees(tmp_path: Path, of: str) -> None:
+    """Of any server, which need not know of it: a tool that is not to be had here."""
+    entry = {"command": sys.executable, "args": ["-S", CHILD]}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"one": entry}}))
+    what = COMMAND if of == "command" else ("--config", "mcp.json")
+
+    async def tools(port: int) -> list[Any]:
+        carrier = SocketCarrier("127.0.0.1", port)
+        client = RawClient(carrier, path="/mcp" if of == "command" else "/one/mcp")
+        await client.initialize()
+        listed = await client.result("tools/list")
+        params = [{"name": name, "arguments": {"text": "a"}} for name in ("echo", "nobody")]
+        codes = [(await client.error("tools/call", each))["code"] for each in params]
+        await carrier.aclose()
+        return [listed["tools"], codes[0] == codes[1]]
+
+    with serving(tmp_path, "--hide", "e*", "--hide", "x", *what) as process:
+        said = read_lines(process, 5)
+        found = re.search(r"127\.0\.0\.1:(\d+)", said)
+        assert found is not None, said
+        assert asyncio.run(tools(int(found.group(1)))) == [[], True]
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
