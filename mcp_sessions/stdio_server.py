@@ -39,6 +39,7 @@ class StdioServer(ExternalServer):
         max_children: int = 64,
         child_idle: float = 900,
         start_timeout: float = 30,
+        warm: int = 0,
     ) -> None:
         """Name a command; nothing is started before it is needed.
 
@@ -57,6 +58,9 @@ class StdioServer(ExternalServer):
             max_children: Processes at the same time; who needs one more is refused.
             child_idle: Seconds after its last request in which a process ends.
             start_timeout: Seconds that a process has to answer ``initialize``.
+            warm: Processes that are started before somebody needs one, so that a session need not
+                wait for that. They count as ``max_children`` do, and end when nobody needed one
+                for ``child_idle``, until somebody does. Not with ``{principal}`` or ``{session}``.
 
         Raises:
             ConfigurationError: The command is not there or not executable, or an argument is none.
@@ -75,6 +79,11 @@ class StdioServer(ExternalServer):
         self.has_cwd_template = self.cwd is not None and self._is_template(self.cwd)
         """Its directory is made when it is needed."""
 
+        if not 0 <= warm <= max_children:
+            raise ConfigurationError(f"warm: from 0 to max_children ({max_children}), not {warm}")
+        if warm and (self._templates or self.has_cwd_template):
+            raise ConfigurationError("warm: a process for a {principal} or {session} cannot wait")
+        self.warm = warm
         if "\0" in "".join((command, *args, *self.env, *self.env.values())):
             raise ConfigurationError("a command, its arguments and its env have no NUL in them")
         if any("=" in name or not name for name in self.env):

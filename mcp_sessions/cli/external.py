@@ -26,7 +26,8 @@ def external_server(options: argparse.Namespace) -> ExternalServer | None:
     given = given_options(options)
     if options.command:
         env: dict[str, str] = dict(options.env or ())
-        return StdioServer(*options.command, env=env, cwd=options.cwd, **given)
+        warm = options.warm or 0
+        return StdioServer(*options.command, env=env, cwd=options.cwd, warm=warm, **given)
     if options.url:
         return HTTPServer(options.url, headers=dict(options.header or ()), **given)
     return None

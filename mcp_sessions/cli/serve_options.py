@@ -19,7 +19,7 @@ DEFAULT_GRACE = 10
 EXTERNAL_OPTIONS = ("per", "max_children", "child_idle", "start_timeout")
 """Those of a server that is a command or a URL, as `StdioServer` and `HTTPServer` call them."""
 
-COMMAND_OPTIONS = ("env", "cwd")
+COMMAND_OPTIONS = ("env", "cwd", "warm")
 URL_OPTIONS = ("header",)
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -290,6 +290,12 @@ def _add_external_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=types.count,
         help="processes, or sessions there, at a time; default: 64, of a URL 1000",
+    )
+    external.add_argument(
+        "--warm",
+        metavar="N",
+        type=types.count,
+        help="processes of a command that wait for a session; default: 0",
     )
     external.add_argument(
         "--child-idle",

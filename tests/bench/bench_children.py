@@ -4,7 +4,8 @@
 
 The command is `tests/support/child_server.py`: plain Python, as lean as a server gets. One client,
 one connection, one call at a time; the figure is the CPU time of the process between the two,
-without the command's. Rounds alternate, and the median round counts.
+without the command's. Rounds alternate, and the median round counts. Then how much longer the
+first call of a session takes than its second one: it needs a process, or has one that waited.
 
 The others are installed into `.cache/bench` once, from PyPI and npm; one that cannot be is named.
 """
@@ -16,6 +17,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from tests.bench.bench_calls import HANDSHAKE, MODERN, Case, Client
@@ -23,6 +25,8 @@ from tests.support.children import CHILD
 from tests.support.processes import free_port, wait_until_it_listens
 
 ROUNDS = 5
+STARTS = 20
+WARM = 2
 COMMAND = [sys.executable, "-S", CHILD]
 CACHE = Path(__file__).parents[2] / ".cache" / "bench"
 MCP_PROXY, SUPERGATEWAY = "mcp-proxy==0.13.0", "supergateway@4.0.0"
@@ -162,6 +166,33 @@ def measure(calls: int) -> dict[str, float | Absent]:
             proxy.stop()
 
 
+def first_calls(proxy: Proxy) -> float:
+    """Milliseconds by which a session's first call takes longer than its second: the median."""
+    longer: list[float] = []
+    for _ in range(STARTS):
+        client = Client(Case("", "ours", MODERN, session=True), proxy.port)
+        # One that waits is there by then; the connection is open.
+        time.sleep(0.3)
+        times = [time.perf_counter()]
+        for _ in range(2):
+            client.call()
+            times.append(time.perf_counter())
+        longer.append((times[1] - times[0]) - (times[2] - times[1]))
+    return statistics.median(longer) * 1_000
+
+
+def starts() -> dict[str, float]:
+    """That, without and with processes that wait."""
+    figures: dict[str, float] = {}
+    for name, options in (("without --warm", ()), (f"--warm {WARM}", ("--warm", str(WARM)))):
+        proxy = ours("--max-children", "64", *options)
+        try:
+            figures[name] = first_calls(proxy)
+        finally:
+            proxy.stop()
+    return figures
+
+
 def main() -> None:
     """Measure, and print the tables."""
     calls = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
@@ -171,6 +202,9 @@ def main() -> None:
         figure = figures[case.name]
         told = f"absent: {figure}" if isinstance(figure, Absent) else f"{figure:7.0f} µs"
         print(f"  {case.name:<36} {told}")
+    print(f"the first call of a session beside its second, median of {STARTS}")
+    for name, figure in starts().items():
+        print(f"  {name:<36} {figure:7.1f} ms")
 
 
 if __name__ == "__main__":

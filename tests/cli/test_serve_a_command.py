@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,20 @@ def test_a_command_is_served_and_nothing_of_it_is_left(
             if not any(is_alive(pid) for pid in children):
                 return
         raise AssertionError("a process is left")
+
+
+def test_processes_wait_as_many_as_are_said_and_none_is_left(tmp_path: Path) -> None:
+    with serving(tmp_path, "--warm", "2", *COMMAND) as process:
+        read_lines(process, 5)
+        until = time.monotonic() + 20
+        while len(children := children_of(process.pid)) < 3 and time.monotonic() < until:
+            time.sleep(0.02)
+        assert len(children) == 3, "two servers, and the guard"
+        process.kill()
+        process.wait(20)
+        while any(is_alive(pid) for pid in children) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert not any(is_alive(pid) for pid in children)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,14 @@ class Starter(Protocol):
         """
         ...
 
+    def run(self, room: Callable[[], int]) -> None:
+        """Start some before they are needed, if that is wanted, until it is closed.
+
+        Args:
+            room: How many there may be beside those that are somebody's.
+        """
+        ...
+
     async def close(self) -> None:
         """All of them are over."""
         ...
@@ -84,6 +92,7 @@ class Children:
 
     def run(self) -> None:
         """End those that are idle, until it is closed."""
+        self.starter.run(lambda: self.server.max_children - len(self._living) - self._starts)
         self._rounds.loop("the rounds over idle children", self._round)
 
     def place(self, key: Hashable, make: Callable[[], Place]) -> Place:

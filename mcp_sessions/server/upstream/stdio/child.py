@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import re
+from collections.abc import Callable
 from secrets import token_hex
 from typing import Final
 
@@ -14,6 +15,7 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child, Client
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.stdio.process import ChildProcess, Processes, TooLong
+from mcp_sessions.server.upstream.stdio.warm import Label, WarmProcesses
 from mcp_sessions.stdio_server import StdioServer
 
 logger = logging.getLogger(__name__)
@@ -40,9 +42,24 @@ class StdioChildren:
         self._server = server
         self._longest = longest
         self._processes = Processes()
+        self._warm = WarmProcesses(server.warm, server.child_idle, self._start_warm)
+
+    def run(self, room: Callable[[], int]) -> None:
+        """See :class:`~mcp_sessions.server.upstream.external.children.Starter`."""
+        self._warm.run(room)
 
     async def start(self, place: Place, principal: Principal) -> Child:
         """A process."""
+        process = await self._warm.take(place.label)
+        if process is None:
+            process = await self._start(place, principal)
+        return StdioChild(process, place, self._longest)
+
+    async def _start_warm(self, label: Label) -> ChildProcess:
+        env, cwd = self._server.place_of("", "")
+        return await self._processes.start(self._server, label, env, cwd)
+
+    async def _start(self, place: Place, principal: Principal) -> ChildProcess:
         server = self._server
         # What stands in a path or a variable is a digest: nobody's name means anything there.
         who = name_for_handlers(repr((principal.client_id, principal.issuer, principal.subject)))
@@ -50,11 +67,11 @@ class StdioChildren:
         env, cwd = server.place_of(who[:_DIGITS], session[:_DIGITS])
         if cwd is not None and server.has_cwd_template:
             await asyncio.to_thread(os.makedirs, cwd, 0o700, True)
-        process = await self._processes.start(server, place.label, env, cwd)
-        return StdioChild(process, place, self._longest)
+        return await self._processes.start(server, place.label, env, cwd)
 
     async def close(self) -> None:
         """All of them are over."""
+        await self._warm.close()
         await self._processes.close()
 
 

@@ -175,6 +175,15 @@ class ChildProcess:
         """Its id, and its group's."""
         return self._process.pid
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it ended."""
+        return self._exited.is_set()
+
+    async def ended(self) -> None:
+        """Return when it ended."""
+        await self._exited.wait()
+
     async def last_words(self) -> str:
         """How it ended, if it did, and what it last wrote on stderr: one line for a client."""
         if await self._ends_within(_DRAINING):

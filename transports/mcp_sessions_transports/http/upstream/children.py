@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from inspect import isawaitable
 from typing import TYPE_CHECKING
 
@@ -62,6 +62,9 @@ class HttpChildren:
         except Exception as failed:
             # The boundary to the operator's code. What it says may quote the credential.
             raise refused(f"there is no credential for it ({type(failed).__name__})") from None
+
+    def run(self, room: Callable[[], int]) -> None:
+        """See :class:`Starter`: what costs a handshake need not be there before."""
 
     async def close(self) -> None:
         """All of them are over."""

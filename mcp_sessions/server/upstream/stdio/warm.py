@@ -1,0 +1,141 @@
+"""Processes that were started before anybody needs them, and are told nothing yet.
+
+Rules:
+
+1. Together with those that are somebody's they are never more than ``max_children``.
+2. One that is taken, or dies, is followed by another; one that dies again and again with a pause.
+3. When nobody took one for as long as a process may be idle they end. Who needs one then waits for
+   its start, and has the next ones started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from mcp_sessions.background import Background
+from mcp_sessions.core.backoff import Backoff
+from mcp_sessions.server.upstream.stdio.process import ChildProcess
+
+logger = logging.getLogger(__name__)
+
+_PAUSE = 0.1
+"""Seconds between a process that is taken and the start of the one that follows it."""
+
+_LOOK_EVERY = 5.0
+"""Seconds after which it is looked whether there is room by now."""
+
+
+class Label:
+    """Whose a process is, for the log: nobody's until it is somebody's."""
+
+    def __init__(self) -> None:
+        self._of: Callable[[], str] | None = None
+
+    def __call__(self) -> str:
+        return self._of() if self._of is not None else "a server that waits"
+
+    def given_to(self, of: Callable[[], str]) -> None:
+        """It is somebody's from now on."""
+        self._of = of
+
+
+class WarmProcesses:
+    """Those of one command.
+
+    Args:
+        count: How many wait, at the most.
+        idle: Seconds after which they end if nobody takes one.
+        start: Starts one; raises OSError.
+    """
+
+    def __init__(
+        self, count: int, idle: float, start: Callable[[Label], Awaitable[ChildProcess]]
+    ) -> None:
+        self._count = count
+        self._idle = idle
+        self._start = start
+        self._ready: dict[ChildProcess, Label] = {}
+        self._starting = asyncio.Lock()
+        self._wanted = asyncio.Event()
+        self._backoff = Backoff(base=1, cap=30)
+        self._background = Background()
+
+    def run(self, room: Callable[[], int]) -> None:
+        """Start them, until it is closed.
+
+        Args:
+            room: How many there may be beside those that are somebody's.
+        """
+        if self._count:
+            self._background.loop("the start of processes that wait", lambda: self._fill(room))
+
+    async def take(self, of: Callable[[], str]) -> ChildProcess | None:
+        """One that waits, which is somebody's from now on; None: there is none.
+
+        Args:
+            of: Says whose, for the log.
+        """
+        if not self._ready and self._starting.locked():
+            # Which counts already.
+            async with self._starting:
+                pass
+        while self._ready:
+            process = next(iter(self._ready))
+            label = self._ready.pop(process)
+            self._wanted.set()
+            if not process.is_over:
+                self._backoff.progressed()
+                label.given_to(of)
+                return process
+        self._wanted.set()
+        return None
+
+    async def close(self) -> None:
+        """End them."""
+        await self._background.close()
+        await self._end()
+
+    async def _fill(self, room: Callable[[], int]) -> None:
+        loop = asyncio.get_running_loop()
+        used_at, is_idle = loop.time(), False
+        while True:
+            self._wanted.clear()
+            while not is_idle and len(self._ready) < min(self._count, room()):
+                await self._add()
+            try:
+                async with asyncio.timeout(_LOOK_EVERY):
+                    await self._wanted.wait()
+                used_at, is_idle = loop.time(), False
+                # Who took one has its handshake and its first answer without a start beside it.
+                await asyncio.sleep(_PAUSE)
+            except TimeoutError:
+                if loop.time() - used_at >= self._idle and not is_idle:
+                    is_idle = True
+                    await self._end()
+
+    async def _add(self) -> None:
+        label = Label()
+        try:
+            async with self._starting:
+                process = await self._start(label)
+                self._ready[process] = label
+        except OSError as failed:
+            logger.warning("a process that is to wait cannot be started: %s", failed.strerror)
+            await asyncio.sleep(self._backoff.failed(1.0))
+            return
+        self._background.run("watching a process that waits", self._watch(process))
+
+    async def _watch(self, process: ChildProcess) -> None:
+        await process.ended()
+        if self._ready.pop(process, None) is None:
+            return
+        logger.warning("a process that waited is over: %s", await process.last_words())
+        await process.stop()
+        await asyncio.sleep(self._backoff.failed(1.0))
+        self._wanted.set()
+
+    async def _end(self) -> None:
+        ready, self._ready = list(self._ready), {}
+        await asyncio.gather(*(process.stop() for process in ready))
