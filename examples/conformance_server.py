@@ -24,6 +24,7 @@ import threading
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 from mcp.server import MCPServer
@@ -301,8 +302,13 @@ WHAT_HAPPENED = ("started", "finished", "cancelled")
 
 
 @mcp.tool(structured_output=False)
-async def revoke(session: str) -> str:
-    """The server ends a session by itself."""
+async def revoke(session: str | None = None) -> str:
+    """The server ends a session by itself; without a name that of the call's conversation."""
+    if session is None:
+        # What a handler is shown of it is the id's SHA-256.
+        shown = current_session().id
+        known = [each.id for each in await layer.sessions.list()]
+        session = next(each for each in known if sha256(each.encode()).hexdigest() == shown)
     return "revoked" if await layer.sessions.end(session) else "not there"
 
 

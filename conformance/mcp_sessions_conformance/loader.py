@@ -67,6 +67,9 @@ class Vector:
     beside: str | None = None
     """The server beside the tested one that it is about (tool ``beside``)."""
 
+    anonymous: bool = False
+    """It is about callers without a credential."""
+
     @property
     def features(self) -> frozenset[str]:
         """What a server has to have for it (CAP3); it may leave any of them out."""
@@ -172,6 +175,7 @@ def _vectors_of(files: Iterable[tuple[str, Json]]) -> list[Vector]:
                     loopback=given.get("loopback", False),
                     both_eras=given.get("both_eras", False),
                     beside=given.get("beside", body.get("beside")),
+                    anonymous=given.get("anonymous", False),
                 )
             )
     _check_ids(vector.id for vector in vectors)

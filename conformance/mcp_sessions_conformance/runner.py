@@ -296,6 +296,8 @@ def why_not(
         return f"it is about the {' and '.join(vector.eras)} era"
     if vector.loopback and not here.is_loopback:
         return "it is about servers on a loopback address"
+    if vector.anonymous and here.tokens:
+        return "it is about callers without a credential"
     if vector.needs_other_principal and "other_token" not in here.tokens:
         return "it needs the credentials of two principals"
     if vector.needs_weak_credential and "weak_token" not in here.tokens:

@@ -8,7 +8,7 @@ cannot be pushed to. A *request channel* is the way back for one request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -28,6 +28,7 @@ from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.audit import AuditEntry
 from mcp_sessions.server.binding import ReadEvents, RequestChannel, Transport
+from mcp_sessions.server.header_fields import HeaderFields
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
 
@@ -234,30 +235,6 @@ class ClientConnection:
             is_over: See :meth:`Transport.withdraw`.
         """
         self.transport.withdraw(session_id, is_over=is_over)
-
-
-class HeaderFields(Mapping[str, str]):
-    """Headers by their names in lower case, decoded only if one is asked for."""
-
-    def __init__(self, fields: Sequence[tuple[bytes, bytes]]) -> None:
-        self._fields = fields
-        self._decoded: dict[str, str] | None = None
-
-    @property
-    def _by_name(self) -> dict[str, str]:
-        if self._decoded is None:
-            pairs = list(self._fields)[::-1]
-            self._decoded = {name.decode("latin-1"): said.decode("latin-1") for name, said in pairs}
-        return self._decoded
-
-    def __getitem__(self, name: str) -> str:
-        return self._by_name[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name)
-
-    def __len__(self) -> int:
-        return len(self._by_name)
 
 
 class NotChanged(Enum):

@@ -25,7 +25,16 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from mcp_sessions.testing import admission, attachment, belongings, exchange, lives, logs, telling
+from mcp_sessions.testing import (
+    admission,
+    attachment,
+    belongings,
+    exchange,
+    lives,
+    logs,
+    sleeping,
+    telling,
+)
 from mcp_sessions.testing.parts import Check, MakeStore, MakeTwoStores
 
 if TYPE_CHECKING:
@@ -44,6 +53,7 @@ __all__ = [
 
 STORE_CHECKS: Sequence[Check] = (
     *lives.CHECKS,
+    *sleeping.CHECKS,
     *admission.CHECKS,
     *logs.CHECKS,
     *attachment.CHECKS,

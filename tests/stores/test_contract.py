@@ -20,6 +20,7 @@ from mcp_sessions.testing import (
     exchange,
     lives,
     logs,
+    sleeping,
     telling,
 )
 from tests.stores.every_store import every_exchange, every_store
@@ -56,7 +57,7 @@ async def test_an_exchange_keeps_its_contract(
 @pytest.mark.parametrize(
     ("checks", "modules", "argument"),
     [
-        (STORE_CHECKS, (lives, admission, logs, attachment, belongings, telling), "make"),
+        (STORE_CHECKS, (lives, sleeping, admission, logs, attachment, belongings, telling), "make"),
         (EXCHANGE_CHECKS, (exchange,), "make_two"),
     ],
     ids=["store", "exchange"],

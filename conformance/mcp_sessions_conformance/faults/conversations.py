@@ -6,8 +6,16 @@ whose operator wants conversations bound.
 
 from typing import Any
 
-from mcp_sessions_conformance.fault import Case, Fault, Late
-from mcp_sessions_conformance.faults.common import in_results, meta_of, one_principal, refuse
+from mcp_sessions_conformance.fault import Case, Fault, Http, Late
+from mcp_sessions_conformance.faults.common import (
+    arguments,
+    in_results,
+    meta_of,
+    one_principal,
+    params_of,
+    refuse,
+    tool,
+)
 from mcp_sessions_conformance.values import SESSION, Json
 
 KEY_MEMBER, OTHER_MEMBER = "openai/session", "threadId"
@@ -118,6 +126,49 @@ def _names_what_is_bound(case: Case) -> Rewritten:
     return None
 
 
+def _takes_anybodys(http: Http) -> None:
+    for name in ("x-forwarded-for", "forwarded"):
+        http.asked.pop(name, None)
+
+
+def _ends_its_own(case: Case) -> bool:
+    return tool(case.asked) == "revoke" and not arguments(case.asked or {})
+
+
+def _aborts(case: Case) -> Rewritten:
+    if not _ends_its_own(case):
+        return None
+    return [refuse(case.message, -32043, "Session not found")]
+
+
+def _lives_on(case: Case) -> Rewritten:
+    if tool(case.message) != "revoke" or arguments(case.message):
+        return None
+    params_of(case.message).update(name="echo", arguments={"msg": "revoked"})
+    return [case.message]
+
+
+def _notes_header(http: Http) -> None:
+    said = http.asked.get("mcp-protocol-version", "")
+    http.memory["bare"] = said.startswith("2025") and "mcp-session-id" not in http.asked
+
+
+def _wants_a_header(case: Case) -> Rewritten:
+    if not case.memory.get("bare") or case.message.get("method") != "tools/call":
+        return None
+    case.answers.append(refuse(case.message, -32600, "Missing session ID"))
+    return []
+
+
+def _serves_what_is_over(http: Http) -> None:
+    over = http.memory.setdefault("over", set[str]())
+    named = http.asked.get("mcp-session-id", "")
+    if http.verb == "DELETE":
+        over.add(named)
+    elif named in over:
+        del http.asked["mcp-session-id"]
+
+
 CAUGHT_BY: tuple[tuple[Fault, str], ...] = (
     (
         Fault("knows-no-keys", "serves no conversation", to_server=_knows_no_keys),
@@ -182,6 +233,31 @@ CAUGHT_BY: tuple[tuple[Fault, str], ...] = (
     (
         Fault("opens-by-key", "takes a session's id for a key", to_server=_key_is_a_credential),
         "what-is-bound-is-named-by-nobody",
+    ),
+    (
+        Fault("believes-strangers", "takes keys from anywhere", http=_takes_anybodys),
+        "a-strangers-key-is-not-used-behind-a-proxy",
+    ),
+    (
+        Fault("aborts", "aborts what runs in a session that ends", to_client=_aborts),
+        "the-end-of-a-conversations-session-aborts-nothing",
+    ),
+    (
+        Fault("goes-on", "serves on in a session that ended", to_server=_lives_on),
+        "the-end-of-a-conversations-session-aborts-nothing",
+    ),
+    (
+        Fault(
+            "wants-a-header",
+            "refuses a POST without a header",
+            to_server=_wants_a_header,
+            http=_notes_header,
+        ),
+        "no-door-is-shut-for-want-of-a-header",
+    ),
+    (
+        Fault("serves-the-dead", "takes an id that is over for none", http=_serves_what_is_over),
+        "no-door-is-shut-for-want-of-a-header",
     ),
     (
         Fault("names-the-bound", "takes what it shows for a name", to_server=_names_what_is_bound),

@@ -1,0 +1,197 @@
+"""What outlives its idle time: sessions of conversations, and connections that sleep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mcp_sessions.core.states import Mode
+from mcp_sessions.errors import Refusal
+from mcp_sessions.ids import GET_STREAM, SessionId
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.testing.parts import (
+    ALICE,
+    BOB,
+    IDLE,
+    LIFETIME,
+    MCP_MODES,
+    NOW,
+    POST_STREAM,
+    Check,
+    MakeStore,
+    ids_of,
+    limit_of,
+    new_session,
+    opened,
+)
+
+
+async def a_bound_session_lives_as_long_as_it_may_be_idle(make: MakeStore) -> None:
+    """With ``forget_after``, however a request or the work on one moved its deadline; and it is
+    over that much later than others, however busy. Of others nothing changes.
+    """
+    forget = 3 * LIFETIME
+    bound, second = SessionId("bound" + "x" * 38), SessionId("second" + "x" * 37)
+    async with opened(make, forget_after=forget) as store:
+
+        async def life_of(session_id: SessionId) -> tuple[float, float]:
+            record = await store.load(session_id, now=NOW)
+            assert record is not None
+            return record.expires_at - NOW, record.ends_at - NOW
+
+        async def expired(now: float, *held: SessionId) -> list[SessionId]:
+            gone = await store.expire(now=now, held=held, limit=9)
+            return [record.session_id for record in gone]
+
+        other = (await new_session(store)).id
+        for each in (bound, second):
+            await store.create(Mode.BOUND, ALICE, peer=None, now=NOW, session_id=each)
+            assert await life_of(each) == (forget, LIFETIME + forget)
+            assert await store.head(each) is None
+        assert await life_of(other) == (IDLE, LIFETIME)
+        assert await expired(NOW + IDLE) == [other]
+
+        await store.touch([bound], now=NOW + 1)
+        assert (await life_of(bound))[0] == forget + 1
+        assert await store.admit(bound, ALICE, mode=Mode.BOUND, now=NOW + 2) is not None
+        assert (await life_of(bound))[0] == forget + 2
+        assert await expired(NOW + forget + 1) == [second]
+        assert await expired(NOW + forget + 10, bound) == []
+        assert (await life_of(bound))[0] == LIFETIME + forget
+        assert await expired(NOW + LIFETIME + forget - 1) == []
+        late = NOW + LIFETIME + forget
+        assert await store.admit(bound, ALICE, mode=Mode.BOUND, now=late) is None
+        assert await expired(late, bound) == [bound]
+
+
+async def a_principals_oldest_bound_sessions_make_room(make: MakeStore) -> None:
+    """Those that were not used for longest, and nobody else's; what has another mode, is at work or
+    was used lately stays.
+    """
+    forget = 500.0
+    async with opened(make, forget_after=forget, idle_timeout=200.0) as store:
+
+        async def bound(name: str, principal: Principal = ALICE, at: float = 0) -> SessionId:
+            named = SessionId(name * 43)
+            record = await store.create(
+                Mode.BOUND, principal, peer=None, now=NOW + at, session_id=named
+            )
+            return record.session_id
+
+        async def evicted(at: float, limit: int, *held: SessionId) -> list[SessionId]:
+            gone = await store.evict_own(ALICE, now=NOW + at, unused_for=60, held=held, limit=limit)
+            return [record.session_id for record in gone]
+
+        others = [(await new_session(store, mode=mode)).id for mode in MCP_MODES]
+        others += [await bound("o", BOB), await bound("n", ANONYMOUS)]
+        oldest, used, held, second, third = [
+            await bound(name, at=at) for at, name in enumerate("abcde")
+        ]
+        await store.subscribe(third, "note://1")
+        assert await store.admit(used, ALICE, mode=Mode.BOUND, now=NOW + 90) is not None
+        assert await evicted(59.9, 9) == []
+        assert await evicted(100, 1, held) == [oldest]
+        assert await evicted(100, 9, held) == [second, third]
+        assert await evicted(100, 9, held) == []
+        assert await store.subscribers("note://1") == []
+        assert await ids_of(store) == {*others, used, held}
+        assert await evicted(155, 1) == [held]
+        assert await evicted(155, 9) == [used]
+        assert await store.evict_own(ALICE, now=NOW, unused_for=1, held=(), limit=9) == []
+
+
+async def what_sleeps_makes_room_first(make: MakeStore) -> None:
+    """Whoever's it is and whatever it holds; to make room for one principal only his own."""
+    async with opened(make, forget_after=500.0) as store:
+
+        async def evicted(at: float, *held: SessionId) -> list[SessionId]:
+            gone = await store.evict(now=NOW + at, unused_for=60, held=held, limit=1, opened=False)
+            return [record.session_id for record in gone]
+
+        async def evicted_own(principal: Principal, at: float) -> list[SessionId]:
+            gone = await store.evict_own(principal, now=NOW + at, unused_for=60, held=(), limit=9)
+            return [record.session_id for record in gone]
+
+        older, his, nobodys, used = [
+            await new_session(store, principal, mode=Mode.TRANSPORT, now=NOW + at)
+            for at, principal in enumerate((ALICE, BOB, ANONYMOUS, ALICE))
+        ]
+        await store.subscribe(older.id, "note://1")
+        await store.mark_stream_opened(older.id)
+        await used.admit(mode=Mode.TRANSPORT, now=NOW + 90)
+        started = await new_session(store)
+        assert await evicted_own(ALICE, IDLE - 0.1) == []
+        assert await evicted(IDLE, nobodys.id) == [older.id]
+        assert await evicted(IDLE) == [nobodys.id]
+        assert await evicted_own(ALICE, IDLE + 9) == []
+        assert await evicted_own(BOB, IDLE + 9) == [his.id]
+        assert await evicted(IDLE + 89.9) == []
+        assert await ids_of(store) == {used.id, started.id}
+        assert await evicted_own(ALICE, IDLE + 90) == [used.id]
+
+
+async def a_connection_that_sleeps_loses_its_past_alone(make: MakeStore) -> None:
+    """It lives on, and what waits for it then waits. Of a session that was started nothing goes."""
+    forget = 3 * LIFETIME
+    async with opened(make, forget_after=forget) as store:
+        connection, started = [await new_session(store, mode=mode) for mode in reversed(MCP_MODES)]
+        await started.append()
+        for stream in (GET_STREAM, GET_STREAM, POST_STREAM):
+            await connection.append(stream=stream)
+        await store.subscribe(connection.id, "note://1")
+        await store.change_state(connection.id, {"n": 1}, ())
+
+        async def replayed(after: int) -> tuple[list[int], Refusal | None]:
+            position = await connection.position(after, GET_STREAM)
+            return await connection.read(position, stream=GET_STREAM)
+
+        await store.sleep(now=NOW + IDLE - 0.1)
+        assert await replayed(0) == ([1, 2], None)
+        assert await connection.kept(POST_STREAM) == [1]
+        await store.sleep(now=NOW + IDLE)
+        assert await replayed(1) == ([], Refusal.EVICTED)
+        assert await replayed(2) == ([], None)
+        assert await store.head(connection.id, stream=POST_STREAM) is None
+        assert await started.kept() == [1]
+        assert await store.subscribers("note://1") == [connection.id]
+        record = await connection.record(now=NOW + forget - 0.1)
+        assert (record.state, record.ends_at) == ({"n": 1}, NOW + LIFETIME + forget)
+
+        await connection.append(stream=GET_STREAM, now=NOW + IDLE + 1)
+        await store.sleep(now=NOW + IDLE + 2)
+        assert await replayed(2) == ([3], None)
+        woken = NOW + 2 * IDLE
+        assert await connection.admit(mode=Mode.TRANSPORT, now=woken) is not None
+        await store.sleep(now=woken + IDLE - 0.1)
+        assert await replayed(2) == ([3], None)
+        await store.sleep(now=woken + IDLE)
+        assert await replayed(2) == ([], Refusal.EVICTED)
+        assert await ids_of(store) == {connection.id, started.id}
+        gone = await store.expire(now=woken + forget, held=(), limit=9)
+        assert {record.session_id for record in gone} == {connection.id, started.id}
+
+
+async def one_principals_names_do_not_fill_the_store(make: MakeStore) -> None:
+    """A tenth of ``max_sessions`` is his, where the operator says nothing; others come in."""
+    async with opened(make, max_sessions=30) as store:
+
+        async def named(name: str, principal: Principal = ALICE) -> None:
+            named = SessionId(name * 43)
+            await store.create(Mode.BOUND, principal, peer=None, now=NOW, session_id=named)
+
+        for name in "abc":
+            await named(name)
+        assert await limit_of(lambda: named("d")) == "max_sessions_per_principal"
+        await named("a")
+        await named("e", BOB)
+        for _ in range(26):
+            await new_session(store)
+        assert await limit_of(lambda: new_session(store)) == "max_sessions"
+
+
+CHECKS: Sequence[Check] = (
+    a_bound_session_lives_as_long_as_it_may_be_idle,
+    a_principals_oldest_bound_sessions_make_room,
+    what_sleeps_makes_room_first,
+    a_connection_that_sleeps_loses_its_past_alone,
+    one_principals_names_do_not_fill_the_store,
+)
