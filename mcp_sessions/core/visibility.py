@@ -110,9 +110,9 @@ class Visibility:
 
     def _is_hidden(self, kind: str, name: str) -> bool:
         for pattern, hides in reversed(self.rules.get(kind, ())):
-            if matches(pattern, name):
+            if _covers(kind, pattern, name):
                 return hides
-        return any(matches(as_pattern(kind, pattern), name) for pattern in self.outside)
+        return any(_covers(kind, as_pattern(kind, pattern), name) for pattern in self.outside)
 
     def changed(self, kind: str, patterns: Collection[str], *, hides: bool) -> list[Rule]:
         """The rules of a kind with more of them; the same ones, if these change nothing."""
@@ -226,18 +226,24 @@ def restored(value: Any, put: Mapping[str, str]) -> Any:
     return value
 
 
+def _covers(kind: str, pattern: str, name: str) -> bool:
+    # A pattern that is itself encoded is meant in its plain spelling, too.
+    return matches(pattern, name) or (kind == RESOURCES and matches(_decoded(pattern), name))
+
+
 def _spellings(uri: str) -> Iterator[str]:
     """A URI, and as servers may read it that decode it, or resolve its dots, once or twice."""
     yield uri
     for _ in range(2):
-        plain = _plain(unquote(uri))
+        plain = _decoded(uri)
         if plain == uri:
             return
         yield plain
         uri = plain
 
 
-def _plain(uri: str) -> str:
+def _decoded(uri: str) -> str:
+    uri = unquote(uri)
     scheme, colon, rest = uri.partition(":")
     if not colon:
         return uri

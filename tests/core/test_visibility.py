@@ -87,6 +87,17 @@ def test_a_resource_is_hidden_however_it_is_spelled(uri: str) -> None:
     assert not seen("notes://all/secret").is_hidden(RESOURCES, "notes://secret")
 
 
+def test_what_is_revealed_as_it_is_spelled_is_seen() -> None:
+    """And what a server may take for something else is not: it is hidden in its other spelling."""
+    rules = seen().changed(RESOURCES, {"notes://all/a%20b", "notes://all/x/*"}, hides=False)
+    visibility = seen("notes://*", resources=rules)
+    assert not visibility.is_hidden(RESOURCES, "notes://all/a%20b")
+    assert not visibility.is_hidden(RESOURCES, "notes://all/a b")
+    assert not visibility.is_hidden(RESOURCES, "notes://all/x/1")
+    assert visibility.is_hidden(RESOURCES, "notes://all/x/../secret")
+    assert visibility.is_hidden(RESOURCES, "notes://all/x/%2e%2e/secret")
+
+
 def test_a_template_hides_what_is_made_of_it() -> None:
     visibility = seen("users://{id}/key{?form}")
     assert visibility.is_hidden(RESOURCES, "users://1/key?form=pem")
