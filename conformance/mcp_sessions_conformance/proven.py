@@ -1,10 +1,9 @@
 """Which fault breaks a clause and as little else as can be, and the vector that it is caught by:
 the proof that an implementation which breaks that one clause does not pass.
 
-``CLAUSE: FAULT by VECTOR`` or ``CLAUSE: FAULT by VECTOR at WAY``; a clause may have several. Every
-MUST of a server that has a vector is in it; the tests of the runner play it, as they play
-``broken.py``, which asks the same of each vector. A MUST that has no vector says why in
-``spec/coverage.json``.
+``CLAUSE: FAULT by VECTOR [at WAY]``; a clause may have several. Every MUST of a server that has a
+vector is in it; the tests of the runner play it, as they play ``broken.py``, which asks the same of
+each vector. A MUST that has no vector says why in ``spec/coverage.json``.
 """
 
 from dataclasses import dataclass
