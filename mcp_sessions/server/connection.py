@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from starlette.datastructures import Headers
+
 from mcp_sessions.core.conversations import ConversationKey
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import (
@@ -313,7 +315,7 @@ class Inbound:
         """What that was sent with, by names in lower case. Of one that is there twice the first
         counts.
         """
-        return HeaderFields(self.scope["headers"] if self.scope else ())
+        return Headers(raw=self.scope["headers"] if self.scope else [])
 
     @property
     def transport(self) -> str:

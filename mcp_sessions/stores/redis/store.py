@@ -34,17 +34,11 @@ from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.redis.belongings import Belongings
 from mcp_sessions.stores.redis.cluster import ClusterLink
 from mcp_sessions.stores.redis.commands import NAME
-from mcp_sessions.stores.redis.connection import (
-    TIMEOUT,
-    Link,
-    MakeConnection,
-    check_url,
-    connections_to,
-    url_of_node,
-)
+from mcp_sessions.stores.redis.connection import TIMEOUT, Link, MakeConnection, connections_to
 from mcp_sessions.stores.redis.events import Events
 from mcp_sessions.stores.redis.lives import Lives
 from mcp_sessions.stores.redis.pubsub import RedisExchange
+from mcp_sessions.stores.redis.urls import check_url, url_of_node
 
 logger = logging.getLogger(__name__)
 
