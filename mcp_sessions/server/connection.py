@@ -30,7 +30,6 @@ from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.audit import AuditEntry
 from mcp_sessions.server.binding import ReadEvents, RequestChannel, Transport
-from mcp_sessions.server.header_fields import HeaderFields
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
 
