@@ -47,6 +47,10 @@ class UrlServer:
     def forget(self) -> None:
         """Be started again: nothing is known of any session."""
         self.sessions.clear()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """End the stream of each session, which goes on."""
         for stream in self.streams.values():
             stream.put_nowait(b"")
         self.streams.clear()

@@ -22,7 +22,6 @@ from mcp_sessions.core.messages import (
     Request,
     RequestId,
     decode,
-    encode,
     error_body,
     error_message,
     id_of,
@@ -135,7 +134,7 @@ class Child(ABC):
         """Wait until it took what it was handed."""
 
     @abstractmethod
-    async def _submit(self, request_id: int, message: bytes) -> None:
+    async def _submit(self, request_id: int, message: Mapping[str, Any]) -> None:
         """Hand over a request, and wait until it took it."""
 
     @abstractmethod
@@ -190,7 +189,7 @@ class Child(ABC):
         future = asyncio.get_running_loop().create_future()
         self._open[request_id] = Waiting(future, call)
         try:
-            await self._submit(request_id, encode(message))
+            await self._submit(request_id, message)
             answer = await future
         except asyncio.CancelledError:
             if (future.cancelled() or not future.done()) and method != "initialize":

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from secrets import token_hex
-from typing import Final
+from typing import Any, Final
 
+from mcp_sessions.core.messages import encode
 from mcp_sessions.ids import name_for_handlers
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child, Client
@@ -119,8 +120,8 @@ class StdioChild(Child):
         except OSError:
             self._break("it takes no more input")
 
-    async def _submit(self, request_id: int, message: bytes) -> None:
-        self._write(message)
+    async def _submit(self, request_id: int, message: Mapping[str, Any]) -> None:
+        self._write(encode(message))
         await self._drain()
 
     def _break(self, failure: str) -> None:

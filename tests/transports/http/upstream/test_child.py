@@ -132,6 +132,18 @@ async def test_what_changes_is_heard_on_the_servers_own_stream() -> None:
         assert set(updates(await stream.has(1))) == {"test://a"}
 
 
+async def test_after_a_stream_that_cannot_be_resumed_clients_read_again() -> None:
+    server = UrlServer()
+    async with url_world(server) as w:
+        client = await w.connected()
+        stream = await client.get().started()
+        await client.start()
+        await client.result("resources/subscribe", {"uri": "test://a"})
+        server.hang_up()
+        assert set(updates(await stream.has(1))) == {"test://a"}
+        await until(lambda: len(server.streams) == len(server.sessions), "it is heard again")
+
+
 async def test_a_server_without_such_a_stream_is_served_all_the_same() -> None:
     async with url_world(UrlServer("no stream")) as w:
         client = await w.connected()
@@ -260,7 +272,9 @@ async def test_one_that_does_not_start_is_said_and_not_asked_in_a_loop(
     server = UrlServer(misdeed)
     error = await refused(server, start_timeout=0.5)
     assert said in error["message"] and error["data"]["started"] is False
-    assert [m["method"] for m in server.heard] == ["initialize"]
+    # One that answers, but with no version of that era, is asked for the era after it.
+    asked = ["initialize", *(["server/discover"] if misdeed == "version" else [])]
+    assert [m["method"] for m in server.heard] == asked
 
 
 async def test_nothing_listens_there() -> None:

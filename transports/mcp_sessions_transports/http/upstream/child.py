@@ -21,16 +21,35 @@ from typing import Any, Final
 import httpx2
 
 from mcp_sessions.core.backoff import Backoff
-from mcp_sessions.core.messages import Answer, error_body, notification_message
-from mcp_sessions.errors import OUTCOME_UNKNOWN
+from mcp_sessions.core.listening import LISTEN
+from mcp_sessions.core.messages import (
+    Answer,
+    Notification,
+    encode,
+    error_body,
+    members_of,
+    notification_message,
+)
+from mcp_sessions.errors import INTERNAL_ERROR, OUTCOME_UNKNOWN
 from mcp_sessions.server.upstream.external.child import CANCELLED, Child, Client, Forgotten, Waiting
-from mcp_sessions.server.upstream.port import UpstreamError
+from mcp_sessions.server.upstream.external.place import LISTS, UPDATED
+from mcp_sessions.server.upstream.port import Call, PeerError, UpstreamError
 from mcp_sessions_transports.connect_errors import reason_of
 from mcp_sessions_transports.http.client.bounded_body import BodyTooLarge, pieces, whole
 from mcp_sessions_transports.http.client.failures import is_sse
 from mcp_sessions_transports.http.client.incoming import position
 from mcp_sessions_transports.http.client.sse_reader import EventTooLarge, ReadEvent, SseReader
-from mcp_sessions_transports.http.upstream.wire import CONNECTING, Wire, refused
+from mcp_sessions_transports.http.upstream.modern import (
+    ACKNOWLEDGED,
+    DISCOVER,
+    VERSION,
+    Modern,
+    headers_of,
+    inputs,
+    wanted_changes,
+    without_subscription,
+)
+from mcp_sessions_transports.http.upstream.wire import CONNECTING, NOT_STARTED, Wire, refused
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +70,14 @@ _RETRY: Final = 1.0
 _STREAM: Final = 1.0
 """Seconds that a session waits at its start for the stream of what it says by itself."""
 
+_ROUNDS: Final = 10
+"""How often one request may need input."""
+
+_STATE_ONLY: Final = 0.1
+"""Seconds after which one is sent again that needs none."""
+
+_OF_INPUT: Final = frozenset({"inputResponses", "requestState"})
+
 _ENDING: Final = 2.0
 """Seconds in which what was asked may still be answered when it ends, and its end be told."""
 
@@ -70,7 +97,9 @@ class HttpChild(Child):
         self._posts: set[asyncio.Task[None]] = set()
         self._last_message: asyncio.Task[None] | None = None
         self._waiting_messages = 0
-        self._has_stream = asyncio.Event()
+        self._modern: Modern | None = None
+        self._uris: set[str] = set()
+        self._listening: asyncio.Task[None] | None = None
         self._ending = asyncio.Lock()
 
     @property
@@ -80,12 +109,79 @@ class HttpChild(Child):
 
     async def shake_hands(self, client: Mapping[str, Any], versions: Collection[str]) -> None:
         """See :class:`Child`."""
-        await super().shake_hands(client, versions)
-        self._background.run("what a URL says by itself", self._listen())
-        # Else what changes meanwhile would be told to nobody. Not all say at once that they listen.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_STREAM):
-                await self._has_stream.wait()
+        try:
+            await super().shake_hands(client, versions)
+        except UpstreamError as refused:
+            # Else it was not asked, or nobody knows what it said.
+            is_its_own = members_of(refused.error.get("data")).get("reason") != NOT_STARTED
+            is_its_own = is_its_own and refused.error.get("code") != OUTCOME_UNKNOWN
+            if not (is_its_own and await self._discovers(client, frozenset(versions))):
+                raise
+        await self._listen_anew()
+
+    async def _discovers(self, client: Mapping[str, Any], versions: frozenset[str]) -> bool:
+        """Whether it speaks the modern era instead, which has no handshake."""
+        self._modern = modern = Modern(client)
+        with suppress(UpstreamError):
+            found = await super().request(None, DISCOVER, modern.params(None))
+            result = modern.handshake(found, client.get("protocolVersion"), versions)
+            if result is not None:
+                self.result = result
+                return True
+        self._modern = None
+        return False
+
+    async def request(
+        self, call: Call | None, method: str, params: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """See :class:`Child`."""
+        modern = self._modern
+        is_subscription = method in ("resources/subscribe", "resources/unsubscribe")
+        if modern is None:
+            result = await super().request(call, method, params)
+        elif method == "logging/setLevel":
+            modern.set_level((params or {}).get("level"))
+            result = {}
+        elif method == "ping" or is_subscription:
+            result = {}
+        else:
+            result = await self._request_modern(modern, call, method, dict(params or {}))
+        if is_subscription:
+            change = self._uris.add if method == "resources/subscribe" else self._uris.discard
+            change((params or {})["uri"])
+            if modern is not None:
+                await self._listen_anew()
+        return result
+
+    async def _request_modern(
+        self, modern: Modern, call: Call | None, method: str, params: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Its result of a request: what the server asks meanwhile is asked of a client that can be
+        asked, and else is the result.
+        """
+
+        async def ask(asked: str, about: Mapping[str, Any] | None) -> dict[str, Any]:
+            members = dict(about) if about is not None else None
+            return await self._client.asked(asked, members, None, call)
+
+        for _ in range(_ROUNDS):
+            result = await super().request(call, method, modern.params(params))
+            kind = result.get("resultType", "complete")
+            if kind == "complete":
+                return {name: value for name, value in result.items() if name != "resultType"}
+            if kind != "input_required" or call is None or not call.can_send_request:
+                return result
+            try:
+                more = await inputs(result, ask)
+            except PeerError as failed:
+                error = error_body(failed.code, failed.message, failed.data)
+                raise UpstreamError(error) from failed
+            except ValueError as failed:
+                raise UpstreamError(error_body(INTERNAL_ERROR, str(failed))) from failed
+            if "inputResponses" not in more:
+                await asyncio.sleep(_STATE_ONLY)
+            params = {name: it for name, it in params.items() if name not in _OF_INPUT} | more
+        raise UpstreamError(error_body(INTERNAL_ERROR, "the server needs input without end"))
 
     async def stop(self) -> None:
         """See :class:`Child`."""
@@ -119,14 +215,24 @@ class HttpChild(Child):
         return "the server ended its session"
 
     def _request(
-        self, method: str, content: bytes | None = None, *, last_event_id: str | None = None
+        self,
+        method: str,
+        content: bytes | None = None,
+        *,
+        last_event_id: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[httpx2.Response]:
-        version = self.result.get("protocolVersion")
-        return self._wire.request(method, content, version=version, last_event_id=last_event_id)
+        version = VERSION if self._modern is not None else self.result.get("protocolVersion")
+        return self._wire.request(
+            method, content, version=version, last_event_id=last_event_id, headers=headers
+        )
 
     # --- what it is told ---------------------------------------------------------------------
 
     def _write(self, message: bytes) -> None:
+        if self._modern is not None:
+            # That era tells a server nothing; whoever reads no more has cancelled.
+            return
         if self._waiting_messages >= _WAITING:
             self.failure = self.failure or "it takes no messages"
             self._forget()
@@ -156,7 +262,7 @@ class HttpChild(Child):
         finally:
             self._waiting_messages -= 1
 
-    async def _submit(self, request_id: int, message: bytes) -> None:
+    async def _submit(self, request_id: int, message: Mapping[str, Any]) -> None:
         waiting = self._open[request_id]
         if self._last_message is not None and not self._last_message.done():
             await self._drain()
@@ -166,7 +272,7 @@ class HttpChild(Child):
         # Whoever does not wait for its answer any more does not read it, either.
         waiting.future.add_done_callback(lambda it: task.cancel() if it.cancelled() else None)
 
-    async def _post(self, request_id: int, message: bytes, waiting: Waiting) -> None:
+    async def _post(self, request_id: int, message: Mapping[str, Any], waiting: Waiting) -> None:
         failed: UpstreamError
         try:
             failed = await self._answer_of(message, waiting)
@@ -192,7 +298,7 @@ class HttpChild(Child):
         else:
             waiting.future.set_result(Answer(None, None, failed.error))
 
-    async def _answer_of(self, message: bytes, waiting: Waiting) -> UpstreamError:
+    async def _answer_of(self, message: Mapping[str, Any], waiting: Waiting) -> UpstreamError:
         """Send a request, and take what its response brings; its error, should that be no answer.
 
         Raises:
@@ -201,9 +307,10 @@ class HttpChild(Child):
         """
         last_id: str | None = None
         retry = _RETRY
-        async with self._request("POST", message) as response:
+        headers = headers_of(message) if self._modern is not None else None
+        async with self._request("POST", encode(message), headers=headers) as response:
             await self._wire.check(response)
-            if not self.result:
+            if not self.result and self._modern is None:
                 self._wire.joined(response)
             if not is_sse(response):
                 if "json" in response.headers.get("content-type", ""):
@@ -268,18 +375,44 @@ class HttpChild(Child):
         if event.data and event.event == "message":
             await self._take(event.data, waiting.call if waiting is not None else None)
 
-    async def _listen(self) -> None:
-        """Hear what the server says by itself, for as long as there is a session."""
+    async def _notified(self, notification: Notification, about: Call | None) -> None:
+        if self._modern is not None:
+            if notification.method == ACKNOWLEDGED:
+                return
+            notification = without_subscription(notification)
+        await super()._notified(notification, about)
+
+    async def _listen_anew(self) -> None:
+        """Hear what it says by itself; the stream on which it said that so far ends afterwards."""
+        before, heard = self._listening, asyncio.get_running_loop().create_future()
+        listening = self._background.run("what a URL says by itself", self._listen(heard))
+        # Else what changes meanwhile would be told to nobody. Not all say at once that they listen.
+        await asyncio.wait({heard}, timeout=_STREAM)
+        if heard.done() and not heard.result():
+            return
+        self._listening = listening
+        if before is not None:
+            before.cancel()
+
+    async def _listen(self, heard: asyncio.Future[bool]) -> None:
+        """Hear what the server says by itself, for as long as there is a session.
+
+        Args:
+            heard: Whether it is heard.
+        """
         backoff = Backoff(base=_RETRY, cap=30)
         last_id: str | None = None
         while not self._is_over:
             retry: float | None = None
             try:
-                async with self._request("GET", last_event_id=last_id) as response:
+                async with self._stream(last_id) as response:
                     await self._wire.check(response)
-                    self._has_stream.set()
                     if not is_sse(response):
                         return
+                    if heard.done() and last_id is None:
+                        await self._missed()
+                    if not heard.done():
+                        heard.set_result(True)
                     async with aclosing(self._events(response)) as events:
                         async for event in events:
                             backoff.progressed()
@@ -294,9 +427,26 @@ class HttpChild(Child):
             except (*_FAILURES, EventTooLarge) as broken:
                 logger.debug("the stream of a session broke off: %s", reason_of(broken))
             finally:
-                self._has_stream.set()
+                if not heard.done():
+                    heard.set_result(False)
             wait = backoff.failed(random.random())
             await asyncio.sleep(wait if retry is None else min(retry, 30.0))
+
+    def _stream(self, last_id: str | None) -> AbstractAsyncContextManager[httpx2.Response]:
+        if self._modern is None:
+            return self._request("GET", last_event_id=last_id)
+        self._last += 1
+        params = self._modern.params(wanted_changes(self.capabilities, self._uris))
+        message = {"jsonrpc": "2.0", "id": self._last, "method": LISTEN, "params": params}
+        return self._request("POST", encode(message), headers=headers_of(message))
+
+    async def _missed(self) -> None:
+        """What changed while nobody listened is not known: it is read again."""
+        for name in LISTS:
+            if members_of(self.capabilities.get(name)).get("listChanged"):
+                await self._client.notified(f"notifications/{name}/list_changed", None)
+        for uri in sorted(self._uris):
+            await self._client.notified(UPDATED, {"uri": uri})
 
     def _forget(self) -> None:
         """Nothing can be asked of it any more."""

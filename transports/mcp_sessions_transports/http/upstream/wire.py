@@ -20,6 +20,9 @@ from mcp_sessions_transports.http.client.requester import SESSION_HEADER, send_w
 CONNECTING = 10.0
 """Seconds in which a connection is made, and a message taken."""
 
+NOT_STARTED = "not_started"
+"""The reason of what was not asked."""
+
 _BODY_LOOKED_AT = 65_536
 """Bytes of a refusal."""
 
@@ -68,17 +71,20 @@ class Wire:
         *,
         version: str | None,
         last_event_id: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[httpx2.Response]:
         """Send a request; its response, which is closed at the end.
 
         Args:
             version: Of the protocol, if that is agreed.
+            headers: That repeat what is in it.
 
         Raises:
             httpx2.HTTPError: There is none.
         """
         fields = {
             **self._headers,
+            **(headers or {}),
             "accept": "application/json, text/event-stream",
             "accept-encoding": ACCEPTED,
         }
@@ -140,5 +146,5 @@ class Wire:
 
 def refused(why: str) -> UpstreamError:
     """The server was not asked, or did not run what it was asked."""
-    data = {"reason": "not_started", "started": False}
+    data = {"reason": NOT_STARTED, "started": False}
     return UpstreamError(error_body(INTERNAL_ERROR, f"the server cannot be asked: {why}", data))

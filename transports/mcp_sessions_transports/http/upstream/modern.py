@@ -1,0 +1,132 @@
+"""A URL of the modern era (2026-07-28), in the words of that era.
+
+Each request says who asks, and its headers what; a log level is a part of that, and so is what one
+wants to hear of changes. What the server asks its client is a result, which is answered by asking
+again.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, cast
+
+from mcp_sessions.core.listening import SUBSCRIPTION_ID
+from mcp_sessions.core.messages import PROTOCOL_VERSION_META, Notification, members_of, meta_of
+
+VERSION: Final = "2026-07-28"
+DISCOVER: Final = "server/discover"
+ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
+
+_PREFIX: Final = PROTOCOL_VERSION_META.rpartition("/")[0]
+_NAMED: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_PLAIN: Final = re.compile(r"(?!=\?base64\?)(?! )[\x20-\x7e]*(?<! )")
+
+Ask = Callable[[str, Mapping[str, Any] | None], Awaitable[dict[str, Any]]]
+
+
+class Modern:
+    """What one child says with each request.
+
+    Args:
+        client: The params of an ``initialize``.
+    """
+
+    def __init__(self, client: Mapping[str, Any]) -> None:
+        self._envelope: dict[str, Any] = {
+            PROTOCOL_VERSION_META: VERSION,
+            f"{_PREFIX}/clientInfo": client.get("clientInfo"),
+            f"{_PREFIX}/clientCapabilities": client.get("capabilities") or {},
+        }
+
+    def set_level(self, level: object) -> None:
+        """The least of a log message that is wanted."""
+        self._envelope[f"{_PREFIX}/logLevel"] = level
+
+    def params(self, params: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The params of a request, with who asks."""
+        return {**(params or {}), "_meta": {**(meta_of(params) or {}), **self._envelope}}
+
+    def handshake(
+        self, found: Mapping[str, Any], wanted: object, versions: frozenset[str]
+    ) -> dict[str, Any] | None:
+        """What an ``initialize`` would have answered; None: it does not speak this version.
+
+        Args:
+            found: The result of ``server/discover``.
+            wanted: The version that the client asked for.
+            versions: Those with a handshake.
+        """
+        spoken: object = found.get("supportedVersions")
+        if not isinstance(spoken, list) or VERSION not in cast("list[object]", spoken):
+            return None
+        info: object = (meta_of(found) or {}).get(f"{_PREFIX}/serverInfo")
+        capabilities = members_of(found.get("capabilities"))
+        if isinstance(capabilities.get("resources"), dict):
+            # That is no word of this era: a listen names the resources, and hears of which it may.
+            resources = {**members_of(capabilities["resources"]), "subscribe": True}
+            capabilities = {**capabilities, "resources": resources}
+        result = {
+            "protocolVersion": wanted if wanted in versions else max(versions),
+            "capabilities": capabilities,
+            "serverInfo": info or {"name": "", "version": ""},
+        }
+        return {**result, **{name: found[name] for name in ("instructions",) if name in found}}
+
+
+def headers_of(message: Mapping[str, Any]) -> dict[str, str]:
+    """The HTTP headers that repeat what a request is."""
+    method: str = message["method"]
+    headers = {"mcp-method": method}
+    name: object = message["params"].get(_NAMED.get(method))
+    if isinstance(name, str):
+        encoded = base64.b64encode(name.encode("utf-8", "replace")).decode()
+        headers["mcp-name"] = name if _PLAIN.fullmatch(name) else f"=?base64?{encoded}?="
+    return headers
+
+
+async def inputs(result: Mapping[str, Any], ask: Ask) -> dict[str, Any]:
+    """What goes with a request that is sent again, for it needs input.
+
+    Args:
+        ask: Asks its client.
+
+    Raises:
+        PeerError: Its client did not answer.
+        ValueError: What it needs is malformed.
+    """
+    more: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
+    for name, question in members_of(result.get("inputRequests")).items():
+        asked = members_of(question)
+        method, params = asked.get("method"), asked.get("params")
+        if not isinstance(method, str) or not (params is None or isinstance(params, dict)):
+            raise ValueError("what the server needs is malformed")
+        answers[name] = await ask(method, cast("dict[str, Any] | None", params))
+    if answers:
+        more["inputResponses"] = answers
+    if "requestState" in result:
+        more["requestState"] = result["requestState"]
+    return more
+
+
+def wanted_changes(capabilities: Mapping[str, Any], uris: set[str]) -> dict[str, Any]:
+    """The params of a listen, for all that the server can tell."""
+    wanted: dict[str, Any] = {
+        f"{name}ListChanged": True
+        for name in ("tools", "prompts", "resources")
+        if members_of(capabilities.get(name)).get("listChanged")
+    }
+    if uris:
+        wanted["resourceSubscriptions"] = sorted(uris)
+    return {"notifications": wanted}
+
+
+def without_subscription(notification: Notification) -> Notification:
+    """A change, without the id of the listen on which it came."""
+    meta = {k: v for k, v in (meta_of(notification.params) or {}).items() if k != SUBSCRIPTION_ID}
+    params = {name: value for name, value in (notification.params or {}).items() if name != "_meta"}
+    if meta:
+        params["_meta"] = meta
+    return Notification(notification.method, params or None)
