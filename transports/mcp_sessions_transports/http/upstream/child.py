@@ -13,70 +13,60 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from typing import Any, Final
 
 import httpx2
 
-from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import (
     Answer,
     Notification,
     encode,
-    error_body,
     members_of,
     notification_message,
 )
-from mcp_sessions.errors import INTERNAL_ERROR, OUTCOME_UNKNOWN
+from mcp_sessions.errors import OUTCOME_UNKNOWN
 from mcp_sessions.server.upstream.external.child import CANCELLED, Child, Client, Forgotten, Waiting
 from mcp_sessions.server.upstream.external.place import LISTS, UPDATED
-from mcp_sessions.server.upstream.port import Call, PeerError, UpstreamError
+from mcp_sessions.server.upstream.port import Call, UpstreamError
 from mcp_sessions_transports.connect_errors import reason_of
-from mcp_sessions_transports.http.client.bounded_body import BodyTooLarge, pieces, whole
+from mcp_sessions_transports.http.client.bounded_body import BodyTooLarge, whole
 from mcp_sessions_transports.http.client.failures import is_sse
 from mcp_sessions_transports.http.client.incoming import position
-from mcp_sessions_transports.http.client.sse_reader import EventTooLarge, ReadEvent, SseReader
+from mcp_sessions_transports.http.client.sse_reader import EventTooLarge, ReadEvent
+from mcp_sessions_transports.http.upstream.listening import Listening
 from mcp_sessions_transports.http.upstream.modern import (
     ACKNOWLEDGED,
     DISCOVER,
     VERSION,
     Modern,
     headers_of,
-    inputs,
     wanted_changes,
+    with_inputs,
     without_subscription,
 )
-from mcp_sessions_transports.http.upstream.wire import CONNECTING, NOT_STARTED, Wire, refused
+from mcp_sessions_transports.http.upstream.wire import (
+    CONNECTING,
+    FAILURES,
+    NOT_STARTED,
+    RETRY,
+    UNSENT,
+    Wire,
+    events_of,
+    refused,
+    said,
+    unknown,
+)
 
 logger = logging.getLogger(__name__)
-
-_UNSENT: Final = (
-    httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol,
-)  # fmt: skip
-_FAILURES: Final = (httpx2.HTTPError, httpx2.StreamError, OSError)
 
 _WAITING: Final = 256
 """Messages that wait to be taken."""
 
 _REOPENED: Final = 5
 """How often in a row a response is fetched on without anything new in it."""
-
-_RETRY: Final = 1.0
-"""Seconds before it is, if the server does not say."""
-
-_STREAM: Final = 1.0
-"""Seconds that a session waits at its start for the stream of what it says by itself."""
-
-_ROUNDS: Final = 10
-"""How often one request may need input."""
-
-_STATE_ONLY: Final = 0.1
-"""Seconds after which one is sent again that needs none."""
-
-_OF_INPUT: Final = frozenset({"inputResponses", "requestState"})
 
 _ENDING: Final = 2.0
 """Seconds in which what was asked may still be answered when it ends, and its end be told."""
@@ -99,7 +89,15 @@ class HttpChild(Child):
         self._waiting_messages = 0
         self._modern: Modern | None = None
         self._uris: set[str] = set()
-        self._listening: asyncio.Task[None] | None = None
+        self._listening = Listening(
+            self._background,
+            self._stream,
+            wire.check,
+            self._said_by_itself,
+            self._missed,
+            self._forget,
+            longest,
+        )
         self._ending = asyncio.Lock()
 
     @property
@@ -117,7 +115,7 @@ class HttpChild(Child):
             is_its_own = is_its_own and refused.error.get("code") != OUTCOME_UNKNOWN
             if not (is_its_own and await self._discovers(client, frozenset(versions))):
                 raise
-        await self._listen_anew()
+        await self._listening.begin_anew()
 
     async def _discovers(self, client: Mapping[str, Any], versions: frozenset[str]) -> bool:
         """Whether it speaks the modern era instead, which has no handshake."""
@@ -150,7 +148,7 @@ class HttpChild(Child):
             change = self._uris.add if method == "resources/subscribe" else self._uris.discard
             change((params or {})["uri"])
             if modern is not None:
-                await self._listen_anew()
+                await self._listening.begin_anew()
         return result
 
     async def _request_modern(
@@ -164,24 +162,11 @@ class HttpChild(Child):
             members = dict(about) if about is not None else None
             return await self._client.asked(asked, members, None, call)
 
-        for _ in range(_ROUNDS):
-            result = await super().request(call, method, modern.params(params))
-            kind = result.get("resultType", "complete")
-            if kind == "complete":
-                return {name: value for name, value in result.items() if name != "resultType"}
-            if kind != "input_required" or call is None or not call.can_send_request:
-                return result
-            try:
-                more = await inputs(result, ask)
-            except PeerError as failed:
-                error = error_body(failed.code, failed.message, failed.data)
-                raise UpstreamError(error) from failed
-            except ValueError as failed:
-                raise UpstreamError(error_body(INTERNAL_ERROR, str(failed))) from failed
-            if "inputResponses" not in more:
-                await asyncio.sleep(_STATE_ONLY)
-            params = {name: it for name, it in params.items() if name not in _OF_INPUT} | more
-        raise UpstreamError(error_body(INTERNAL_ERROR, "the server needs input without end"))
+        async def send(params: dict[str, Any]) -> dict[str, Any]:
+            return await super(HttpChild, self).request(call, method, modern.params(params))
+
+        can_ask = call is not None and call.can_send_request
+        return await with_inputs(params, send, ask if can_ask else None)
 
     async def stop(self) -> None:
         """See :class:`Child`."""
@@ -201,7 +186,7 @@ class HttpChild(Child):
                 if not was_forgotten and self._wire.session is not None:
                     async with self._request("DELETE"):
                         pass
-        except (*_FAILURES, TimeoutError) as failed:
+        except (*FAILURES, TimeoutError) as failed:
             logger.debug("the end of a session was not told: %s", reason_of(failed))
         finally:
             await self._wire.client.aclose()
@@ -257,8 +242,8 @@ class HttpChild(Child):
                 await self._wire.check(response)
         except Forgotten:
             self._forget()
-        except (*_FAILURES, TimeoutError, UpstreamError) as failed:
-            logger.info("a message was not taken: %s", _said(failed))
+        except (*FAILURES, TimeoutError, UpstreamError) as failed:
+            logger.info("a message was not taken: %s", said(failed))
         finally:
             self._waiting_messages -= 1
 
@@ -281,13 +266,13 @@ class HttpChild(Child):
             failed = forgotten
         except UpstreamError as error:
             failed = error
-        except _UNSENT as unsent:
+        except UNSENT as unsent:
             failed = refused(reason_of(unsent))
         except (BodyTooLarge, EventTooLarge):
             self._fail(waiting, f"the server's answer has more than {self._longest} bytes")
             return
-        except _FAILURES as broken:
-            failed = _unknown(_said(broken))
+        except FAILURES as broken:
+            failed = unknown(said(broken))
             if isinstance(broken, httpx2.TimeoutException) and not waiting.future.done():
                 about = {"requestId": request_id, "reason": "no answer in time"}
                 self._write(notification_message(CANCELLED, about))
@@ -306,7 +291,7 @@ class HttpChild(Child):
             httpx2.HTTPError: It may have.
         """
         last_id: str | None = None
-        retry = _RETRY
+        retry = RETRY
         headers = headers_of(message) if self._modern is not None else None
         async with self._request("POST", encode(message), headers=headers) as response:
             await self._wire.check(response)
@@ -315,20 +300,20 @@ class HttpChild(Child):
             if not is_sse(response):
                 if "json" in response.headers.get("content-type", ""):
                     await self._take(await whole(response, limit=self._longest), waiting.call)
-                return _unknown("what it answered is no answer")
+                return unknown("what it answered is no answer")
             try:
-                async with aclosing(self._events(response)) as events:
+                async with aclosing(events_of(response, self._longest)) as events:
                     async for event in events:
                         last_id = position(event, last_id)
                         retry = event.retry / 1000 if event.retry is not None else retry
                         await self._heard(event, waiting)
-            except _FAILURES as broken:
+            except FAILURES as broken:
                 if last_id is None:
                     raise
                 logger.debug("a response broke off: %s", reason_of(broken))
         if not waiting.future.done() and last_id is not None:
             await self._fetch_on(last_id, retry, waiting)
-        return _unknown("its response ended without an answer")
+        return unknown("its response ended without an answer")
 
     async def _fetch_on(self, last_id: str, retry: float, waiting: Waiting) -> None:
         """Fetch what a response has after an event."""
@@ -342,7 +327,7 @@ class HttpChild(Child):
                     await self._wire.check(response)
                     if not is_sse(response):
                         return
-                    async with aclosing(self._events(response)) as events:
+                    async with aclosing(events_of(response, self._longest)) as events:
                         async for event in events:
                             attempts = 0
                             after = position(event, after)
@@ -354,17 +339,10 @@ class HttpChild(Child):
                 return
             except UpstreamError:
                 return
-            except _FAILURES as broken:
+            except FAILURES as broken:
                 logger.debug("a response broke off again: %s", reason_of(broken))
 
     # --- what it says ------------------------------------------------------------------------
-
-    async def _events(self, response: httpx2.Response) -> AsyncGenerator[ReadEvent]:
-        reader = SseReader(max_bytes=self._longest, drops=True)
-        async with aclosing(pieces(response)) as chunks:
-            async for chunk in chunks:
-                for event in reader.feed(chunk):
-                    yield event
 
     async def _heard(self, event: ReadEvent, waiting: Waiting | None) -> None:
         if event.dropped is not None:
@@ -382,55 +360,8 @@ class HttpChild(Child):
             notification = without_subscription(notification)
         await super()._notified(notification, about)
 
-    async def _listen_anew(self) -> None:
-        """Hear what it says by itself; the stream on which it said that so far ends afterwards."""
-        before, heard = self._listening, asyncio.get_running_loop().create_future()
-        listening = self._background.run("what a URL says by itself", self._listen(heard))
-        # Else what changes meanwhile would be told to nobody. Not all say at once that they listen.
-        await asyncio.wait({heard}, timeout=_STREAM)
-        if heard.done() and not heard.result():
-            return
-        self._listening = listening
-        if before is not None:
-            before.cancel()
-
-    async def _listen(self, heard: asyncio.Future[bool]) -> None:
-        """Hear what the server says by itself, for as long as there is a session.
-
-        Args:
-            heard: Whether it is heard.
-        """
-        backoff = Backoff(base=_RETRY, cap=30)
-        last_id: str | None = None
-        while not self._is_over:
-            retry: float | None = None
-            try:
-                async with self._stream(last_id) as response:
-                    await self._wire.check(response)
-                    if not is_sse(response):
-                        return
-                    if heard.done() and last_id is None:
-                        await self._missed()
-                    if not heard.done():
-                        heard.set_result(True)
-                    async with aclosing(self._events(response)) as events:
-                        async for event in events:
-                            backoff.progressed()
-                            last_id = position(event, last_id)
-                            retry = event.retry / 1000 if event.retry is not None else retry
-                            await self._heard(event, None)
-            except Forgotten:
-                self._forget()
-            except UpstreamError:
-                # It has no such stream.
-                return
-            except (*_FAILURES, EventTooLarge) as broken:
-                logger.debug("the stream of a session broke off: %s", reason_of(broken))
-            finally:
-                if not heard.done():
-                    heard.set_result(False)
-            wait = backoff.failed(random.random())
-            await asyncio.sleep(wait if retry is None else min(retry, 30.0))
+    async def _said_by_itself(self, event: ReadEvent) -> None:
+        await self._heard(event, None)
 
     def _stream(self, last_id: str | None) -> AbstractAsyncContextManager[httpx2.Response]:
         if self._modern is None:
@@ -457,16 +388,3 @@ class HttpChild(Child):
 
     def _was_not_asked(self) -> None:
         logger.warning("a URL answers what it was not asked")
-
-
-def _said(failed: BaseException) -> str:
-    if isinstance(failed, UpstreamError):
-        return str(failed.error.get("message"))
-    # Ours, which names a status.
-    is_status = isinstance(failed, httpx2.RemoteProtocolError) and "HTTP status" in str(failed)
-    return str(failed) if is_status else reason_of(failed)
-
-
-def _unknown(why: str) -> UpstreamError:
-    """It may have run, and is not run again."""
-    return UpstreamError(error_body(OUTCOME_UNKNOWN, f"Outcome unknown: {why}"))

@@ -7,13 +7,22 @@ again.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, cast
 
 from mcp_sessions.core.listening import SUBSCRIPTION_ID
-from mcp_sessions.core.messages import PROTOCOL_VERSION_META, Notification, members_of, meta_of
+from mcp_sessions.core.messages import (
+    PROTOCOL_VERSION_META,
+    Notification,
+    error_body,
+    members_of,
+    meta_of,
+)
+from mcp_sessions.errors import INTERNAL_ERROR
+from mcp_sessions.server.upstream.port import PeerError, UpstreamError
 
 VERSION: Final = "2026-07-28"
 DISCOVER: Final = "server/discover"
@@ -23,6 +32,15 @@ _PREFIX: Final = PROTOCOL_VERSION_META.rpartition("/")[0]
 _NAMED: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 _PLAIN: Final = re.compile(r"(?!=\?base64\?)(?! )[\x20-\x7e]*(?<! )")
 
+_ROUNDS: Final = 10
+"""How often one request may need input."""
+
+_STATE_ONLY: Final = 0.1
+"""Seconds after which one is sent again that needs none."""
+
+_OF_INPUT: Final = frozenset({"inputResponses", "requestState"})
+
+Send = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 Ask = Callable[[str, Mapping[str, Any] | None], Awaitable[dict[str, Any]]]
 
 
@@ -86,23 +104,41 @@ def headers_of(message: Mapping[str, Any]) -> dict[str, str]:
     return headers
 
 
-async def inputs(result: Mapping[str, Any], ask: Ask) -> dict[str, Any]:
-    """What goes with a request that is sent again, for it needs input.
+async def with_inputs(params: dict[str, Any], send: Send, ask: Ask | None) -> dict[str, Any]:
+    """The result of a request, which is sent again with what it needs of a client.
 
     Args:
-        ask: Asks its client.
+        ask: Asks its client; None: it cannot be asked, and what is needed is the result.
 
     Raises:
-        PeerError: Its client did not answer.
-        ValueError: What it needs is malformed.
+        UpstreamError: The server's error, or the client's; or it needs more and more.
     """
+    for _ in range(_ROUNDS):
+        result = await send(params)
+        kind = result.get("resultType", "complete")
+        if kind == "complete":
+            return {name: value for name, value in result.items() if name != "resultType"}
+        if kind != "input_required" or ask is None:
+            return result
+        try:
+            more = await _inputs(result, ask)
+        except PeerError as failed:
+            error = error_body(failed.code, failed.message, failed.data)
+            raise UpstreamError(error) from failed
+        if "inputResponses" not in more:
+            await asyncio.sleep(_STATE_ONLY)
+        params = {name: it for name, it in params.items() if name not in _OF_INPUT} | more
+    raise UpstreamError(error_body(INTERNAL_ERROR, "the server needs input without end"))
+
+
+async def _inputs(result: Mapping[str, Any], ask: Ask) -> dict[str, Any]:
     more: dict[str, Any] = {}
     answers: dict[str, Any] = {}
     for name, question in members_of(result.get("inputRequests")).items():
         asked = members_of(question)
         method, params = asked.get("method"), asked.get("params")
         if not isinstance(method, str) or not (params is None or isinstance(params, dict)):
-            raise ValueError("what the server needs is malformed")
+            raise UpstreamError(error_body(INTERNAL_ERROR, "what the server needs is malformed"))
         answers[name] = await ask(method, cast("dict[str, Any] | None", params))
     if answers:
         more["inputResponses"] = answers

@@ -11,14 +11,27 @@ import httpx2
 
 from mcp_sessions.core.messages import Answer, Malformed, decode, error_body, parse
 from mcp_sessions.core.resume import is_sendable
-from mcp_sessions.errors import INTERNAL_ERROR
+from mcp_sessions.errors import INTERNAL_ERROR, OUTCOME_UNKNOWN
 from mcp_sessions.server.upstream.external.child import Forgotten
 from mcp_sessions.server.upstream.port import UpstreamError
+from mcp_sessions_transports.connect_errors import reason_of
 from mcp_sessions_transports.http.client.bounded_body import ACCEPTED, pieces
 from mcp_sessions_transports.http.client.requester import SESSION_HEADER, send_within_origin
+from mcp_sessions_transports.http.client.sse_reader import ReadEvent, SseReader
 
 CONNECTING = 10.0
 """Seconds in which a connection is made, and a message taken."""
+
+RETRY = 1.0
+"""Seconds before a stream is opened again, if the server does not say."""
+
+UNSENT = (
+    httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol,
+)  # fmt: skip
+"""Nothing was sent."""
+
+FAILURES = (httpx2.HTTPError, httpx2.StreamError, OSError)
+"""What an exchange fails with."""
 
 NOT_STARTED = "not_started"
 """The reason of what was not asked."""
@@ -148,3 +161,26 @@ def refused(why: str) -> UpstreamError:
     """The server was not asked, or did not run what it was asked."""
     data = {"reason": NOT_STARTED, "started": False}
     return UpstreamError(error_body(INTERNAL_ERROR, f"the server cannot be asked: {why}", data))
+
+
+async def events_of(response: httpx2.Response, longest: int) -> AsyncGenerator[ReadEvent]:
+    """The events of a response; of one of more than ``longest`` bytes an outline."""
+    reader = SseReader(max_bytes=longest, drops=True)
+    async with aclosing(pieces(response)) as chunks:
+        async for chunk in chunks:
+            for event in reader.feed(chunk):
+                yield event
+
+
+def said(failed: BaseException) -> str:
+    """Why something failed, in words for a client."""
+    if isinstance(failed, UpstreamError):
+        return str(failed.error.get("message"))
+    # Ours, which names a status.
+    is_status = isinstance(failed, httpx2.RemoteProtocolError) and "HTTP status" in str(failed)
+    return str(failed) if is_status else reason_of(failed)
+
+
+def unknown(why: str) -> UpstreamError:
+    """It may have run, and is not run again."""
+    return UpstreamError(error_body(OUTCOME_UNKNOWN, f"Outcome unknown: {why}"))
