@@ -15,14 +15,13 @@ from importlib.metadata import version
 from typing import Any, Final, cast
 
 from mcp_sessions.core.client_description import described
-from mcp_sessions.core.listening import LISTEN
-from mcp_sessions.core.messages import members_of, meta_of
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.children import Children, Starter
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Elsewhere, Lease, Moved, Served
+from mcp_sessions.server.upstream.external.modern_peer import ModernPeer
 from mcp_sessions.server.upstream.external.place import LISTS, Place
 from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamPeer
 from mcp_sessions.server.upstream.sdk.kernel import (
@@ -42,19 +41,6 @@ _OURS: Final[Mapping[str, Any]] = {
     "clientInfo": {"name": "mcp-sessions", "version": version("mcp-sessions")},
 }
 """What a child is told that serves several clients."""
-
-_ENVELOPE: Final = frozenset(
-    f"io.modelcontextprotocol/{name}"
-    for name in ("protocolVersion", "clientInfo", "clientCapabilities", "logLevel")
-)
-"""Of ``params._meta``: the modern era's words to a server of that era."""
-
-_SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
-_LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
-_CACHED: Final = frozenset(
-    {"tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read"}
-)
-"""Whose modern-era results say for how long they are good."""
 
 _ENDED_HERE: Final = frozenset(
     {"notifications/initialized", "notifications/cancelled", "notifications/progress"}
@@ -152,7 +138,7 @@ class ExternalUpstream:
         info: Any = route.client_info
         client: Json = {**_OURS, "clientInfo": cast(Json, info)} if isinstance(info, dict) else {}
         peer = ExternalPeer(self, client or _OURS, outbound, session_id, subscriptions, was_served)
-        return ModernPeer(peer, self.shell.modern_peer(route, outbound, session_id))
+        return ModernPeer(peer.served, self.shell.modern_peer(route, outbound, session_id))
 
     def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
         """See :class:`Upstream`."""
@@ -410,55 +396,3 @@ class ExternalPeer:
             was_served and is_one_client,
             subscribers={uri: {key} for uri in subscriptions} if is_one_client else {},
         )
-
-
-@dataclass(eq=False)
-class ModernPeer:
-    """A client of the modern era, for one request: its child speaks the era before."""
-
-    _peer: ExternalPeer
-    _shell: UpstreamPeer
-
-    async def request(
-        self, call: Call, method: str, params: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        """See :class:`UpstreamPeer`."""
-        if method == LISTEN:
-            return await self._shell.request(call, method, params)
-        if method == "server/discover":
-            return await self._discover(call, params)
-        meta = meta_of(params) or {}
-        level = meta.get(_LOG_LEVEL)
-        left = {name: value for name, value in (params or {}).items() if name != "_meta"}
-        others = {name: value for name, value in meta.items() if name not in _ENVELOPE}
-        if others:
-            left["_meta"] = others
-        least = level if isinstance(level, str) else None
-        result, handshake = await self._peer.served(call, method, left, least)
-        return _stamped({"resultType": "complete", **result}, handshake, method in _CACHED)
-
-    async def _discover(self, call: Call, params: dict[str, Any] | None) -> dict[str, Any]:
-        result = await self._shell.request(call, "server/discover", params)
-        _, handshake = await self._peer.served(call, None, None, None)
-        result["capabilities"] = dict(members_of(handshake.get("capabilities")))
-        result.pop("instructions", None)
-        if "instructions" in handshake:
-            result["instructions"] = handshake["instructions"]
-        return _stamped(result, handshake, True)
-
-    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
-        """See :class:`UpstreamPeer`. The modern era has nothing to tell a server."""
-
-    async def close(self) -> None:
-        """See :class:`UpstreamPeer`."""
-        await self._shell.close()
-
-
-def _stamped(
-    result: dict[str, Any], handshake: Mapping[str, Any], is_cached: bool
-) -> dict[str, Any]:
-    """With what each result of the modern era says."""
-    info = handshake.get("serverInfo")
-    if info is not None:
-        result = {**result, "_meta": {**(meta_of(result) or {}), _SERVER_INFO: info}}
-    return {"ttlMs": 0, "cacheScope": "private", **result} if is_cached else result

@@ -1,0 +1,83 @@
+"""A client of the modern era whose server speaks the era before."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mcp_sessions.core.listening import LISTEN
+from mcp_sessions.core.messages import members_of, meta_of
+from mcp_sessions.server.upstream.port import Call, UpstreamPeer
+
+Served = Callable[
+    [Call, str | None, dict[str, Any] | None, str | None],
+    Awaitable[tuple[dict[str, Any], Mapping[str, Any]]],
+]
+
+_ENVELOPE: Final = frozenset(
+    f"io.modelcontextprotocol/{name}"
+    for name in ("protocolVersion", "clientInfo", "clientCapabilities", "logLevel")
+)
+"""Of ``params._meta``: the modern era's words to a server of that era."""
+
+_SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
+_LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
+_CACHED: Final = frozenset(
+    {"tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read"}
+)
+"""Whose modern-era results say for how long they are good."""
+
+
+@dataclass(eq=False)
+class ModernPeer:
+    """A client of the modern era, for one request: its child speaks the era before."""
+
+    _served: Served
+    """Has its child serve a request; the result, and what the child answered to ``initialize``."""
+
+    _shell: UpstreamPeer
+
+    async def request(
+        self, call: Call, method: str, params: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """See :class:`UpstreamPeer`."""
+        if method == LISTEN:
+            return await self._shell.request(call, method, params)
+        if method == "server/discover":
+            return await self._discover(call, params)
+        meta = meta_of(params) or {}
+        level = meta.get(_LOG_LEVEL)
+        left = {name: value for name, value in (params or {}).items() if name != "_meta"}
+        others = {name: value for name, value in meta.items() if name not in _ENVELOPE}
+        if others:
+            left["_meta"] = others
+        least = level if isinstance(level, str) else None
+        result, handshake = await self._served(call, method, left, least)
+        return _stamped({"resultType": "complete", **result}, handshake, method in _CACHED)
+
+    async def _discover(self, call: Call, params: dict[str, Any] | None) -> dict[str, Any]:
+        result = await self._shell.request(call, "server/discover", params)
+        _, handshake = await self._served(call, None, None, None)
+        result["capabilities"] = dict(members_of(handshake.get("capabilities")))
+        result.pop("instructions", None)
+        if "instructions" in handshake:
+            result["instructions"] = handshake["instructions"]
+        return _stamped(result, handshake, True)
+
+    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
+        """See :class:`UpstreamPeer`. The modern era has nothing to tell a server."""
+
+    async def close(self) -> None:
+        """See :class:`UpstreamPeer`."""
+        await self._shell.close()
+
+
+def _stamped(
+    result: dict[str, Any], handshake: Mapping[str, Any], is_cached: bool
+) -> dict[str, Any]:
+    """With what each result of the modern era says."""
+    info = handshake.get("serverInfo")
+    if info is not None:
+        result = {**result, "_meta": {**(meta_of(result) or {}), _SERVER_INFO: info}}
+    return {"ttlMs": 0, "cacheScope": "private", **result} if is_cached else result
