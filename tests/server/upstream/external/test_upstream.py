@@ -345,6 +345,22 @@ async def test_an_idle_process_ends_and_the_next_request_has_another() -> None:
         assert int(await client.text("pid")) != pid
 
 
+async def test_the_process_of_a_connection_that_sleeps_ends_and_it_wakes_with_another() -> None:
+    """A process for each session, and a month of sessions."""
+    limits: dict[str, Any] = {"conversations": Conversations(), "forget_after": 86_400 * 30}
+    async with child_world(options={"child_idle": 86_400}, **limits) as w:
+        sleeps, other = await w.connected(), await w.connected()
+        pid, others = int(await sleeps.text("pid")), int(await other.text("pid"))
+        w.clock.advance(1_799)
+        assert int(await other.text("pid")) == others
+        w.clock.advance(1)
+        assert await w.expire() == 0
+        await w.layer._assembly.lifecycle.sleep()  # pyright: ignore[reportPrivateUsage]
+        await until(lambda: not is_alive(pid), "the process of who sleeps ended")
+        assert is_alive(others)
+        assert int(await sleeps.text("pid")) not in (pid, others)
+
+
 async def test_more_processes_than_may_be_are_refused_and_nobody_loses_one() -> None:
     async with child_world(options={"max_children": 1}) as w:
         first = await w.connected()
