@@ -315,3 +315,29 @@ async def test_a_store_that_is_away_is_one_line_and_status_1(
     monkeypatch.setattr("mcp_sessions.cli.sessions.main", away)
     assert main(["sessions", "list", "--store", "x"]) == 1
     assert capsys.readouterr().err == "mcp-sessions sessions: the store is away\n"
+
+
+async def test_idle_times_are_those_of_what_sleeps_too(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With conversations a connection may be idle for as long as one of them, and is listed so."""
+    now, day = time.time(), 86_400
+    store = SQLiteStore(path)
+    await store.open(SessionPolicy(forget_after=30 * day))
+    named = SessionId("n" * 43)
+    await store.create(Mode.BOUND, ALICE, peer=None, now=now - 5 * day, session_id=named)
+    for days in (3, 1):
+        await store.create(Mode.TRANSPORT, ALICE, peer=None, now=now - days * day)
+    await store.create(Mode.TRANSPORT, BOB, peer=None, now=now)
+    await store.close()
+
+    async def listed(days: float) -> list[str]:
+        idle = ("--idle", f"{days * day:.0f}", "--format", "json")
+        assert await run(path, "list", *idle) == 0
+        return sorted(each["mode"] for each in json.loads(capsys.readouterr().out))
+
+    assert await listed(6) == []
+    assert await listed(4) == ["bound"]
+    assert await listed(2) == ["bound", "transport"]
+    assert await listed(0.5) == ["bound", "transport", "transport"]
+    assert await listed(0.0001) == ["bound", "transport", "transport"]
