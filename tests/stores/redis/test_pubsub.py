@@ -94,7 +94,10 @@ async def joined() -> AsyncGenerator[tuple[RedisExchange, list[FakeConnection]]]
         connections.append(FakeConnection())
         return cast(Connection, connections[-1])
 
-    exchange = RedisExchange(make, FakeLink(), "namespace", str)
+    async def claim(*asked: object) -> str | None:
+        raise AssertionError("nothing is claimed here")
+
+    exchange = RedisExchange(make, FakeLink(), "namespace", str, claim)
     await exchange.join("process", cast(Any, Deaf()))
     yield exchange, connections
     await exchange.close()
