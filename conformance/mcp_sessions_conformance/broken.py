@@ -5,6 +5,8 @@ for, in the order of `WAYS`. The tests of the runner play this table; a vector t
 it fails them.
 """
 
+from mcp_sessions_conformance.faults.beside import CAUGHT_BY
+
 WAYS = (
     "websocket/handshake",
     "websocket/modern",
@@ -383,31 +385,13 @@ a-header-on-a-session-method-is-ignored: header-is-session
 a-listen-ends-with-its-session: listen-ends-in-order
 a-change-reaches-every-principal: deaf
 a-key-is-one-over-http-in-both-eras: ignores-keys
-what-a-draining-server-refuses-did-not-begin: begins-what-it-refuses
-a-draining-server-says-that-it-did-not-begin: draining-is-a-failure
-a-draining-server-closes-1012: goes-away-at-last
-a-draining-server-refuses-new-requests: fails-meanwhile
-a-draining-server-takes-answers: takes-no-answers
-a-draining-server-says-when-to-come-back: drains-in-silence
-a-running-request-keeps-its-session: expires-while-it-runs
-only-requests-keep-a-session: stays-while-it-is-open
-expires-at-is-not-later-than-the-truth: promises-more
-what-is-too-old-is-expired: expired-is-evicted
-who-takes-nothing-is-cut: buffers-everything
-what-nobody-hears-is-given-up: runs-on
-without-a-store-there-is-no-session-start: starts-without-a-store
-a-sealed-id-has-a-fixed-end: moves-its-end
-a-sealed-id-is-its-owners: one-principal
-the-token-is-the-state: goes-on-from-the-newest
-deleting-revokes-nothing-without-a-store: fails-to-delete
-without-a-store-keys-and-events-are-none: keeps-answers
 """
 
 
 def caught_by() -> dict[str, tuple[str, str | None]]:
     """Vector → the fault that it is caught by, and the way if it is not the first."""
     table: dict[str, tuple[str, str | None]] = {}
-    for line in _TABLE.strip().splitlines():
+    for line in (_TABLE + CAUGHT_BY).strip().splitlines():
         vector, _, rest = line.partition(": ")
         fault, _, way = rest.partition(" at ")
         table[vector] = (fault, way or None)

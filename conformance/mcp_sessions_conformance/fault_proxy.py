@@ -19,8 +19,7 @@ from websockets.typing import Subprotocol
 
 from mcp_sessions_conformance import sse
 from mcp_sessions_conformance.fault import Fault, FaultInjector, Http, Late, Talk
-from mcp_sessions_conformance.faults.common import text_of, tool
-from mcp_sessions_conformance.peer import MODERN_VERSION
+from mcp_sessions_conformance.fault_ways import Besides, buffered, status_of
 from mcp_sessions_conformance.values import Json
 
 Scope = MutableMapping[str, Any]
@@ -47,8 +46,7 @@ class FaultProxy:
             injector: One that stands before several servers.
         """
         self.upstream = upstream
-        self._home = ""
-        self._beside: list[str] = []
+        self._besides = Besides(upstream)
         self.injector = injector or FaultInjector(fault)
         self._client: httpx.AsyncClient | None = None
         self._late: set[asyncio.Task[None]] = set()
@@ -82,45 +80,16 @@ class FaultProxy:
                 return
 
     def _incoming(self, message: Any, talk: Talk, asked: Json | None = None) -> list[Any]:
-        """What goes on to the client: a server beside the good one is as wrong as it is."""
         if isinstance(message, dict) and "result" in message:
             body = cast("Json", message)
-            answered = asked or talk.requests.get(body["id"])
-            if tool(answered) == "beside" and text_of(body).startswith("http"):
-                self._beside.append(text_of(body))
-                url = f"http://{self._home}/beside/{len(self._beside) - 1}/mcp"
-                body["result"]["content"][0]["text"] = url
+            self._besides.stand_before(body, asked or talk.requests.get(body["id"]))
         return self.injector.incoming(message, talk, asked)
-
-    def _arrive(self, scope: Scope) -> str:
-        """The URL of the server that a request is for."""
-        self._home = dict(scope["headers"]).get(b"host", b"").decode() or self._home
-        place = scope["path"].split("/")
-        return self._beside[int(place[2])] if place[1] == "beside" else self.upstream
-
-    def _buffered(self, put: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-        """The same, and nobody waits for whoever takes it."""
-        waiting: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
-
-        async def take() -> None:
-            with contextlib.suppress(OSError, RuntimeError):
-                while True:
-                    await put(*await waiting.get())
-
-        task = asyncio.create_task(take())
-        self._late.add(task)
-        task.add_done_callback(self._late.discard)
-
-        async def keep(*given: Any) -> None:
-            waiting.put_nowait(given)
-
-        return keep
 
     # --- HTTP --------------------------------------------------------------------------------
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         injector, verb = self.injector, cast("str", scope["method"])
-        upstream = self._arrive(scope)
+        upstream = self._besides.arrive(scope)
         given = {k.decode().lower(): v.decode("latin-1") for k, v in scope["headers"]}
         headers = {name: value for name, value in given.items() if name not in _HOP}
         if not _is_own(given.get("host", "")):
@@ -215,7 +184,7 @@ class FaultProxy:
             start = {"type": "http.response.start", "status": exchange.status, "headers": fields}
             if not kind.startswith("text/event-stream"):
                 whole = self._body(await response.aread(), talk, asked)
-                start["status"] = _status(injector.fault, exchange, whole)
+                start["status"] = status_of(injector.fault, exchange, whole)
                 await send(start)
                 await send({"type": "http.response.body", "body": whole})
                 return
@@ -244,7 +213,7 @@ class FaultProxy:
             async with lock:
                 await send({"type": "http.response.body", "body": block, "more_body": True})
 
-        put = self._buffered(write) if self.injector.fault.buffers else write
+        put = buffered(write, self._late) if self.injector.fault.buffers else write
         if verb == "GET" or (asked or {}).get("method") == "subscriptions/listen":
             talk.push = put
         reader = sse.Reader()
@@ -284,7 +253,7 @@ class FaultProxy:
         exchange = Http("UPGRADE", passed, injector.memory)
         if injector.fault.http is not None:
             injector.fault.http(exchange)
-        url = self._arrive(scope).replace("http", "ws", 1)
+        url = self._besides.arrive(scope).replace("http", "ws", 1)
         place: dict[str, Any] = {}
         host = passed.pop("host", "")
         if not _is_own(host):
@@ -334,7 +303,7 @@ class FaultProxy:
             framed = {"bytes": text.encode()} if injector.fault.binary else {"text": text}
             await send({"type": "websocket.send", **framed})
 
-        put = self._buffered(write) if injector.fault.buffers else write
+        put = buffered(write, self._late) if injector.fault.buffers else write
         talk.push = put
         try:
             await self._pump(receive, send, upstream, talk, put)
@@ -409,22 +378,6 @@ class FaultProxy:
             await put(answer)
         for changed_message in messages:
             await forward(json.dumps(changed_message))
-
-
-def _status(fault: Fault, exchange: Http, body: bytes) -> int:
-    """The status of a response with that body."""
-    try:
-        code = json.loads(body)["error"]["code"]
-    except (ValueError, LookupError, TypeError):
-        return exchange.status
-    if fault.swaps_eras and code in _MODERN_STATUS:
-        is_modern = exchange.asked.get("mcp-protocol-version") == MODERN_VERSION
-        usual, other = (_MODERN_STATUS[code], 200) if is_modern else (200, _MODERN_STATUS[code])
-        return other if exchange.status == usual else exchange.status
-    return fault.statuses.get(code, exchange.status)
-
-
-_MODERN_STATUS = {-32600: 400, -32601: 404, -32602: 400}
 
 
 def _is_own(host: str) -> bool:

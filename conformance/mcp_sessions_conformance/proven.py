@@ -8,6 +8,8 @@ each vector. A MUST that has no vector says why in ``spec/coverage.json``.
 
 from dataclasses import dataclass
 
+from mcp_sessions_conformance.faults.beside import PROVES
+
 _TABLE = """
 ERR1: not-found-otherwise by data-layer-vector-session-not-found
 ERR1: not-found-is-another-code by resume-of-an-unknown-session-fails
@@ -359,20 +361,6 @@ REQ6: no-cancel by a-cancel-by-id-cancels-a-keyed-request
 HTL12: no-priming by a-response-stream-has-ids
 HTM16: everyone-hears by a-listen-takes-the-session-from-another-transport
 WSS12: everyone-hears by a-listen-attaches
-ERR15: begins-what-it-refuses by what-a-draining-server-refuses-did-not-begin
-WSS17: goes-away-at-last by a-draining-server-closes-1012
-SES14: expires-while-it-runs by a-running-request-keeps-its-session
-SES14: stays-while-it-is-open by only-requests-keep-a-session
-SES16: promises-more by expires-at-is-not-later-than-the-truth
-CUP12: expired-is-evicted by what-is-too-old-is-expired
-ATT7: buffers-everything by who-takes-nothing-is-cut
-REQ8: runs-on by what-nobody-hears-is-given-up
-SLS1: starts-without-a-store by without-a-store-there-is-no-session-start
-SLS2: moves-its-end by a-sealed-id-has-a-fixed-end
-SLS2: one-principal by a-sealed-id-is-its-owners
-SLS3: goes-on-from-the-newest by the-token-is-the-state
-SLS4: fails-to-delete by deleting-revokes-nothing-without-a-store
-SLS5: keeps-answers by without-a-store-keys-and-events-are-none
 """
 
 
@@ -392,7 +380,7 @@ class Proof:
 def proofs() -> list[Proof]:
     """Every line of the table."""
     found: list[Proof] = []
-    for line in _TABLE.strip().splitlines():
+    for line in (_TABLE + PROVES).strip().splitlines():
         clause, _, rest = line.partition(": ")
         fault, _, rest = rest.partition(" by ")
         vector, _, way = rest.partition(" at ")

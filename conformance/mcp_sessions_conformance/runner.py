@@ -5,9 +5,10 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from mcp_sessions_conformance.loader import ERAS, TRANSPORTS, Vector
+from mcp_sessions_conformance.loader import Vector
+from mcp_sessions_conformance.offered import ASKS, Offered, offered_in
 from mcp_sessions_conformance.peer import Era, Failure, Limits, Transport
 from mcp_sessions_conformance.play import Player
 from mcp_sessions_conformance.targets import (
@@ -18,53 +19,12 @@ from mcp_sessions_conformance.targets import (
     Target,
     UrlWay,
 )
-from mcp_sessions_conformance.values import EXTENSION, Json
 
 ONE_VECTOR = 20.0
 """Seconds for one vector, whatever its steps may take."""
 
 LEAVING = 10.0
 """Seconds for ending what it made."""
-
-_FEATURES = {"features": f"/capabilities/extensions/{EXTENSION.replace('/', '~1')}/features"}
-_KINDS: Json = {
-    "step": "send",
-    "on": "a",
-    "method": "tools/call",
-    "params": {"name": "beside", "arguments": {}},
-    "capture": {"kinds": "/content/0/text"},
-}
-_ASKS = Vector(
-    id="what-the-server-has",
-    suite="",
-    clauses=("CAP3",),
-    keyword="MUST",
-    description="The server says which features it has.",
-    effect="",
-    steps=(
-        {
-            "step": "open",
-            "only": {"eras": ["handshake"]},
-            "on": "a",
-            "stream": False,
-            "capture": _FEATURES,
-        },
-        {"step": "open", "only": {"eras": ["modern"]}, "on": "a"},
-        {
-            "step": "send",
-            "only": {"eras": ["modern"]},
-            "on": "a",
-            "method": "server/discover",
-            "params": {},
-            "capture": _FEATURES,
-        },
-        _KINDS,
-    ),
-    transports=TRANSPORTS,
-    eras=ERAS,
-    fresh=False,
-)
-"""Played on each way before all others."""
 
 Verdict = Literal["passed", "failure", "warning"]
 
@@ -251,27 +211,11 @@ def _pairs(ways: list[RunningWay]) -> list[_Place]:
     return sorted(pairs, key=pipe_era)
 
 
-@dataclass(frozen=True)
-class Offered:
-    """What a server says that it has."""
-
-    features: frozenset[str] | None = None
-    """What it advertises (CAP3); None: it does not say, and is asked for all."""
-
-    beside: frozenset[str] | None = None
-    """The kinds of servers that it starts beside itself; None: it was not asked."""
-
-
 async def _offered(way: RunningWay, limits: Limits) -> Offered:
-    player = Player(_ASKS, way, None, limits)
-    await _within(ONE_VECTOR, player.play(), "to ask for its features")
+    player = Player(ASKS, way, None, limits)
+    await _within(ONE_VECTOR, player.play(), "to ask what it has")
     await _within(LEAVING, player.leave(), "to leave the server")
-    found: Any = player.scene.names.get("features")
-    listed = cast("list[Any]", found) if isinstance(found, list) else []
-    # What is no list of names says nothing, and is no way to be asked for less.
-    named = frozenset(listed) if listed and all(isinstance(f, str) for f in listed) else None
-    kinds: Any = player.scene.names.get("kinds")
-    return Offered(named, frozenset(kinds.split()) if isinstance(kinds, str) else frozenset())
+    return offered_in(player)
 
 
 def why_not(

@@ -180,3 +180,43 @@ FAULTS = (
     Fault("fails-to-delete", "refuses to delete what is there", to_client=_fails_to_delete),
     Fault("keeps-answers", "gives kept answers without a store", to_client=_keeps_answers),
 )
+
+CAUGHT_BY = """\
+what-a-draining-server-refuses-did-not-begin: begins-what-it-refuses
+a-draining-server-says-that-it-did-not-begin: draining-is-a-failure
+a-draining-server-closes-1012: goes-away-at-last
+a-draining-server-refuses-new-requests: fails-meanwhile
+a-draining-server-takes-answers: takes-no-answers
+a-draining-server-says-when-to-come-back: drains-in-silence
+a-running-request-keeps-its-session: expires-while-it-runs
+only-requests-keep-a-session: stays-while-it-is-open
+expires-at-is-not-later-than-the-truth: promises-more
+what-is-too-old-is-expired: expired-is-evicted
+who-takes-nothing-is-cut: buffers-everything
+what-nobody-hears-is-given-up: runs-on
+without-a-store-there-is-no-session-start: starts-without-a-store
+a-sealed-id-has-a-fixed-end: moves-its-end
+a-sealed-id-is-its-owners: one-principal
+the-token-is-the-state: goes-on-from-the-newest
+deleting-revokes-nothing-without-a-store: fails-to-delete
+without-a-store-keys-and-events-are-none: keeps-answers
+"""
+"""Lines of ``broken.py``."""
+
+PROVES = """\
+ERR15: begins-what-it-refuses by what-a-draining-server-refuses-did-not-begin
+WSS17: goes-away-at-last by a-draining-server-closes-1012
+SES14: expires-while-it-runs by a-running-request-keeps-its-session
+SES14: stays-while-it-is-open by only-requests-keep-a-session
+SES16: promises-more by expires-at-is-not-later-than-the-truth
+CUP12: expired-is-evicted by what-is-too-old-is-expired
+ATT7: buffers-everything by who-takes-nothing-is-cut
+REQ8: runs-on by what-nobody-hears-is-given-up
+SLS1: starts-without-a-store by without-a-store-there-is-no-session-start
+SLS2: moves-its-end by a-sealed-id-has-a-fixed-end
+SLS2: one-principal by a-sealed-id-is-its-owners
+SLS3: goes-on-from-the-newest by the-token-is-the-state
+SLS4: fails-to-delete by deleting-revokes-nothing-without-a-store
+SLS5: keeps-answers by without-a-store-keys-and-events-are-none
+"""
+"""Lines of ``proven.py``."""

@@ -1,0 +1,76 @@
+"""What a `FaultProxy` needs on its ways: servers beside the good one, buffers, statuses."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from mcp_sessions_conformance.fault import Fault, Http
+from mcp_sessions_conformance.faults.common import text_of, tool
+from mcp_sessions_conformance.peer import MODERN_VERSION
+from mcp_sessions_conformance.values import Json
+
+
+class Besides:
+    """The servers beside the good one: the proxy stands before each, on a path of its own."""
+
+    def __init__(self, upstream: str) -> None:
+        self._upstream = upstream
+        self._urls: list[str] = []
+        self._home = ""
+        """The proxy's own host and port."""
+
+    def stand_before(self, message: Json, asked: Json | None) -> None:
+        """Put the proxy's URL for that of a server into the answer that tells it."""
+        if tool(asked) == "beside" and text_of(message).startswith("http"):
+            self._urls.append(text_of(message))
+            url = f"http://{self._home}/beside/{len(self._urls) - 1}/mcp"
+            message["result"]["content"][0]["text"] = url
+
+    def arrive(self, scope: MutableMapping[str, Any]) -> str:
+        """The URL of the server that a request is for."""
+        self._home = dict(scope["headers"]).get(b"host", b"").decode() or self._home
+        place = scope["path"].split("/")
+        return self._urls[int(place[2])] if place[1] == "beside" else self._upstream
+
+
+def buffered(
+    put: Callable[..., Awaitable[None]], tasks: set[asyncio.Task[None]]
+) -> Callable[..., Awaitable[None]]:
+    """The same, and nobody waits for whoever takes it.
+
+    Args:
+        tasks: Where the task is kept that waits instead.
+    """
+    waiting: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+
+    async def take() -> None:
+        with contextlib.suppress(OSError, RuntimeError):
+            while True:
+                await put(*await waiting.get())
+
+    task = asyncio.create_task(take())
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+    async def keep(*given: Any) -> None:
+        waiting.put_nowait(given)
+
+    return keep
+
+
+def status_of(fault: Fault, exchange: Http, body: bytes) -> int:
+    """The status of a response with that body."""
+    try:
+        code = json.loads(body)["error"]["code"]
+    except (ValueError, LookupError, TypeError):
+        return exchange.status
+    if fault.swaps_eras and code in _MODERN_STATUS:
+        is_modern = exchange.asked.get("mcp-protocol-version") == MODERN_VERSION
+        usual, other = (_MODERN_STATUS[code], 200) if is_modern else (200, _MODERN_STATUS[code])
+        return other if exchange.status == usual else exchange.status
+    return fault.statuses.get(code, exchange.status)
+
+
+_MODERN_STATUS = {-32600: 400, -32601: 404, -32602: 400}
