@@ -1,5 +1,6 @@
 /** Connections (ASC7, ASC8), and which of them a session is attached to (ATT, TKO). */
 
+import { IS_STATELESS } from "./limits.js";
 import type { Credential } from "./credentials.js";
 import type { Sender } from "./run.js";
 import type { Session } from "./session.js";
@@ -61,6 +62,7 @@ export class LonePost extends Connection {
 
 /** Makes the connection the only one, from `cursor` on (RES3, RES5). The caller pumps when its answer is out (RES6). */
 export function attach(session: Session, connection: Connection, cursor: number, instance?: string): void {
+  if (IS_STATELESS) return; // SLS5
   if (session.attachment?.connection === connection) connection.takeBack(session); // RES8
   else displace(session, "taken_over", instance);
   session.attachment = { connection, cursor };

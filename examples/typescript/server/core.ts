@@ -2,7 +2,7 @@
 
 import type { Run, Sender } from "./run.js";
 import { checkUri } from "./listen.js";
-import { LIMITS } from "./limits.js";
+import { IS_STATELESS, LIMITS } from "./limits.js";
 import { INFO, type Service } from "./service.js";
 import { callTool, TOOLS } from "./tools.js";
 import {
@@ -14,6 +14,8 @@ const RESOURCE = { uri: "conformance://resource/example", name: "example" };
 const PROMPT = { name: "greet", description: "Says hello." };
 
 /** CAP1 to CAP3. */
+const TRANSPORTS = ["streamable-http", "websocket", "stdio"];
+
 function capabilities(): JsonObject {
   return {
     tools: { listChanged: true },
@@ -22,10 +24,10 @@ function capabilities(): JsonObject {
     logging: {},
     sessions: {},
     extensions: {
-      [EXTENSION]: {
+      [EXTENSION]: IS_STATELESS ? { transports: TRANSPORTS, features: ["create", "delete", "state"] } : {
         window: { maxEvents: LIMITS.windowEvents, maxBytes: LIMITS.windowBytes, maxAge: LIMITS.windowAge },
         requestKeys: { lifetime: LIMITS.keyLifetime, maxBytes: LIMITS.keyBytes },
-        transports: ["streamable-http", "websocket", "stdio"],
+        transports: TRANSPORTS,
         features: ["start", "resume", "end", "create", "delete", "state", "requestKey"],
       },
     },

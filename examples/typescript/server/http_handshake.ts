@@ -4,6 +4,7 @@ import type { ServerResponse } from "node:http";
 import { LonePost, type Connection } from "./connection.js";
 import { header, refuse, sendJson, type Exchange } from "./http.js";
 import { isSessionMethod } from "./methods.js";
+import { IS_STATELESS } from "./limits.js";
 import type { ResponseStream } from "./response_stream.js";
 import type { Reply } from "./run.js";
 import { namedSession, type Service } from "./service.js";
@@ -77,12 +78,14 @@ function connectionOf(service: Service, exchange: Exchange, message: Message): C
   const sessionId = inMeta(message);
   if (message.method === "initialize" && isRequest(message)) {
     if (id !== undefined && id !== sessionId) named(service, exchange); // HTL1
+    if (IS_STATELESS) return new LonePost(credential); // SLS5
     service.registry.checkRoom();
     return new TransportSession(credential);
   }
   // HTP3: a mirror means no connection. ASC9: these need none.
   const isMirror = id !== undefined && id === sessionId;
   if (isMirror || (id === undefined && (sessionId !== undefined || isSessionMethod(message.method)))) return new LonePost(credential);
+  if (IS_STATELESS && id === undefined) return new LonePost(credential);
   return named(service, exchange);
 }
 

@@ -6,8 +6,8 @@ const given = (name: string, otherwise: number): number => {
 };
 
 export const LIMITS = {
-  windowEvents: 100,
-  windowBytes: 65_536,
+  windowEvents: given("WINDOW_EVENTS", 100),
+  windowBytes: given("WINDOW_BYTES", 65_536),
   windowAge: given("WINDOW_AGE", 3600),
   idle: given("IDLE", 1800), // SES13
   lifetime: given("LIFETIME", 7 * 86_400), // SES15
@@ -22,7 +22,11 @@ export const LIMITS = {
   responseStreams: 16, // HTL10
   responseStreamBytes: 4 * 1024 * 1024,
   unheardRequests: 64, // REQ8, of one principal
-  unheardSeconds: 600,
+  unheardSeconds: given("UNHEARD", 600),
   silentSeconds: 30, // WSS16
   drainSeconds: given("DRAIN", 5), // HTP6
+  sealedSeconds: 3600, // SLS2
 };
+
+/** Nothing is remembered (SLS1 to SLS5). */
+export const IS_STATELESS = process.env["STATELESS"] !== undefined;

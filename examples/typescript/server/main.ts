@@ -4,6 +4,7 @@
  */
 
 import type { AddressInfo } from "node:net";
+import { isBeside } from "./beside.js";
 import { Tokens } from "./credentials.js";
 import { PATH, serveHttp } from "./http.js";
 import { Service } from "./service.js";
@@ -24,4 +25,5 @@ if (!isPiped || port !== undefined) {
     if (!isPiped) console.log(`http://127.0.0.1:${chosen}${PATH}`);
   });
 }
+if (isBeside) process.stdin.on("end", () => process.exit(0)).resume();
 process.on("SIGTERM", () => void service.drain().then(() => setTimeout(() => process.exit(0), 200)));

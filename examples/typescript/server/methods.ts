@@ -2,13 +2,14 @@
 
 import { attach, displace } from "./connection.js";
 import { covers } from "./credentials.js";
+import { IS_STATELESS } from "./limits.js";
 import type { Reason } from "./log.js";
 import type { Reply } from "./run.js";
 import type { Caller, Service } from "./service.js";
 import { namedSession } from "./service.js";
 import type { Session } from "./session.js";
 import {
-  answer, HEAD, INSTANCE, invalidParams, metaOf, SESSION, sessionNotFound,
+  answer, HEAD, INSTANCE, invalidParams, metaOf, methodNotFound, SESSION, sessionNotFound,
   type JsonObject, type Request,
 } from "./wire.js";
 
@@ -21,6 +22,10 @@ export function callSessionMethod(service: Service, request: Request, caller: Ca
     const typed = caller.era === "modern" ? { ...result, resultType: "complete" } : result; // HTM13
     reply.answer(answer(request.id, { result: typed }));
   };
+  if (IS_STATELESS) {
+    if (request.method.startsWith("session/")) throw methodNotFound(request.method); // SLS1
+    if (request.method === "sessions/create") return createSealed(service, request, caller, respond);
+  }
   switch (request.method) {
     case "session/start": {
       const session = begin(service, caller);
@@ -50,6 +55,13 @@ export function callSessionMethod(service: Service, request: Request, caller: Ca
       respond({});
     }
   }
+}
+
+/** SLS5: without a head, and attached nowhere. */
+function createSealed(service: Service, request: Request, caller: Caller, respond: (result: JsonObject) => void): void {
+  const named = metaOf(request.params)[SESSION];
+  if (named !== undefined && named !== null) throw invalidParams("sessions/create names a session"); // CRE3
+  respond({ session: service.registry.make(caller.credential).metadata });
 }
 
 /** A new session, attached where it can be heard (ATT2, HTM5). */

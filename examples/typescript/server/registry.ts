@@ -3,7 +3,8 @@
 import { detach, type Connection } from "./connection.js";
 import type { Credential } from "./credentials.js";
 import type { TransportSession } from "./transport_session.js";
-import { LIMITS } from "./limits.js";
+import { IS_STATELESS, LIMITS } from "./limits.js";
+import { makeSealed, openSealed } from "./sealed.js";
 import { Session } from "./session.js";
 import { limitReached, sessionNotFound, type Notification } from "./wire.js";
 
@@ -18,6 +19,7 @@ export class Registry {
   }
 
   make(credential: Credential): Session {
+    if (IS_STATELESS) return makeSealed(credential);
     this.checkRoom();
     const session = new Session(credential);
     this.sessions.set(session.id, session);
@@ -31,6 +33,7 @@ export class Registry {
 
   /** The caller's session that is there; expired, ended and foreign ones are not (ERR2, SES8, SES10). */
   find(id: string, credential: Credential): Session | null {
+    if (IS_STATELESS) return openSealed(id, credential);
     const session = this.sessions.get(id);
     if (session === undefined || session.credential.principal !== credential.principal) return null;
     if (!session.isOver(Date.now())) return session;

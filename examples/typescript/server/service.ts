@@ -3,7 +3,7 @@
 import { attach, type Connection } from "./connection.js";
 import { covers, type Credential } from "./credentials.js";
 import { callCore, isGated } from "./core.js";
-import { LIMITS } from "./limits.js";
+import { IS_STATELESS, LIMITS } from "./limits.js";
 import { serveListen } from "./listen.js";
 import { callSessionMethod, isSessionMethod } from "./methods.js";
 import { Registry } from "./registry.js";
@@ -47,7 +47,7 @@ export class Service {
       const key = this.keyOf(request); // KEY15
       this.checkId(request, caller); // REQ2
       if (isSessionMethod(request.method)) callSessionMethod(this, request, caller, reply);
-      else this.serveIn(this.sessionOf(request, caller), key, request, caller, reply);
+      else this.serveIn(this.sessionOf(request, caller), IS_STATELESS ? null : key, request, caller, reply);
     } catch (error) {
       reply.answer(answer(request.id, this.asOutcome(error)));
     }
@@ -105,7 +105,7 @@ export class Service {
     const { session, isNamed } = place;
     const { connection, credential } = caller;
     if (request.method === "subscriptions/listen") {
-      serveListen(this, session, isNamed, request, caller, reply);
+      serveListen(this, IS_STATELESS ? null : session, isNamed, request, caller, reply);
       return;
     }
     const sender = this.senderOf(request, caller, reply, isNamed);

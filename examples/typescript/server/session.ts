@@ -16,7 +16,6 @@ const SECRET = randomBytes(32);
 export const newSessionId = (): string => randomBytes(32).toString("base64url");
 
 export class Session {
-  readonly id = newSessionId();
   readonly log = new EventLog();
   readonly keys = new KeyStore();
   readonly runs = new Set<Run>();
@@ -33,10 +32,13 @@ export class Session {
   isEnded = false;
   private readonly made = Date.now();
   private lastUse = Date.now();
-  private values = new Map<string, Json>();
+  protected values = new Map<string, Json>();
   private version = 0;
 
-  constructor(readonly credential: Credential) {}
+  constructor(
+    readonly credential: Credential,
+    readonly id = newSessionId(),
+  ) {}
 
   /** SES13 to SES15: the idle time counts from the end of the last request. */
   isOver(now: number): boolean {

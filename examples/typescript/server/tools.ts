@@ -1,5 +1,6 @@
 /** The fixture tools that conformance/README.md describes. */
 
+import { beside, kinds } from "./beside.js";
 import type { Run } from "./run.js";
 import type { Service } from "./service.js";
 import { invalidParams, isObject, notification, RpcError, type Json, type JsonObject } from "./wire.js";
@@ -123,6 +124,13 @@ const HANDLERS: Record<string, Tool> = {
   held: (_, { label }) => {
     const { started, finished, cancelled } = holdOf(text(label));
     return `${started} started, ${finished} finished, ${cancelled} cancelled`;
+  },
+  beside: (_, { kind }) => (kind === undefined ? kinds() : beside(text(kind))),
+  drain: ({ service }) => {
+    if (process.env["BESIDE"] !== "draining") throw new Error("others use this server");
+    // It stays a little longer than what runs may take, for whoever asks what became of it.
+    setImmediate(() => void service.drain().then(() => setTimeout(() => process.exit(0), 3000)));
+    return "draining";
   },
   revoke: ({ service, run }, { session }) => {
     const found = service.registry.find(text(session), run.newest.credential);
