@@ -101,12 +101,12 @@ class WarmProcesses:
         loop = asyncio.get_running_loop()
         used_at, is_idle = loop.time(), False
         while True:
-            self._wanted.clear()
             while not is_idle and len(self._ready) < min(self._count, room()):
                 await self._add()
             try:
                 async with asyncio.timeout(_LOOK_EVERY):
                     await self._wanted.wait()
+                self._wanted.clear()
                 used_at, is_idle = loop.time(), False
                 # Who took one has its handshake and its first answer without a start beside it.
                 await asyncio.sleep(_PAUSE)
