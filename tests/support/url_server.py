@@ -166,6 +166,16 @@ class UrlServer:
                 await answer.whole(302, None, {"location": "https://elsewhere.example/mcp"})
             case "307":
                 await answer.whole(307, None, {"location": "http://elsewhere.example/mcp"})
+            case "refused":
+                error = {"code": -32602, "message": "no such session of yours"}
+                await answer.whole(400, {"jsonrpc": "2.0", "id": message["id"], "error": error})
+            case "unknown":
+                # Once: what comes next is another session.
+                error = {"code": -32000, "message": "Bad Request: No valid session ID provided"}
+                if self.calls.count("unknown") == 1:
+                    await answer.whole(400, {"jsonrpc": "2.0", "id": None, "error": error})
+                else:
+                    await answer.result(message, text("known"))
             case "400" | "401" | "403" | "429" | "500" | "502" | "503":
                 await answer.whole(int(name), None)
             case "silent":

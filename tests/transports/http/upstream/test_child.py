@@ -232,6 +232,17 @@ async def test_a_server_that_forgot_the_session_is_begun_with_again_and_clients_
         assert server.calls.count("silent") == 1
 
 
+async def test_a_400_is_about_the_session_only_where_it_answers_no_request() -> None:
+    server = UrlServer()
+    async with url_world(server) as w:
+        client = await w.connected()
+        error = await client.call("refused").error()
+        assert (error["code"], server.calls) == (-32602, ["refused"])
+        assert len(server.sessions) == 1
+        assert await client.text("unknown") == "known"
+        assert [m["method"] for m in server.heard].count("initialize") == 2
+
+
 async def test_a_server_that_forgets_at_once_again_is_an_error_and_no_loop() -> None:
     server = UrlServer()
     async with url_world(server) as w:

@@ -145,13 +145,18 @@ class Wire:
                 body += piece
                 if len(body) > _BODY_LOOKED_AT:
                     break
-        if self.session is not None and status == 400 and b"session" in body.lower():
+        answer: object = None
+        with suppress(ValueError, Malformed):
+            answer = parse(decode(body))
+        error = answer.error if isinstance(answer, Answer) else None
+        # Ours are numbers: what answers one is about that request alone.
+        is_of_request = isinstance(answer, Answer) and isinstance(answer.id, int)
+        is_unknown = self.session is not None and status == 400 and b"session" in body.lower()
+        if is_unknown and not is_of_request:
             # As some do that keep no word of it.
             raise Forgotten
-        with suppress(ValueError, Malformed):
-            said = parse(decode(body))
-            if isinstance(said, Answer) and said.error is not None:
-                raise UpstreamError(said.error)
+        if error is not None:
+            raise UpstreamError(error)
         if status in (401, 403):
             raise refused(f"it answered {status}: it does not accept the layer's credential")
         raise refused(f"it answered with HTTP status {status}")
