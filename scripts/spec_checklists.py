@@ -221,6 +221,7 @@ client has to do is in [client.md](client.md).
    ```
 
    `--only HTL9` plays what is about one clause. With `--era modern` the same for the other era.
+   What speaks both eras is played without `--era` only: a server of one era is conformant with it.
 5. Then the list below, line by line, for what no vector shows.
 """
 

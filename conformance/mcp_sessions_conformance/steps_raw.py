@@ -55,6 +55,10 @@ async def http(scene: Scene, step: Json) -> None:
         raise Failure(f"{step['verb']}: {sent.ended}")
     if "status" in step:
         scene.matches("the HTTP status", step["status"], sent.status)
+    if step.get("if_refused", False):
+        await peer.finished(sent)
+        if '"result"' in sent.body:
+            return
     if "http_headers" in step:
         scene.matches("the HTTP headers", step["http_headers"], dict(sent.headers))
     if "json" in step:

@@ -77,13 +77,13 @@ async def test_a_sample_of_the_table_is_caught(server_url: str, vectors: list[Ve
 
 
 @pytest.mark.full
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(900)
 async def test_the_whole_table_is_caught(server_url: str, vectors: list[Vector]) -> None:
     await expect_caught(list(TABLE), server_url, vectors)
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 async def test_faults_of_a_pipe_are_caught(vectors: list[Vector]) -> None:
     command = f"{sys.executable} -m mcp_sessions_conformance.fault_pipe"
     for vector in vectors:

@@ -55,7 +55,7 @@ async def test_the_vectors_of_a_pipe_pass(vectors: list[Vector]) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_every_vector_passes_over_http_and_websocket(
     server_url: str, vectors: list[Vector]
 ) -> None:
@@ -67,14 +67,14 @@ async def test_every_vector_passes_over_http_and_websocket(
 
 
 @pytest.mark.full
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_every_vector_passes_on_a_pipe(vectors: list[Vector]) -> None:
     done = await run([parse_target(f"stdio:{STDIO_COMMAND}")], vectors, limits=PATIENT)
     assert passed(done), as_text(done)
 
 
 @pytest.mark.full
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_sessions_move_between_a_pipe_and_the_network(vectors: list[Vector]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]

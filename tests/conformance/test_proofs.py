@@ -62,7 +62,7 @@ async def test_a_sample_of_the_proofs_holds(server_url: str, vectors: list[Vecto
 
 
 @pytest.mark.full
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(900)
 async def test_every_proof_holds(server_url: str, vectors: list[Vector]) -> None:
     # What the table of the vectors plays anyway is played there.
     lines = {(vector, *fault) for vector, fault in TABLE.items()}
