@@ -167,7 +167,6 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, said: str) ->
     ("arguments", "said"),
     [
         (["--store", "sqlite:///s.db"], "--store: each server of the file has a store of its own"),
-        (["--store", "redis://127.0.0.1:1/?namespace={server}"], "a: the process of a session"),
         (["--stdio"], "neither --stdio nor --workers"),
         (["--workers", "2"], "neither --stdio nor --workers"),
         (["--env", "A=1"], "--env goes with -- COMMAND"),

@@ -55,7 +55,7 @@ def test_a_url_is_served_here_one_of_this_command_too(tmp_path: Path) -> None:
         (["https://me:secret@host/mcp"], "credentials are no part of a URL"),
         (["--env", "A=1", "https://host/mcp"], "--env goes with -- COMMAND"),
         (["--header", "A: 1", "app.py"], "--header goes with a URL"),
-        (["--child-idle", "3", "app.py"], "--child-idle goes with -- COMMAND or a URL"),
+        (["--child-idle", "3", "app.py"], "--child-idle goes with -- COMMAND, a URL or --config"),
     ],
 )
 def test_what_is_wrong_with_a_url_is_one_line_at_once(
