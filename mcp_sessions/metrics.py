@@ -17,6 +17,8 @@ mcp_sessions.detached            sessions taken from their connection       reas
 mcp_sessions.slow                connections cut since they took nothing
 mcp_sessions.store_errors        calls that the store failed                store
 mcp_sessions.background_failures work that nobody awaits failed             work, error
+mcp_sessions.children            processes, or sessions of a URL, that were outcome
+                                 begun for the wrapped server
 ================================ ========================================== ====================
 
 No attribute names a session, a principal or a resource: there is one time series for each
@@ -90,6 +92,11 @@ def background_failed(work: str, error: str) -> None:
     _counter("background_failures").add(1, {"work": work, "error": error})
 
 
+def child_begun(outcome: str) -> None:
+    """A child of the wrapped server ``started``, or ``failed`` to."""
+    _counter("children").add(1, {"outcome": outcome})
+
+
 _DESCRIPTIONS = {
     "sessions": "Sessions made",
     "ended": "Sessions over",
@@ -101,6 +108,7 @@ _DESCRIPTIONS = {
     "slow": "Connections cut since they took nothing",
     "store_errors": "Calls that the store failed",
     "background_failures": "Work that nobody awaits failed",
+    "children": "Children of the wrapped server that were begun",
 }
 
 

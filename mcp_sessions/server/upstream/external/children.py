@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from mcp_sessions import metrics
 from mcp_sessions.background import Background
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import error_body, wire_error
@@ -159,7 +160,9 @@ class Children:
             child = await self._start(place, principal)
         except UpstreamError as failed:
             self._failed(principal, failed)
+            metrics.child_begun("failed")
             raise
+        metrics.child_begun("started")
         self._failures.pop(principal, None)
         return child
 

@@ -15,7 +15,7 @@ import pytest
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 
-from mcp_sessions import ConfigurationError, Conversations
+from mcp_sessions import ConfigurationError, Conversations, metrics
 from tests.support.children import child, child_world, children_of, is_alive, until
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
 from tests.support.raw import in_session, keyed, text_of
@@ -359,6 +359,18 @@ async def test_the_process_of_a_connection_that_sleeps_ends_and_it_wakes_with_an
         await until(lambda: not is_alive(pid), "the process of who sleeps ended")
         assert is_alive(others)
         assert int(await sleeps.text("pid")) not in (pid, others)
+
+
+async def test_starts_and_those_that_fail_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[str] = []
+    monkeypatch.setattr(metrics, "child_begun", counted.append)
+    async with child_world() as w:
+        client = await w.connected()
+        await client.text("pid", meta=in_session((await client.start())["sessionId"]))
+    async with child_world("dies", "key") as w:
+        with pytest.raises(AssertionError, match="the key is missing"):
+            await w.connected()
+    assert counted == ["started", "started", "failed"]
 
 
 async def test_more_processes_than_may_be_are_refused_and_nobody_loses_one() -> None:
