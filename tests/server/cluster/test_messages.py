@@ -1,8 +1,9 @@
 """Messages between replicas, as they stand in the store's exchange: two releases serve together
 while one replaces the other.
 
-``written_before.jsonl`` holds what replicas wrote when each kind was a dict: its bytes are what
-another release reads and sends, so they change only with the messages' version.
+``written_before.jsonl`` holds what replicas wrote when each kind was a dict, and of a younger kind
+what the first release with it writes: its bytes are what another release reads and sends, so they
+change only with the messages' version.
 """
 
 import ast
@@ -45,8 +46,8 @@ MESSAGES = st.sampled_from(list(KINDS.values())).flatmap(
     lambda message: st.builds(
         message,
         **{
-            name: OBJECTS | st.none()
-            for name in ("params", "result", "error")
+            name: OBJECTS if name == "client" else OBJECTS | st.none()
+            for name in ("params", "result", "error", "client", "handshake", "progress")
             if name in inspect.signature(message).parameters
         },
     )
