@@ -57,6 +57,9 @@ class WarmProcesses:
         self._idle = idle
         self._start = start
         self._ready: dict[ChildProcess, Label] = {}
+        self._over: set[ChildProcess] = set()
+        """Those that died while they waited, until nothing of them is left."""
+
         self._starting = asyncio.Lock()
         self._wanted = asyncio.Event()
         self._backoff = Backoff(base=1, cap=30)
@@ -81,16 +84,13 @@ class WarmProcesses:
             # Which counts already.
             async with self._starting:
                 pass
-        while self._ready:
-            process = next(iter(self._ready))
-            label = self._ready.pop(process)
-            self._wanted.set()
-            if not process.is_over:
-                self._backoff.progressed()
-                label.given_to(of)
-                return process
         self._wanted.set()
-        return None
+        # Who watches one that is over ends what it left.
+        process = next((each for each in self._ready if not each.is_over), None)
+        if process is not None:
+            self._backoff.progressed()
+            self._ready.pop(process).given_to(of)
+        return process
 
     async def close(self) -> None:
         """End them."""
@@ -131,11 +131,13 @@ class WarmProcesses:
         await process.ended()
         if self._ready.pop(process, None) is None:
             return
+        self._over.add(process)
         logger.warning("a process that waited is over: %s", await process.last_words())
         await process.stop()
+        self._over.discard(process)
         await asyncio.sleep(self._backoff.failed(1.0))
         self._wanted.set()
 
     async def _end(self) -> None:
         ready, self._ready = list(self._ready), {}
-        await asyncio.gather(*(process.stop() for process in ready))
+        await asyncio.gather(*(process.stop() for process in [*ready, *self._over]))

@@ -5,12 +5,13 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from mcp_sessions import ConfigurationError, StdioServer
 from mcp_sessions.server.upstream.stdio import warm
+from mcp_sessions.server.upstream.stdio.process import ChildProcess
 from tests.support.children import CHILD, child, child_world, children_of, is_alive, until
 from tests.support.raw import in_session
 from tests.support.world import world
@@ -90,6 +91,42 @@ async def test_one_that_ends_at_once_is_not_started_in_a_loop(tmp_path: Path) ->
         begun = loop.time()
         await until(lambda: len(notes.read_text().split()) > 2, "it is started twice more", 30)
         assert loop.time() - begun > 1.0, "after 1 and after 2 seconds"
+
+
+class Dying:
+    """A process that is over, and whose last words are still being read."""
+
+    is_over = True
+
+    def __init__(self) -> None:
+        self.asked, self.stopped = asyncio.Event(), asyncio.Event()
+
+    async def ended(self) -> None:
+        """At once."""
+
+    async def last_words(self) -> str:
+        """Not before the layer stops."""
+        self.asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    async def stop(self) -> None:
+        """What it left is ended."""
+        self.stopped.set()
+
+
+async def test_what_one_that_died_has_left_is_ended_when_the_layer_stops() -> None:
+    process = Dying()
+
+    async def start(_: warm.Label) -> ChildProcess:
+        return cast(ChildProcess, process)
+
+    waiting = warm.WarmProcesses(1, 60, start)
+    waiting.run(lambda: 1)
+    await until(process.asked.is_set, "it is found to be over")
+    assert await waiting.take(lambda: "somebody's") is None
+    await waiting.close()
+    assert process.stopped.is_set()
 
 
 async def test_they_end_when_nobody_needs_one_and_come_back_with_who_does(
