@@ -13,6 +13,7 @@ from mcp_sessions_conformance import sse
 from mcp_sessions_conformance.peer import (
     HANDSHAKE_VERSION,
     MODERN_VERSION,
+    SMALL_BUFFER,
     Era,
     Failure,
     Limits,
@@ -72,8 +73,11 @@ class HttpPeer(Peer):
         self._client = httpx.AsyncClient(
             timeout=timeout,
             trust_env=False,
-            verify=_tls(),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=4),
+            transport=httpx.AsyncHTTPTransport(
+                verify=_tls(),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=4),
+                socket_options=[SMALL_BUFFER],
+            ),
         )
 
     # --- sending ---------------------------------------------------------------------------

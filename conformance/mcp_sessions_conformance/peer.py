@@ -7,6 +7,7 @@ closes or sends garbage makes a `Failure`, and nothing else.
 
 import asyncio
 import json
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,10 @@ Transport = Literal["http", "websocket", "stdio"]
 
 HANDSHAKE_VERSION = "2025-11-25"
 MODERN_VERSION = "2026-07-28"
+SMALL_BUFFER = (socket.SOL_SOCKET, socket.SO_RCVBUF, 262_144)
+"""A socket option. Else the system may keep tens of megabytes for a peer that takes nothing, and
+its server cannot tell."""
+
 CLIENT_INFO = {"name": "mcp-sessions-conformance", "version": "1"}
 
 

@@ -17,7 +17,7 @@ from websockets.exceptions import (
 )
 from websockets.typing import Subprotocol
 
-from mcp_sessions_conformance.peer import Era, Failure, Limits, Peer, Sent, Transport
+from mcp_sessions_conformance.peer import SMALL_BUFFER, Era, Failure, Limits, Peer, Sent, Transport
 from mcp_sessions_conformance.transcript import Transcript
 
 MAX_FRAME = 16 * 1024 * 1024
@@ -89,6 +89,7 @@ class WebSocketPeer(Peer):
         except (OSError, InvalidHandshake, InvalidURI, TimeoutError, WebSocketException) as error:
             raise Failure(f"no WebSocket: {type(error).__name__}: {error}") from None
         self._socket = socket
+        socket.transport.get_extra_info("socket").setsockopt(*SMALL_BUFFER)
         response = socket.response
         self.accepted = {k.lower(): v for k, v in response.headers.raw_items()} if response else {}
         self._reader = asyncio.create_task(self._read(socket))
