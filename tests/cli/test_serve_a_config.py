@@ -142,7 +142,7 @@ def test_an_entry_that_cannot_be_served_is_named_in_one_line(
     ("text", "said"),
     [
         ("", "line 1: Expecting value"),
-        ('{\n"mcpServers": {"a": {}},\n}', "line 3"),
+        ('{\n"mcpServers": {"a": {}}\n"b"}', "line 3"),
         ("[]", 'must be {"mcpServers"'),
         ("{}", 'must be {"mcpServers"'),
         ('{"mcpServers": {}}', "there is no server in it"),
