@@ -189,6 +189,7 @@ async def test_what_the_http_client_raises(
     assert ".py" not in done.sentence
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", SERVERS)
 async def test_over_http(name: str, vectors: list[Vector]) -> None:
     async with tcp(SERVERS[name]) as port:
@@ -238,6 +239,7 @@ SOCKETS: dict[str, Callable[[ServerConnection], Awaitable[None]]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", SOCKETS)
 async def test_over_websocket(name: str, vectors: list[Vector]) -> None:
     async with serve(SOCKETS[name], "127.0.0.1", 0, subprotocols=[Subprotocol("mcp")]) as server:
@@ -256,6 +258,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_over_a_pipe(name: str, vectors: list[Vector]) -> None:
     import shlex
@@ -366,6 +369,7 @@ async def sends_no_frames(reader: asyncio.StreamReader, writer: asyncio.StreamWr
     await reader.read()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("then", [closes_1009_and_drains, resets, sends_no_frames])
 async def test_what_comes_after_the_upgrade(then: Talk, vectors: list[Vector]) -> None:
     """The vector of a huge message among them: it is being written while the server closes."""
@@ -383,6 +387,7 @@ async def test_what_comes_after_the_upgrade(then: Talk, vectors: list[Vector]) -
     assert not any(".py" in outcome.sentence for outcome in done.outcomes), as_text(done)
 
 
+@pytest.mark.full
 async def test_a_server_that_is_killed_in_the_middle(vectors: list[Vector]) -> None:
     """The vectors after it fail, or are not played; there is a report."""
     async with tcp(hangs_up) as port:

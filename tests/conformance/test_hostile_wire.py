@@ -155,6 +155,7 @@ FRAMES: dict[str, bytes] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FRAMES)
 async def test_frames_that_are_none(name: str, vectors: list[Vector]) -> None:
     async def then(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -182,6 +183,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_a_pipe_that_is_none(name: str, vectors: list[Vector]) -> None:
     command = shlex.join([sys.executable, "-c", PROGRAMS[name]])
