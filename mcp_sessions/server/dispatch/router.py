@@ -382,7 +382,7 @@ class Router:
         if audit is not None and handle is not None:
             audit.serve_in(handle.digest, handle.source, inbound.conversation)
         sees = handle.visibility if handle is not None else self._visibility
-        _, put = sees.concealed(request.method, request.params)
+        put = {} if sees.is_plain else sees.concealed(request.method, request.params)[1]
         if association.gated and not put:
             raise SessionRequiredByServer
         peer = self._peers.serving(request, inbound, record)

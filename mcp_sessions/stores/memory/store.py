@@ -55,6 +55,7 @@ class MemoryStore(Events):
     async def open(self, policy: SessionPolicy) -> None:
         """Serve within the limits of ``policy``."""
         self._policy = policy
+        self._idle_times = {mode: idle_time(mode, policy) for mode in Mode}
         self._window = window_of(policy)
 
     async def close(self) -> None:

@@ -6,7 +6,7 @@ import heapq
 import math
 from dataclasses import dataclass
 
-from mcp_sessions.core.lifetime import idle_deadline, idle_time
+from mcp_sessions.core.lifetime import idle_deadline
 from mcp_sessions.core.log import EventLog, window_of
 from mcp_sessions.core.request_keys import RequestKeys
 from mcp_sessions.core.states import Mode
@@ -47,6 +47,7 @@ class Tables:
 
     def __init__(self) -> None:
         self._policy = SessionPolicy()
+        self._idle_times = dict[Mode, float]()
         self._window = window_of(self._policy)
         self._sessions: dict[SessionId, Session] = {}
         self._by_principal: dict[Principal, Owner] = {}
@@ -80,7 +81,7 @@ class Tables:
         return log
 
     def _deadline(self, mode: Mode, now: float, ends_at: float) -> float:
-        return idle_deadline(now=now, idle_timeout=idle_time(mode, self._policy), ends_at=ends_at)
+        return idle_deadline(now=now, idle_timeout=self._idle_times[mode], ends_at=ends_at)
 
     def _forget(self, session: Session) -> None:
         """A session is over: it is remembered in no list (END2)."""
