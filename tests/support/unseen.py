@@ -26,8 +26,9 @@ from mcp_sessions import background
 
 ROOT = Path(__file__).parents[2]
 _OURS = tuple(f"{ROOT / name}/" for name in ("mcp_sessions", "transports", "conformance"))
-_TURNS = 10
-"""Of a loop that is about to be closed, in which a task may still come to its end."""
+_TURNS = 100
+"""Of a loop that is about to be closed, in which a task may still come to its end: over a store that
+suspends at every step that takes some."""
 
 MARKER = "fails_in_background"
 
