@@ -27,8 +27,8 @@ from mcp_sessions import background
 ROOT = Path(__file__).parents[2]
 _OURS = tuple(f"{ROOT / name}/" for name in ("mcp_sessions", "transports", "conformance"))
 _TURNS = 100
-"""Of a loop that is about to be closed, in which a task may still come to its end: over a store that
-suspends at every step that takes some."""
+"""Of a loop that is about to be closed, in which a task may still come to its end: some, over a
+store that suspends at every step."""
 
 MARKER = "fails_in_background"
 
