@@ -83,8 +83,10 @@ def _tool(request: Json) -> Json | None:
             return text(json.dumps({"level": level, "subscribed": sorted(subscribed)}))
         case "progress":
             token = params["_meta"]["progressToken"]
-            for step in (1, 2):
+            for step in range(1, arguments.get("steps", 2) + 1):
                 report = {"progressToken": token, "progress": step, "ofAnotherKind": step}
+                if "size" in arguments:
+                    report["message"] = "x" * arguments["size"]
                 say({"method": "notifications/progress", "params": report})
             return text("reported")
         case "log":

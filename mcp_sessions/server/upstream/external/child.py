@@ -50,10 +50,18 @@ class Client(Protocol):
     async def notified(
         self, method: str, params: dict[str, Any] | None, about: Call | None = None
     ) -> None:
-        """It notifies its client.
+        """It notifies its client. Raises nothing: what is wrong there does not end the child.
 
         Args:
             about: On whose way back; None: it does not say.
+        """
+        ...
+
+    async def reported(self, call: Call, params: dict[str, Any]) -> None:
+        """It reports progress of a request.
+
+        Args:
+            params: But for the token.
         """
         ...
 
@@ -272,7 +280,7 @@ class Child(ABC):
                 token = members.pop(_TOKEN, None)
                 waiting = self._open.get(token) if isinstance(token, (int, str)) else None
                 if waiting is not None and waiting.call is not None:
-                    await waiting.call.report(members)
+                    await self._client.reported(waiting.call, members)
             case "notifications/cancelled":
                 asked = (params or {}).get("requestId")
                 task = self._asked.get(asked) if isinstance(asked, (int, str)) else None

@@ -25,6 +25,7 @@ from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.place import LISTS, UPDATED, Place
+from mcp_sessions.server.upstream.external.telling import Telling
 from mcp_sessions.server.upstream.port import UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class Children:
         self.capabilities: Mapping[str, Any] | None = None
         """What the last child declared; None: there was none."""
 
+        self.telling = Telling()
         self._places: dict[Hashable, Place] = {}
         self._living: set[Child] = set()
         self._starts = 0
@@ -135,6 +137,7 @@ class Children:
                 task.cancel()
             await asyncio.gather(*starting, return_exceptions=True)
             await self._rounds.close()
+            await self.telling.close()
             if self._background.tasks:
                 await asyncio.wait(self._background.tasks, timeout=_CLOSING)
             await self._background.close()

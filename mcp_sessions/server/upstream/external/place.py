@@ -15,6 +15,7 @@ from mcp_sessions.errors import METHOD_NOT_FOUND
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child, Forgotten
+from mcp_sessions.server.upstream.external.telling import Telling, Way
 from mcp_sessions.server.upstream.port import (
     Call,
     OnProgress,
@@ -26,6 +27,7 @@ from mcp_sessions.server.upstream.port import (
 
 LISTS = ("tools", "prompts", "resources")
 UPDATED = "notifications/resources/updated"
+PROGRESS = "notifications/progress"
 _CHANGED = frozenset({UPDATED, *(f"notifications/{name}/list_changed" for name in LISTS)})
 _LEVELS = (
     "debug", "info", "notice", "warning", "error", "critical", "alert", "emergency",
@@ -41,6 +43,8 @@ class Place:
 
     announce: Callable[[str, Mapping[str, Any] | None], Awaitable[object]]
     """Takes a change of a server that everybody shares."""
+
+    telling: Telling
 
     key: Hashable
     """A session's id, or whose else it is."""
@@ -115,8 +119,10 @@ class Place:
                 if check is not None:
                     await check()
                 result = await child.request(call, method, params)
+            await self.telling.told(call)
         finally:
             self.calls.pop(call, None)
+            self.telling.forget(call)
             self.used_at = asyncio.get_running_loop().time()
         if method == "logging/setLevel":
             self.level = params
@@ -192,31 +198,49 @@ class Place:
         self, method: str, params: dict[str, Any] | None, about: Call | None = None
     ) -> None:
         """See :class:`~mcp_sessions.server.upstream.external.child.Client`."""
-        if self.is_shared and method in _CHANGED:
-            await self.announce(method, params)
+        if method in _CHANGED:
+            for who, way in self._concerned(method, params):
+                await self._tell((self.key, who), way, method, params)
             return
         if self.is_shared and about is None:
             # Whose it is nobody knows.
-            return
-        if method in _CHANGED:
-            uri = (params or {}).get("uri") if method == UPDATED else None
-            told = list(self.outbounds.items())
-            if method == UPDATED and not self.is_one_client:
-                subscribed = self.subscribers.get(uri, ()) if isinstance(uri, str) else ()
-                told = [(who, outbound) for who, outbound in told if who in subscribed]
-            for _, outbound in told:
-                await outbound.notify(method, params)
             return
         # Which request it is about is not said on a pipe: that is taken to be the newest.
         for call, level in reversed(self.calls.items()):
             if about is not None and call is not about:
                 continue
             if method != "notifications/message" or _is_wanted(params, level):
-                await call.notify(method, params)
+                await self._tell(call, call.notify, method, params)
                 return
         if self.is_one_client and not self.calls:
-            for outbound in list(self.outbounds.values()):
-                await outbound.notify(method, params)
+            for who, outbound in list(self.outbounds.items()):
+                await self._tell((self.key, who), outbound.notify, method, params)
+
+    async def reported(self, call: Call, params: dict[str, Any]) -> None:
+        """See :class:`~mcp_sessions.server.upstream.external.child.Client`."""
+        await self._tell(call, lambda _, members: call.report(members or {}), PROGRESS, params)
+
+    def _concerned(
+        self, method: str, params: Mapping[str, Any] | None
+    ) -> list[tuple[Hashable, Way]]:
+        """Who is told a change, and how."""
+        if self.is_shared:
+            return [(None, self.announce)]
+        told = list(self.outbounds.items())
+        if method == UPDATED and not self.is_one_client:
+            uri = (params or {}).get("uri")
+            subscribed = self.subscribers.get(uri, ()) if isinstance(uri, str) else ()
+            told = [(who, outbound) for who, outbound in told if who in subscribed]
+        return [(who, outbound.notify) for who, outbound in told]
+
+    async def _tell(
+        self, who: Hashable, way: Way, method: str, params: Mapping[str, Any] | None
+    ) -> None:
+        is_change = method in _CHANGED
+        if self.is_one_client:
+            await self.telling.now(who, way, method, params, is_change=is_change)
+        else:
+            self.telling.later(who, way, method, params, is_change=is_change)
 
     async def asked(
         self,

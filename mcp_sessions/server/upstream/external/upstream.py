@@ -389,6 +389,7 @@ class ExternalPeer:
         return Place(
             self._upstream.children.start,
             self._upstream.shell.publish,
+            self._upstream.children.telling,
             key,
             self._client if is_one_client else _OURS,
             is_one_client,
