@@ -1,6 +1,6 @@
 """A server on stdio, in plain Python and without an SDK, that can be told how to misbehave.
 
-``child_server.py [MISDEED [ARGUMENT]]``; see ``main``. Its tools are those of ``_tool``. It counts
+``child_server.py [MISDEED [ARGUMENT]]``; see ``main``. Its tools are those of ``tool``. It counts
 its calls in a file named in ``CALLS``, so that a test sees what ran twice.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 Json = dict[str, Any]
 
-count = 0
+count: int = 0
 """What this process remembers: how often it was asked."""
 
 subscribed: list[str] = []
@@ -59,7 +59,7 @@ def note(word: str) -> None:
             file.write(f"{word}\n")
 
 
-def _tool(request: Json) -> Json | None:
+def tool(request: Json) -> Json | None:
     global count
     params: Json = request["params"]
     name: str = params["name"]
@@ -173,7 +173,7 @@ def serve(request: Json) -> None:
     result: Json | None = {}
     match method:
         case "tools/call":
-            result = _tool(request)
+            result = tool(request)
         case "tools/list":
             result = {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}
         case "resources/list":

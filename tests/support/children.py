@@ -12,11 +12,17 @@ from mcp_sessions import StdioServer
 from tests.support.world import World, world
 
 CHILD = str(Path(__file__).with_name("child_server.py"))
+MODERN_CHILD = str(Path(__file__).with_name("modern_child.py"))
 
 
 def child(*arguments: str, **options: Any) -> StdioServer:
     """The child server as a command; options as of `StdioServer`."""
     return StdioServer(sys.executable, "-S", CHILD, *arguments, **options)
+
+
+def modern_child(*arguments: str, **options: Any) -> StdioServer:
+    """The same of the era of 2026-07-28 only (`modern_child.py`)."""
+    return StdioServer(sys.executable, "-S", MODERN_CHILD, *arguments, **options)
 
 
 @asynccontextmanager

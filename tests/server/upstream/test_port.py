@@ -1,7 +1,8 @@
 """What the layer gives a wrapped server it gives every kind of it: the same story over each.
 
-A server in Python, one that is a command (`tests.support.child_server`), and one that is a URL,
-whose tools are alike. The promises are those of the README and of `spec/`.
+A server in Python, one that is a command (`tests.support.child_server`), one that is a command
+and speaks the era of 2026-07-28 only (`tests.support.modern_child`), and one that is a URL, whose
+tools are alike. The promises are those of the README and of `spec/`.
 """
 
 import json
@@ -14,7 +15,7 @@ import pytest
 
 from mcp_sessions import SessionSecurity
 from tests.support import apps
-from tests.support.children import child
+from tests.support.children import child, modern_child
 from tests.support.duplex import DECLARED, ELICITS, DuplexWorld, duplex_world
 from tests.support.modern import ModernClient, session_meta
 from tests.support.raw import event_ids, in_session, keyed, text_of, uris
@@ -23,7 +24,7 @@ from tests.support.world import Ctx, Toolbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
 
-SERVERS = ("python", "command", "url")
+SERVERS = ("python", "command", "modern command", "url")
 
 
 @pytest.fixture
@@ -35,8 +36,9 @@ def anyio_backend() -> str:
 @asynccontextmanager
 async def served(kind: str, **options: Any) -> AsyncGenerator[DuplexWorld]:
     """A server of that kind behind the layer, on every transport."""
-    if kind == "command":
-        async with duplex_world(server=child(), **options) as w:
+    if kind.endswith("command"):
+        server = modern_child() if kind.startswith("modern") else child()
+        async with duplex_world(server=server, **options) as w:
             yield w
         return
     if kind == "url":
@@ -89,6 +91,7 @@ async def test_a_session_goes_on_over_another_transport(kind: str, transport: st
         peer = await w.connected(transport, capabilities=DECLARED)
         await peer.resume(started["sessionId"], started["sessionEventId"])
         assert await peer.text("count") == "2", "it is the same session, in the same server"
+        await peer.result("resources/subscribe", {"uri": "test://a"})
         await peer.text("update", uri="test://a")
         assert uris(await peer.has_events(1)) == ["test://a"]
         assert (await client.error("tools/list"))["code"] == -31010, "it was taken over"
@@ -161,6 +164,7 @@ async def test_after_a_restart_a_session_goes_on_and_no_keyed_call_runs_again(
         started = await client.start()
         session = started["sessionId"]
         assert await client.text("count", meta=keyed("k", session)) == "1"
+        await client.result("resources/subscribe", {"uri": "test://a"})
         await client.text("update", uri="test://a")
     async with served(kind, **options) as w:
         client = await w.inner.connected()

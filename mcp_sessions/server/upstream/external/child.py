@@ -41,7 +41,11 @@ _QUESTIONS = 64
 """Open requests of one child to its client."""
 
 CANCELLED = "notifications/cancelled"
+NOT_STARTED = "not_started"
+"""The reason of what was not asked."""
+
 _TOKEN = "progressToken"
+_UNCANCELLED = frozenset({"initialize", "server/discover"})
 
 
 class Client(Protocol):
@@ -87,7 +91,7 @@ class Forgotten(UpstreamError):
     """The child is over, and did not run what it was asked."""
 
     def __init__(self) -> None:
-        data = {"reason": "not_started", "started": False}
+        data = {"reason": NOT_STARTED, "started": False}
         super().__init__(error_body(INTERNAL_ERROR, "the server ended its session", data))
 
 
@@ -185,10 +189,17 @@ class Child(ABC):
             Forgotten: It was over before.
             UpstreamError: It answered with an error; or -31012: it ended before it answered.
         """
+        return await self._exchange(self._next_id(), call, method, params)
+
+    def _next_id(self) -> int:
+        self._last += 1
+        return self._last
+
+    async def _exchange(
+        self, request_id: int, call: Call | None, method: str, params: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
         if self.is_over:
             raise Forgotten
-        self._last += 1
-        request_id = self._last
         if progress_token(params) is not None:
             params = {**(params or {}), "_meta": {**(meta_of(params) or {}), _TOKEN: request_id}}
         message: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id, "method": method}
@@ -200,7 +211,7 @@ class Child(ABC):
             await self._submit(request_id, message)
             answer = await future
         except asyncio.CancelledError:
-            if (future.cancelled() or not future.done()) and method != "initialize":
+            if (future.cancelled() or not future.done()) and method not in _UNCANCELLED:
                 about = {"requestId": request_id, "reason": "cancelled"}
                 self._write(notification_message(CANCELLED, about))
             raise

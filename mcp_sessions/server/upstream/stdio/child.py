@@ -1,4 +1,7 @@
-"""A child that is a process: a message a line. What it says wrong ends it."""
+"""A child that is a process: a message a line. What it says wrong ends it.
+
+In the modern era, too, all of it comes on one pipe: a listen is a request whose answer is its end.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,15 @@ from collections.abc import Callable, Mapping
 from secrets import token_hex
 from typing import Any, Final
 
+from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import encode
 from mcp_sessions.ids import name_for_handlers
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.child import Child, Client
+from mcp_sessions.server.upstream.external.child import Child, Client, Forgotten
+from mcp_sessions.server.upstream.external.either_era import EitherEraChild
+from mcp_sessions.server.upstream.external.listening import Hear, Heard
 from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.server.upstream.stdio.process import ChildProcess, Processes, TooLong
 from mcp_sessions.server.upstream.stdio.warm import Label, WarmProcesses
 from mcp_sessions.stdio_server import StdioServer
@@ -76,7 +83,7 @@ class StdioChildren:
         await self._processes.close()
 
 
-class StdioChild(Child):
+class StdioChild(EitherEraChild):
     """One process that speaks MCP."""
 
     def __init__(self, process: ChildProcess, client: Client, longest: int) -> None:
@@ -142,6 +149,19 @@ class StdioChild(Child):
                     await self._take(line)
         finally:
             self._give_up()
+
+    def _stream(self) -> Hear | None:
+        return self._listen if self._modern is not None else None
+
+    async def _hear(self, request_id: int, params: dict[str, Any], heard: Heard) -> float | None:
+        try:
+            await self._exchange(request_id, None, LISTEN, params)
+        except UpstreamError:
+            if self.is_over:
+                raise Forgotten from None
+            if not self._is_heard(request_id):
+                raise
+        return None
 
     def _skip(self, line: bytes, why: str) -> None:
         if not self._junk:

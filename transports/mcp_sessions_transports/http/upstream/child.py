@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, Final
 
 import httpx2
@@ -22,35 +22,24 @@ import httpx2
 from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import (
     Answer,
-    Notification,
     encode,
-    members_of,
     notification_message,
 )
-from mcp_sessions.errors import OUTCOME_UNKNOWN
-from mcp_sessions.server.upstream.external.child import CANCELLED, Child, Client, Forgotten, Waiting
-from mcp_sessions.server.upstream.external.place import LISTS, UPDATED
-from mcp_sessions.server.upstream.port import Call, UpstreamError
+from mcp_sessions.server.upstream.external.child import CANCELLED, Client, Forgotten, Waiting
+from mcp_sessions.server.upstream.external.either_era import EitherEraChild
+from mcp_sessions.server.upstream.external.listening import Hear, Heard
+from mcp_sessions.server.upstream.external.modern import VERSION
+from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions_transports.connect_errors import reason_of
 from mcp_sessions_transports.http.client.bounded_body import BodyTooLarge, whole
 from mcp_sessions_transports.http.client.failures import is_sse
 from mcp_sessions_transports.http.client.incoming import position
 from mcp_sessions_transports.http.client.sse_reader import EventTooLarge, ReadEvent
-from mcp_sessions_transports.http.upstream.listening import Listening
-from mcp_sessions_transports.http.upstream.modern import (
-    ACKNOWLEDGED,
-    DISCOVER,
-    VERSION,
-    Modern,
-    headers_of,
-    wanted_changes,
-    with_inputs,
-    without_subscription,
-)
+from mcp_sessions_transports.http.upstream.headers import headers_of
+from mcp_sessions_transports.http.upstream.listening import HttpStream
 from mcp_sessions_transports.http.upstream.wire import (
     CONNECTING,
     FAILURES,
-    NOT_STARTED,
     RETRY,
     UNSENT,
     Wire,
@@ -72,7 +61,7 @@ _ENDING: Final = 2.0
 """Seconds in which what was asked may still be answered when it ends, and its end be told."""
 
 
-class HttpChild(Child):
+class HttpChild(EitherEraChild):
     """One session at a URL.
 
     Args:
@@ -87,86 +76,12 @@ class HttpChild(Child):
         self._posts: set[asyncio.Task[None]] = set()
         self._last_message: asyncio.Task[None] | None = None
         self._waiting_messages = 0
-        self._modern: Modern | None = None
-        self._uris: set[str] = set()
-        self._listening = Listening(
-            self._background,
-            self._stream,
-            wire.check,
-            self._said_by_itself,
-            self._missed,
-            self._forget,
-            longest,
-        )
         self._ending = asyncio.Lock()
 
     @property
     def is_over(self) -> bool:
         """See :class:`Child`."""
         return self._is_over
-
-    async def shake_hands(self, client: Mapping[str, Any], versions: Collection[str]) -> None:
-        """See :class:`Child`."""
-        try:
-            await super().shake_hands(client, versions)
-        except UpstreamError as refused:
-            # Else it was not asked, or nobody knows what it said.
-            is_its_own = members_of(refused.error.get("data")).get("reason") != NOT_STARTED
-            is_its_own = is_its_own and refused.error.get("code") != OUTCOME_UNKNOWN
-            if not (is_its_own and await self._discovers(client, frozenset(versions))):
-                raise
-        await self._listening.begin_anew()
-
-    async def _discovers(self, client: Mapping[str, Any], versions: frozenset[str]) -> bool:
-        """Whether it speaks the modern era instead, which has no handshake."""
-        self._modern = modern = Modern(client)
-        with suppress(UpstreamError):
-            found = await super().request(None, DISCOVER, modern.params(None))
-            result = modern.handshake(found, client.get("protocolVersion"), versions)
-            if result is not None:
-                self.result = result
-                return True
-        self._modern = None
-        return False
-
-    async def request(
-        self, call: Call | None, method: str, params: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
-        """See :class:`Child`."""
-        modern = self._modern
-        is_subscription = method in ("resources/subscribe", "resources/unsubscribe")
-        if modern is None:
-            result = await super().request(call, method, params)
-        elif method == "logging/setLevel":
-            modern.set_level((params or {}).get("level"))
-            result = {}
-        elif method == "ping" or is_subscription:
-            result = {}
-        else:
-            result = await self._request_modern(modern, call, method, dict(params or {}))
-        if is_subscription:
-            change = self._uris.add if method == "resources/subscribe" else self._uris.discard
-            change((params or {})["uri"])
-            if modern is not None:
-                await self._listening.begin_anew()
-        return result
-
-    async def _request_modern(
-        self, modern: Modern, call: Call | None, method: str, params: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Its result of a request: what the server asks meanwhile is asked of a client that can be
-        asked, and else is the result.
-        """
-
-        async def ask(asked: str, about: Mapping[str, Any] | None) -> dict[str, Any]:
-            members = dict(about) if about is not None else None
-            return await self._client.asked(asked, members, None, call)
-
-        async def send(params: dict[str, Any]) -> dict[str, Any]:
-            return await super(HttpChild, self).request(call, method, modern.params(params))
-
-        can_ask = call is not None and call.can_send_request
-        return await with_inputs(params, send, ask if can_ask else None)
 
     async def stop(self) -> None:
         """See :class:`Child`."""
@@ -353,31 +268,36 @@ class HttpChild(Child):
         if event.data and event.event == "message":
             await self._take(event.data, waiting.call if waiting is not None else None)
 
-    async def _notified(self, notification: Notification, about: Call | None) -> None:
-        if self._modern is not None:
-            if notification.method == ACKNOWLEDGED:
-                return
-            notification = without_subscription(notification)
-        await super()._notified(notification, about)
-
     async def _said_by_itself(self, event: ReadEvent) -> None:
         await self._heard(event, None)
 
-    def _stream(self, last_id: str | None) -> AbstractAsyncContextManager[httpx2.Response]:
-        if self._modern is None:
-            return self._request("GET", last_event_id=last_id)
-        self._last += 1
-        params = self._modern.params(wanted_changes(self.capabilities, self._uris))
-        message = {"jsonrpc": "2.0", "id": self._last, "method": LISTEN, "params": params}
-        return self._request("POST", encode(message), headers=headers_of(message))
+    def _stream(self) -> Hear:
+        if self._modern is not None:
+            return self._listen
+        return self._hears(lambda last_id: self._request("GET", last_event_id=last_id))
 
-    async def _missed(self) -> None:
-        """What changed while nobody listened is not known: it is read again."""
-        for name in LISTS:
-            if members_of(self.capabilities.get(name)).get("listChanged"):
-                await self._client.notified(f"notifications/{name}/list_changed", None)
-        for uri in sorted(self._uris):
-            await self._client.notified(UPDATED, {"uri": uri})
+    async def _hear(self, request_id: int, params: dict[str, Any], heard: Heard) -> float | None:
+        message = {"jsonrpc": "2.0", "id": request_id, "method": LISTEN, "params": params}
+        headers, content = headers_of(message), encode(message)
+        hears = self._hears(
+            lambda _: self._request("POST", content, headers=headers), is_acknowledged=True
+        )
+        return await hears(heard)
+
+    def _hears(
+        self,
+        open_: Callable[[str | None], AbstractAsyncContextManager[httpx2.Response]],
+        *,
+        is_acknowledged: bool = False,
+    ) -> HttpStream:
+        return HttpStream(
+            open_,
+            self._wire.check,
+            self._said_by_itself,
+            self._forget,
+            self._longest,
+            is_acknowledged=is_acknowledged,
+        )
 
     def _forget(self) -> None:
         """Nothing can be asked of it any more."""

@@ -12,7 +12,7 @@ import httpx2
 from mcp_sessions.core.messages import Answer, Malformed, decode, error_body, parse
 from mcp_sessions.core.resume import is_sendable
 from mcp_sessions.errors import INTERNAL_ERROR, OUTCOME_UNKNOWN
-from mcp_sessions.server.upstream.external.child import Forgotten
+from mcp_sessions.server.upstream.external.child import NOT_STARTED, Forgotten
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions_transports.connect_errors import reason_of
 from mcp_sessions_transports.http.client.bounded_body import ACCEPTED, pieces
@@ -32,9 +32,6 @@ UNSENT = (
 
 FAILURES = (httpx2.HTTPError, httpx2.StreamError, OSError)
 """What an exchange fails with."""
-
-NOT_STARTED = "not_started"
-"""The reason of what was not asked."""
 
 _BODY_LOOKED_AT = 65_536
 """Bytes of a refusal."""

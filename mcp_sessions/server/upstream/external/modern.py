@@ -1,15 +1,12 @@
-"""A URL of the modern era (2026-07-28), in the words of that era.
+"""What a server of the modern era (2026-07-28) is told, and what it answers, as that era has it.
 
-Each request says who asks, and its headers what; a log level is a part of that, and so is what one
-wants to hear of changes. What the server asks its client is a result, which is answered by asking
-again.
+Each request says who asks; a log level is a part of that, and so is what one wants to hear of
+changes. What the server asks its client is a result, which is answered by asking again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, cast
 
@@ -26,11 +23,8 @@ from mcp_sessions.server.upstream.port import PeerError, UpstreamError
 
 VERSION: Final = "2026-07-28"
 DISCOVER: Final = "server/discover"
-ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 
 _PREFIX: Final = PROTOCOL_VERSION_META.rpartition("/")[0]
-_NAMED: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-_PLAIN: Final = re.compile(r"(?!=\?base64\?)(?! )[\x20-\x7e]*(?<! )")
 
 _ROUNDS: Final = 10
 """How often one request may need input."""
@@ -91,17 +85,6 @@ class Modern:
             "serverInfo": info or {"name": "", "version": ""},
         }
         return {**result, **{name: found[name] for name in ("instructions",) if name in found}}
-
-
-def headers_of(message: Mapping[str, Any]) -> dict[str, str]:
-    """The HTTP headers that repeat what a request is."""
-    method: str = message["method"]
-    headers = {"mcp-method": method}
-    name: object = message["params"].get(_NAMED.get(method))
-    if isinstance(name, str):
-        encoded = base64.b64encode(name.encode("utf-8", "replace")).decode()
-        headers["mcp-name"] = name if _PLAIN.fullmatch(name) else f"=?base64?{encoded}?="
-    return headers
 
 
 async def with_inputs(params: dict[str, Any], send: Send, ask: Ask | None) -> dict[str, Any]:

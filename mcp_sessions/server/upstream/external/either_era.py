@@ -1,0 +1,197 @@
+"""A child of either era: one that refuses a handshake may speak 2026-07-28, which has none.
+
+Rules:
+
+1. A server of both eras is spoken to in the older one, in which it can ask and tell by itself.
+2. Whoever asks here need not know. What the modern era has no request for (a log level,
+   subscriptions, a ping) is kept here, and goes with each request or with what is listened to.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Any
+
+from mcp_sessions.core.listening import SUBSCRIPTION_ID
+from mcp_sessions.core.messages import (
+    Answer,
+    Notification,
+    Request,
+    error_body,
+    members_of,
+    meta_of,
+)
+from mcp_sessions.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, OUTCOME_UNKNOWN
+from mcp_sessions.server.upstream.external.child import NOT_STARTED, Child, Client
+from mcp_sessions.server.upstream.external.listening import Hear, Heard, Listening
+from mcp_sessions.server.upstream.external.modern import (
+    DISCOVER,
+    Modern,
+    wanted_changes,
+    with_inputs,
+    without_subscription,
+)
+from mcp_sessions.server.upstream.external.place import LISTS, UPDATED
+from mcp_sessions.server.upstream.port import Call, UpstreamError
+
+_RETRY = 1.0
+"""Seconds before a stream is opened again, if the server does not say."""
+
+
+class EitherEraChild(Child):
+    """One that is spoken to in the era that it speaks."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._modern: Modern | None = None
+        """What it is told with each request; None: it speaks the era before."""
+
+        self._uris: set[str] = set()
+        self._listens: dict[int, Heard] = {}
+        """Those that were not acknowledged yet."""
+
+        self._listening = Listening(self._background, _RETRY, self._missed)
+
+    @abstractmethod
+    def _stream(self) -> Hear | None:
+        """What it says by itself, not opened yet; None: that needs no stream.
+
+        In the modern era it is :meth:`_listen`.
+        """
+
+    @abstractmethod
+    async def _hear(self, request_id: int, params: dict[str, Any], heard: Heard) -> float | None:
+        """A listen, from its request to its end, which is acknowledged; see :data:`Hear`."""
+
+    async def _listen(self, heard: Heard) -> float | None:
+        """A :data:`Hear` of the modern era."""
+        if self._modern is None:
+            raise AssertionError("only that era listens")
+        params = self._modern.params(wanted_changes(self.capabilities, self._uris))
+        request_id = self._next_id()
+        self._listens[request_id] = heard
+        try:
+            retry = await self._hear(request_id, params, heard)
+            if not self._is_heard(request_id):
+                raise UpstreamError(error_body(INTERNAL_ERROR, "it does not acknowledge a listen"))
+            return retry
+        finally:
+            self._listens.pop(request_id, None)
+
+    def _is_heard(self, request_id: int) -> bool:
+        """Whether a listen was acknowledged."""
+        return request_id not in self._listens
+
+    async def shake_hands(self, client: Mapping[str, Any], versions: Collection[str]) -> None:
+        """See :class:`Child`."""
+        try:
+            await super().shake_hands(client, versions)
+        except UpstreamError as refused:
+            # Else it was not asked, or nobody knows what it said.
+            is_its_own = members_of(refused.error.get("data")).get("reason") != NOT_STARTED
+            is_its_own = is_its_own and refused.error.get("code") != OUTCOME_UNKNOWN
+            if not (is_its_own and await self._discovers(client, frozenset(versions))):
+                raise
+        await self._hear_anew()
+
+    async def _hear_anew(self) -> None:
+        stream = self._stream()
+        if stream is not None:
+            await self._listening.begin_anew(stream)
+
+    async def _discovers(self, client: Mapping[str, Any], versions: frozenset[str]) -> bool:
+        """Whether it speaks the modern era instead, which has no handshake."""
+        self._modern = modern = Modern(client)
+        with suppress(UpstreamError):
+            found = await super().request(None, DISCOVER, modern.params(None))
+            result = modern.handshake(found, client.get("protocolVersion"), versions)
+            if result is not None:
+                self.result = result
+                return True
+        self._modern = None
+        return False
+
+    async def request(
+        self, call: Call | None, method: str, params: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """See :class:`Child`."""
+        modern = self._modern
+        is_subscription = method in ("resources/subscribe", "resources/unsubscribe")
+        if modern is None:
+            result = await super().request(call, method, params)
+        elif method == "logging/setLevel":
+            modern.set_level((params or {}).get("level"))
+            result = {}
+        elif method == "ping" or is_subscription:
+            result = {}
+        else:
+            result = await self._request_modern(modern, call, method, dict(params or {}))
+        if is_subscription:
+            change = self._uris.add if method == "resources/subscribe" else self._uris.discard
+            change((params or {})["uri"])
+            if modern is not None:
+                await self._hear_anew()
+        return result
+
+    async def _request_modern(
+        self, modern: Modern, call: Call | None, method: str, params: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Its result of a request: what the server asks meanwhile is asked of a client that can be
+        asked, and else is the result.
+        """
+
+        async def ask(asked: str, about: Mapping[str, Any] | None) -> dict[str, Any]:
+            members = dict(about) if about is not None else None
+            return await self._client.asked(asked, members, None, call)
+
+        async def send(params: dict[str, Any]) -> dict[str, Any]:
+            return await super(EitherEraChild, self).request(call, method, modern.params(params))
+
+        can_ask = call is not None and call.can_send_request
+        return await with_inputs(params, send, ask if can_ask else None)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """See :class:`Child`. The modern era has nothing to tell a server."""
+        if self._modern is None:
+            await super().notify(method, params)
+
+    async def _notified(self, notification: Notification, about: Call | None) -> None:
+        if self._modern is not None:
+            params = notification.params or {}
+            match notification.method:
+                case "notifications/subscriptions/acknowledged":
+                    about_id: object = (meta_of(params) or {}).get(SUBSCRIPTION_ID)
+                    if isinstance(about_id, int) and about_id in self._listens:
+                        heard = self._listens.pop(about_id)
+                        await heard.begun(goes_on=False)
+                    return
+                case "notifications/cancelled":
+                    self._end_listen(params.get("requestId"))
+                    return
+                case _:
+                    pass
+            notification = without_subscription(notification)
+        await super()._notified(notification, about)
+
+    def _end_listen(self, request_id: object) -> None:
+        waiting = self._open.get(request_id) if isinstance(request_id, (int, str)) else None
+        # Of the layer's own requests it is the only one that lasts.
+        if waiting is not None and waiting.call is None and not waiting.future.done():
+            waiting.future.set_result(Answer(None, {}, None))
+
+    def _question(self, request: Request, about: Call | None) -> None:
+        if self._modern is None:
+            super()._question(request, about)
+        else:
+            # Which that era does in results only.
+            self._refuse(request.id, METHOD_NOT_FOUND, "Method not found", request.method)
+
+    async def _missed(self) -> None:
+        """What changed while nobody listened is not known: it is read again."""
+        for name in LISTS:
+            if members_of(self.capabilities.get(name)).get("listChanged"):
+                await self._client.notified(f"notifications/{name}/list_changed", None)
+        for uri in sorted(self._uris):
+            await self._client.notified(UPDATED, {"uri": uri})

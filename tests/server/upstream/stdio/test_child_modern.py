@@ -1,0 +1,129 @@
+"""A command that speaks the era of 2026-07-28 only: what it is told, and what it may do wrong.
+
+What every modern server gives is in ``tests/server/upstream/external/test_either_era.py``.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.upstream.external.test_upstream import calls, updates
+from tests.support.children import modern_child, until
+from tests.support.modern import ModernClient
+from tests.support.raw import text_of
+from tests.support.world import world
+
+pytestmark = pytest.mark.anyio
+
+UPDATED = "notifications/resources/updated"
+
+
+async def listens(client: Any) -> list[Any]:
+    return json.loads(await client.text("listens"))
+
+
+@pytest.mark.parametrize("misdeed", ["", "answers initialize"])
+async def test_one_that_refuses_a_handshake_or_answers_another_version_is_asked_what_it_speaks(
+    misdeed: str, tmp_path: Path
+) -> None:
+    noted = tmp_path / "calls"
+    async with world(server=modern_child(misdeed, env={"CALLS": str(noted)})) as w:
+        client = w.client(capabilities={"elicitation": {}})
+        result = await client.initialize()
+        assert result["serverInfo"] == {"name": "child", "version": "1", "ofAnotherKind": True}
+        told = json.loads(await client.text("client"))
+        assert told["io.modelcontextprotocol/clientInfo"] == {"name": "raw", "version": "1"}
+        assert told["io.modelcontextprotocol/clientCapabilities"] == {"elicitation": {}}
+        await client.notify("notifications/roots/list_changed")
+        assert await client.text("echo", text="hello") == "hello"
+    assert calls(noted) == ["started", "client", "echo"], "no notification is of that era"
+
+
+async def test_one_that_speaks_neither_era_does_not_start() -> None:
+    async with world(server=modern_child("newer")) as w:
+        error = await w.client().error(
+            "initialize",
+            {
+                "protocolVersion": "2025-11-25",
+                "capabilities": {},
+                "clientInfo": {"name": "raw", "version": "1"},
+            },
+        )
+        assert "did not start: Unsupported protocol version" in error["message"]
+        assert error["data"]["started"] is False
+
+
+async def test_a_client_of_its_own_era_has_its_results_and_its_questions() -> None:
+    async with world(server=modern_child()) as w:
+        client = ModernClient(w.carrier)
+        assert await client.text("echo", {"text": "hello"}) == "hello"
+        asked = await client.call("ask", {"question": "how many?"}).result()
+        assert (asked["resultType"], asked["requestState"]) == ("input_required", "kept")
+
+
+async def test_a_request_of_the_server_is_refused_in_an_era_that_has_none() -> None:
+    async with world(server=modern_child()) as w:
+        client = await w.connected(capabilities={"roots": {}})
+        answer = json.loads(await client.text("question"))
+        assert answer["error"]["code"] == -32601
+
+
+async def test_a_call_that_its_client_gives_up_is_cancelled_on_the_pipe(tmp_path: Path) -> None:
+    noted = tmp_path / "calls"
+    async with world(server=modern_child(env={"CALLS": str(noted)})) as w:
+        client = await w.connected()
+        sent = client.call("wait")
+        await until(lambda: "wait" in calls(noted), "it runs")
+        await client.notify("notifications/cancelled", {"requestId": sent.id})
+        await until(lambda: len(calls(noted)) > 2, "it was told")
+        assert calls(noted) == ["started", "wait", "cancelled True"]
+
+
+async def test_it_is_listened_to_for_all_that_is_subscribed_and_once() -> None:
+    async with world(server=modern_child()) as w:
+        client = await w.connected()
+        stream = await client.get().started()
+        await client.start()
+        for uri in ("test://a", "test://b"):
+            await client.result("resources/subscribe", {"uri": uri})
+        (wanted,) = await listens(client)
+        assert wanted["resourceSubscriptions"] == ["test://a", "test://b"]
+        assert wanted["toolsListChanged"] is True
+        await client.text("update", uri="test://b")
+        assert updates(await stream.has(1)) == ["test://b"]
+        await client.result("resources/unsubscribe", {"uri": "test://a"})
+        (wanted,) = await listens(client)
+        assert wanted["resourceSubscriptions"] == ["test://b"]
+
+
+async def test_where_one_listen_is_allowed_the_older_one_ends_and_what_it_missed_is_told() -> None:
+    async with world(server=modern_child("one listen")) as w:
+        client = await w.connected()
+        stream = await client.get().started()
+        await client.start()
+        await client.result("resources/subscribe", {"uri": "test://a"})
+        (wanted,) = await listens(client)
+        assert wanted["resourceSubscriptions"] == ["test://a"]
+        told = await stream.has(2)
+        assert "notifications/tools/list_changed" in {m["method"] for m in told}
+        assert updates(told) == ["test://a"]
+        await client.text("update", uri="test://a")
+        assert updates(await stream.has(3))[1:] == ["test://a"]
+
+
+@pytest.mark.parametrize("how", ["answer", "cancel"])
+async def test_a_listen_that_the_server_ends_is_begun_again_and_what_it_missed_is_told(
+    how: str,
+) -> None:
+    async with world(server=modern_child()) as w:
+        client = await w.connected()
+        stream = await client.get().started()
+        await client.start()
+        await client.result("resources/subscribe", {"uri": "test://a"})
+        sent = client.call("hang up", how=how)
+        assert text_of(await sent.result()) == "hung up"
+        await stream.has(2)
+        assert updates(stream.messages) == ["test://a"]
+        assert len(await listens(client)) == 1
