@@ -17,6 +17,7 @@ class ExternalServer:
         identity: Which server it is: what is sealed for one is no other's.
         per: Who shares a child.
         max_children: At the same time.
+        max_children_per_principal: Of these, those that one principal started; None: all.
         child_idle: Seconds after its last request in which a child ends.
         start_timeout: Seconds that one has to answer ``initialize``.
 
@@ -27,18 +28,38 @@ class ExternalServer:
     kind: ClassVar[str]
     """What a child is, in a word."""
 
+    names_sessions: bool = False
+    """A child is started in the name of its session, and can be no other's."""
+
     def __init__(
-        self, identity: str, per: Per, max_children: int, child_idle: float, start_timeout: float
+        self,
+        identity: str,
+        per: Per,
+        max_children: int,
+        max_children_per_principal: int | None,
+        child_idle: float,
+        start_timeout: float,
     ) -> None:
         if per not in ("session", "principal", "shared"):
             raise ConfigurationError(f"per: 'session', 'principal' or 'shared', not {per!r}")
         if max_children < 1:
             raise ConfigurationError(f"max_children must be at least 1, not {max_children}")
+        if max_children_per_principal is not None:
+            if max_children_per_principal < 1:
+                raise ConfigurationError(
+                    f"max_children_per_principal must be at least 1, not "
+                    f"{max_children_per_principal}"
+                )
+            if per == "shared":
+                raise ConfigurationError(
+                    "max_children_per_principal: with per='shared' a child is nobody's"
+                )
         self.check_seconds("child_idle", child_idle)
         self.check_seconds("start_timeout", start_timeout)
         self.identity = identity
         self.per: Per = per
         self.max_children = max_children
+        self.max_children_per_principal = max_children_per_principal
         self.child_idle = child_idle
         self.start_timeout = start_timeout
 

@@ -38,6 +38,7 @@ class HTTPServer(ExternalServer):
         auth: Auth | None = None,
         per: Per = "session",
         max_children: int = 1_000,
+        max_children_per_principal: int | None = None,
         child_idle: float = 900,
         start_timeout: float = 30,
         silence: float = 300,
@@ -50,6 +51,8 @@ class HTTPServer(ExternalServer):
                 ``httpx2.Auth``, or headers. It is asked whenever a session there begins.
             per: Who shares a session there, see ``StdioServer``.
             max_children: Sessions there at the same time; who needs one more is refused.
+            max_children_per_principal: Of these, those that were started for one principal; None:
+                all. Without authentication everybody is one principal.
             child_idle: Seconds after its last request in which a session there ends.
             start_timeout: Seconds that the server has to answer ``initialize``.
             silence: Seconds without a byte of its answer, or of a sign of life before that, after
@@ -65,7 +68,9 @@ class HTTPServer(ExternalServer):
         self.name = urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
         """Without its query, which may hold a secret."""
 
-        super().__init__(self.name, per, max_children, child_idle, start_timeout)
+        super().__init__(
+            self.name, per, max_children, max_children_per_principal, child_idle, start_timeout
+        )
         self.check_seconds("silence", silence)
         for name, value in (headers or {}).items():
             if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):

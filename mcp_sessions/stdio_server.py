@@ -37,6 +37,7 @@ class StdioServer(ExternalServer):
         cwd: str | os.PathLike[str] | None = None,
         per: Per = "session",
         max_children: int = 64,
+        max_children_per_principal: int | None = None,
         child_idle: float = 900,
         start_timeout: float = 30,
         warm: int = 0,
@@ -56,6 +57,8 @@ class StdioServer(ExternalServer):
                 principal asks. ``shared``: everybody. Those two are for servers that keep nothing
                 of a client: they are told of no client and can ask none anything.
             max_children: Processes at the same time; who needs one more is refused.
+            max_children_per_principal: Of these, those that were started for one principal; None:
+                all. Without authentication everybody is one principal.
             child_idle: Seconds after its last request in which a process ends.
             start_timeout: Seconds that a process has to answer ``initialize``.
             warm: Processes that are started before somebody needs one, so that a session need not
@@ -68,7 +71,9 @@ class StdioServer(ExternalServer):
         if os.name != "posix":
             raise ConfigurationError("a StdioServer runs on Linux and macOS")
         identity = " ".join((os.path.basename(command), *args))
-        super().__init__(identity, per, max_children, child_idle, start_timeout)
+        super().__init__(
+            identity, per, max_children, max_children_per_principal, child_idle, start_timeout
+        )
         self.command = command
         self.args = args
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
@@ -79,6 +84,8 @@ class StdioServer(ExternalServer):
         self.has_cwd_template = self.cwd is not None and self._is_template(self.cwd)
         """Its directory is made when it is needed."""
 
+        templates = [value for value in (*given.values(), self.cwd or "")]
+        self.names_sessions = any("session" in _PLACEHOLDER.findall(each) for each in templates)
         if not 0 <= warm <= max_children:
             raise ConfigurationError(f"warm: from 0 to max_children ({max_children}), not {warm}")
         if warm and (self._templates or self.has_cwd_template):

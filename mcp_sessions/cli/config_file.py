@@ -27,7 +27,17 @@ _LARGEST: Final = 1_048_576
 
 _OF_COMMAND: Final = frozenset({"command", "args", "env", "cwd"})
 _OF_URL: Final = frozenset({"url", "headers"})
-_USED: Final = _OF_COMMAND | _OF_URL | {"type", "per", "disabled"}
+_OURS: Final = {
+    "per": "per",
+    "maxChildren": "max_children",
+    "maxChildrenPerPrincipal": "max_children_per_principal",
+    "childIdle": "child_idle",
+    "startTimeout": "start_timeout",
+    "warm": "warm",
+}
+"""Members that no host has, as ``StdioServer`` and ``HTTPServer`` call them."""
+
+_USED: Final = _OF_COMMAND | _OF_URL | _OURS.keys() | {"type", "disabled"}
 _TYPES: Final = {"stdio": _OF_COMMAND, "http": _OF_URL, "streamable-http": _OF_URL}
 
 
@@ -35,8 +45,8 @@ def servers_of(file: str, given: Mapping[str, Any]) -> dict[str, ExternalServer]
     """The servers that the file names, but for those that it has disabled.
 
     Args:
-        given: Options of each, as ``StdioServer`` and ``HTTPServer`` call them. ``per`` is also a
-            member of an entry, which decides for that one.
+        given: Options of each, as ``StdioServer`` and ``HTTPServer`` call them. An entry's own
+            decide for that one.
 
     Raises:
         ConfigurationError: The file is not there or is none; or an entry, which is named, cannot
@@ -105,8 +115,16 @@ def _server(members: dict[str, Any], given: Mapping[str, Any]) -> ExternalServer
     foreign = sorted(members.keys() & (_OF_COMMAND | _OF_URL) - _TYPES[kind])
     if foreign:
         raise ConfigurationError(f"{foreign[0]} goes with another type than {kind}")
-    options = {**given, **({"per": members["per"]} if "per" in members else {})}
+    own = {each: members[each] for each in _OURS if each in members}
+    for each, value in own.items():
+        number = (int, float) if each in ("childIdle", "startTimeout") else int
+        if each != "per" and (isinstance(value, bool) or not isinstance(value, number)):
+            what = "whole number" if number is int else "number"
+            raise ConfigurationError(f"{each} must be a {what}")
+    options = {**given, **{_OURS[each]: value for each, value in own.items()}}
     if _TYPES[kind] is _OF_URL:
+        if "warm" in members:
+            raise ConfigurationError("warm goes with another type than http")
         return HTTPServer(_text(members, "url"), headers=_texts(members, "headers"), **options)
     args: Any = members.get("args", [])
     if not isinstance(args, list) or not all(isinstance(each, str) for each in cast(Any, args)):

@@ -35,7 +35,9 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.serve.sockets import listen_on
 
 if TYPE_CHECKING:
+    from mcp_sessions.cli.workers import Worker
     from mcp_sessions.layer import SessionLayer
+    from mcp_sessions.stores.contract import SessionStore
     from mcp_sessions_transports.origin import SecuritySettings
 
 HANDSHAKE_ERA = ("2025-03-26", "2025-06-18", "2025-11-25")
@@ -115,6 +117,10 @@ def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
     logs.take_over()
     if audit is not None:
         audit.install()
+    if options.worker is not None:
+        worker = _joined(options, [layer.store for layer in layers.values()], redacted(store))
+        with worker.listener as sock:
+            return serve_all(options, layers, sock, _security(options), worker.is_ready)
     port = DEFAULT_PORT if options.port is None else options.port
     with listening_socket(options.host, port) as sock:
         return serve_all(
@@ -140,9 +146,14 @@ def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
     keys = os.environ.get("MCP_SESSIONS_KEYS")
     store = redacted(options.store) if options.store else "as set in the SessionLayer"
+    paths: Sequence[str] = ()
+    if options.config is not None:
+        from mcp_sessions.cli.serve_config import paths_of
+
+        paths = paths_of(options)
 
     def started() -> None:
-        _start_up(options, sock, f"{store}, {options.workers} workers")
+        _start_up(options, sock, f"{store}, {options.workers} workers", paths)
         if not keys:
             logging.getLogger(__name__).warning(
                 "sessions outlive these processes, but the keys that seal their state do not: "
@@ -163,18 +174,28 @@ def _work(options: argparse.Namespace, layer: SessionLayer, store: str) -> int:
     Raises:
         ConfigurationError: Their sessions would not be the same.
     """
-    if layer.store.remembers and layer.store.exchange is None:
+    worker = _joined(options, [layer.store], store)
+    with worker.listener as sock:
+        return _serve(options, layer, sock, worker.is_ready)
+
+
+def _joined(options: argparse.Namespace, stores: Sequence[SessionStore], named: str) -> Worker:
+    """One of several processes, which ends with its keeper.
+
+    Raises:
+        ConfigurationError: Their sessions would not be the same.
+    """
+    if any(store.remembers and store.exchange is None for store in stores):
         raise ConfigurationError(
             "--workers needs a store that processes share, such as redis://localhost: of the "
-            f"sessions in {store} other workers know nothing, and any of them may get a "
+            f"sessions in {named} other workers know nothing, and any of them may get a "
             "client's next request"
         )
     from mcp_sessions.cli.workers import Worker
 
     worker = Worker(options.worker)
     worker.begin()
-    with worker.listener as sock:
-        return _serve(options, layer, sock, worker.is_ready)
+    return worker
 
 
 def _security(options: argparse.Namespace) -> SecuritySettings | None:

@@ -59,6 +59,15 @@ def layers_of(
     return layers
 
 
+def paths_of(options: argparse.Namespace) -> list[str]:
+    """Where each server of the file is.
+
+    Raises:
+        ConfigurationError: One cannot be served.
+    """
+    return [f"/{name}{options.path}" for name in servers_of(options.config, given_options(options))]
+
+
 def serve_all(
     options: argparse.Namespace,
     layers: dict[str, Assembly],

@@ -16,7 +16,13 @@ from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 DEFAULT_STORE = "memory://"
 DEFAULT_PORT = 8000
 DEFAULT_GRACE = 10
-EXTERNAL_OPTIONS = ("per", "max_children", "child_idle", "start_timeout")
+EXTERNAL_OPTIONS = (
+    "per",
+    "max_children",
+    "max_children_per_principal",
+    "child_idle",
+    "start_timeout",
+)
 """Those of a server that is a command or a URL, as `StdioServer` and `HTTPServer` call them."""
 
 COMMAND_OPTIONS = ("env", "cwd", "warm")
@@ -90,10 +96,8 @@ def _check(options: argparse.Namespace) -> None:
     if given and not options.conversations:
         raise ConfigurationError(f"{given[0]} goes with --conversations")
     is_external = bool(options.command or options.url or options.config)
-    if options.config is not None and (options.stdio or options.workers is not None):
-        raise ConfigurationError(
-            "--config serves several servers on HTTP in one process: neither --stdio nor --workers"
-        )
+    if options.config is not None and options.stdio:
+        raise ConfigurationError("--config serves several servers, on HTTP: not with --stdio")
     for names, fits, what in (
         (COMMAND_OPTIONS, bool(options.command), "-- COMMAND"),
         (URL_OPTIONS, bool(options.url), "a URL"),
@@ -290,6 +294,12 @@ def _add_external_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=types.count,
         help="processes, or sessions there, at a time; default: 64, of a URL 1000",
+    )
+    external.add_argument(
+        "--max-children-per-principal",
+        metavar="N",
+        type=types.count,
+        help="of these, those of one principal; default: all",
     )
     external.add_argument(
         "--warm",

@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from mcp_sessions.cli import logs
@@ -18,7 +19,8 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.stdio_server import StdioServer
 from tests.support.children import CHILD, children_of, is_alive
-from tests.support.serving import initialize, read_lines, serving
+from tests.support.redis_server import namespace, shared_redis
+from tests.support.serving import INITIALIZE, initialize, read_lines, serving
 
 ENTRY: dict[str, Any] = {"command": sys.executable, "args": ["-S", CHILD]}
 
@@ -80,6 +82,49 @@ def test_each_server_of_the_file_is_served_and_stopped_with_the_others(
         assert {path.name for path in tmp_path.glob("*.db")} == {"one.db", "two.db", "broken.db"}
 
 
+@pytest.mark.redis
+def test_several_processes_serve_a_file_and_a_session_has_one_child_among_them(
+    tmp_path: Path,
+) -> None:
+    """Each request comes on a connection of its own, to whichever process takes it."""
+    file = written(tmp_path, {"one": ENTRY, "two": ENTRY})
+    store = f"{shared_redis().url}?namespace={namespace()}-{{server}}"
+    given = ("--config", file, "--workers", "2", "--store", store, "--drain-delay", "0")
+    with serving(tmp_path, *given) as keeper:
+        said = read_lines(keeper, 6)
+        one, two = re.findall(r"^  at +(http://\S+)$", said, re.M)
+        assert (one[-8:], two[-8:]) == ("/one/mcp", "/two/mcp") and "2 workers" in said
+        for url in (one, two):
+            headers = {"accept": "application/json, text/event-stream"}
+            begun = post(url, INITIALIZE, headers)
+            headers["mcp-session-id"] = begun.headers["mcp-session-id"]
+            headers["mcp-protocol-version"] = "2025-11-25"
+            post(url, {"jsonrpc": "2.0", "method": "notifications/initialized"}, headers)
+            params: dict[str, Any] = {"name": "count", "arguments": {}}
+            call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": params}
+            counts = [result_of(post(url, call, headers).text) for _ in range(8)]
+            assert [each["content"][0]["text"] for each in counts] == [f"{n}" for n in range(1, 9)]
+            assert httpx.delete(url, headers=headers, trust_env=False).status_code == 200
+        workers = children_of(keeper.pid)
+        assert len(workers) >= 2
+        left = [*workers, *(child for pid in workers for child in children_of(pid))]
+        keeper.send_signal(signal.SIGTERM)
+        assert keeper.wait(20) == 0
+        assert not any(is_alive(pid) for pid in left)
+
+
+def post(url: str, message: dict[str, Any], headers: dict[str, str]) -> httpx.Response:
+    """On a connection of its own."""
+    return httpx.post(url, json=message, headers=headers, timeout=20, trust_env=False)
+
+
+def result_of(body: str) -> dict[str, Any]:
+    """Of a response, in whichever form."""
+    if not body.startswith("{"):
+        body = next(line[6:] for line in body.splitlines() if line.startswith("data: {"))
+    return json.loads(body)["result"]
+
+
 def test_what_hosts_write_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -91,16 +136,23 @@ def test_what_hosts_write_is_read(
             "env": {"A": "${TOKEN}"},
             "cwd": str(tmp_path),
             "autoApprove": ["x"],
+            "warm": 2,
+            "maxChildren": 8,
+            "maxChildrenPerPrincipal": 3,
+            "childIdle": 1.5,
         },
         "url": {"url": "https://host/mcp", "headers": {"Authorization": "Bearer ${env:TOKEN}"}},
         "typed": {"type": "streamable-http", "url": "https://${HOST:-other}/mcp", "per": "shared"},
         "off": {"disabled": True},
     }
-    servers = servers_of(written(tmp_path, entries, "servers"), {"per": "principal"})
+    given = {"per": "principal", "max_children": 9, "start_timeout": 2.0}
+    servers = servers_of(written(tmp_path, entries, "servers"), given)
     command, url, typed = servers.values()
     assert list(servers) == ["command", "url", "typed"]
     assert isinstance(command, StdioServer) and command.args == ("-S", CHILD)
     assert (command.env["A"], command.cwd, command.per) == ("t$x", str(tmp_path), "principal")
+    assert (command.warm, command.max_children, command.max_children_per_principal) == (2, 8, 3)
+    assert (command.child_idle, command.start_timeout, typed.max_children) == (1.5, 2.0, 9)
     assert isinstance(url, HTTPServer) and url.headers == {"Authorization": "Bearer t$x"}
     assert isinstance(typed, HTTPServer) and (typed.url, typed.per) == (
         "https://other/mcp",
@@ -121,6 +173,12 @@ def test_what_hosts_write_is_read(
         ({**ENTRY, "env": {"A": "${NOT_SET_HERE}"}}, "a: env.A: NOT_SET_HERE is not set here"),
         ({**ENTRY, "cwd": "/no/such/place"}, "a: cwd: no such directory"),
         ({**ENTRY, "per": "tenant"}, "a: per:"),
+        ({**ENTRY, "maxChildren": 0}, "a: max_children must be at least 1"),
+        ({**ENTRY, "maxChildren": 1.5}, "a: maxChildren must be a whole number"),
+        ({**ENTRY, "warm": True}, "a: warm must be a whole number"),
+        ({**ENTRY, "childIdle": "1"}, "a: childIdle must be a number"),
+        ({**ENTRY, "childIdle": 1e999}, "a: child_idle must be a number of seconds"),
+        ({"url": "https://host/", "warm": 1}, "a: warm goes with another type than http"),
         ({**ENTRY, "type": "http"}, "goes with another type than http"),
         ({**ENTRY, "url": "https://host/"}, "goes with another type than http"),
         ({"type": "sse", "url": "https://host/"}, "a: the transport of 2024 (sse)"),
@@ -167,8 +225,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, said: str) ->
     ("arguments", "said"),
     [
         (["--store", "sqlite:///s.db"], "--store: each server of the file has a store of its own"),
-        (["--stdio"], "neither --stdio nor --workers"),
-        (["--workers", "2"], "neither --stdio nor --workers"),
+        (["--stdio"], "not with --stdio"),
         (["--env", "A=1"], "--env goes with -- COMMAND"),
         (["--header", "A: 1"], "--header goes with a URL"),
     ],

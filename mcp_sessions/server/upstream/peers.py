@@ -98,7 +98,10 @@ class UpstreamPeers:
             outbound = self._of_session(record)
             self._connections.used(record.session_id, connection)
             past = self._past(record)
-            peer = self._upstream.peer(inbound.peer, outbound, record.session_id, **past)
+            beside = connection.upstream_peers.get(None)
+            peer = self._upstream.peer(
+                inbound.peer, outbound, record.session_id, beside=beside, **past
+            )
         else:
             outbound = self._of_connection(connection)
             session_id = connection.transport_session

@@ -185,6 +185,7 @@ class Upstream(Protocol):
         *,
         ready: bool = True,
         is_alone: bool = False,
+        beside: UpstreamPeer | None = None,
         subscriptions: Collection[str] = (),
         was_served: bool = False,
     ) -> UpstreamPeer:
@@ -193,6 +194,7 @@ class Upstream(Protocol):
         Args:
             ready: False: it did none yet, and has to.
             is_alone: It came on no connection.
+            beside: The same client outside of its session, on the connection that started it.
             subscriptions: The session's, as they are stored.
             was_served: Another process may have served the session.
         """

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -86,8 +87,8 @@ class Children:
 
         self.telling = Telling()
         self._places: dict[Hashable, Place] = {}
-        self._living: set[Child] = set()
-        self._starts = 0
+        self._living: dict[Child, Principal] = {}
+        self._starts = Counter[Principal]()
         self._rounds = Background()
         self._background = Background()
         self._is_closed = False
@@ -95,7 +96,7 @@ class Children:
 
     def run(self) -> None:
         """End those that are idle, until it is closed."""
-        self.starter.run(lambda: self.server.max_children - len(self._living) - self._starts)
+        self.starter.run(lambda: self.server.max_children - self._count())
         self._rounds.loop("the rounds over idle children", self._round)
 
     def place(self, key: Hashable, make: Callable[[], Place]) -> Place:
@@ -117,6 +118,12 @@ class Children:
             place.belongs_to(new)
         for each in [place] if place is not None else list(self._places.values()):
             each.rename(key, new)
+
+    def hand_over(self, key: Hashable, new: Hashable) -> None:
+        """Another one begins with the child of a place that was used for nothing yet."""
+        place = self._places.get(key)
+        if place is not None and place.is_unused and not self.server.names_sessions:
+            self.rename(key, new)
 
     def over(self, key: Hashable) -> None:
         """Whoever that is asks nothing more: a place of its own ends, with its child."""
@@ -158,7 +165,7 @@ class Children:
             raise known[2]
         if self._is_closed:
             raise _not_started("the layer stops")
-        await self._make_room()
+        await self._make_room(principal)
         try:
             child = await self._start(place, principal)
         except UpstreamError as failed:
@@ -170,15 +177,17 @@ class Children:
         return child
 
     async def _start(self, place: Place, principal: Principal) -> Child:
-        self._starts += 1
+        self._starts[principal] += 1
         try:
             await self._vacate(place)
             child = await self.starter.start(place, principal)
         except OSError as failed:
             raise _not_started(str(failed.strerror)) from failed
         finally:
-            self._starts -= 1
-        self._living.add(child)
+            self._starts[principal] -= 1
+            if not self._starts[principal]:
+                del self._starts[principal]
+        self._living[child] = principal
         try:
             async with asyncio.timeout(self.server.start_timeout):
                 await self._shake_hands(place, child)
@@ -240,7 +249,7 @@ class Children:
     async def _stop(self, child: Child) -> None:
         if child in self._living:
             await child.stop()
-            self._living.discard(child)
+            self._living.pop(child, None)
 
     async def _round(self) -> None:
         loop = asyncio.get_running_loop()
@@ -253,19 +262,37 @@ class Children:
                         self._places.pop(key, None)
                     await self._vacate(place)
 
-    async def _make_room(self) -> None:
+    def _count(self, of: Principal | None = None) -> int:
+        """How many there are, or begin; of one principal, or of all."""
+        if of is None:
+            return len(self._living) + self._starts.total()
+        return sum(whose == of for whose in self._living.values()) + self._starts[of]
+
+    async def _make_room(self, principal: Principal) -> None:
         for child in [child for child in self._living if child.is_over]:
             await self._stop(child)
-        while len(self._living) + self._starts >= self.server.max_children:
-            now = asyncio.get_running_loop().time()
-            idle = [
-                place
-                for place in self._places.values()
-                if place.child is not None and not place.calls and now - place.used_at >= _EVICTABLE
-            ]
-            if not idle:
+        own = self.server.max_children_per_principal
+        while own is not None and self._count(principal) >= own:
+            if not await self._end_idle(principal):
+                raise UpstreamError(wire_error(LimitReached("max_children_per_principal")))
+        while self._count() >= self.server.max_children:
+            if not await self._end_idle(None):
                 raise UpstreamError(wire_error(LimitReached("max_children")))
+
+    async def _end_idle(self, of: Principal | None) -> bool:
+        """End the child that was idle for longest, of one principal or of all; False: none may."""
+        now = asyncio.get_running_loop().time()
+        idle = [
+            place
+            for place in self._places.values()
+            if place.child is not None
+            and (of is None or self._living.get(place.child) == of)
+            and not place.calls
+            and now - place.used_at >= _EVICTABLE
+        ]
+        if idle:
             await self._vacate(min(idle, key=lambda place: place.used_at))
+        return bool(idle)
 
     # --- how soon again ------------------------------------------------------------------------
 

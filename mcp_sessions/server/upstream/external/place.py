@@ -29,6 +29,7 @@ LISTS = ("tools", "prompts", "resources")
 UPDATED = "notifications/resources/updated"
 PROGRESS = "notifications/progress"
 _CHANGED = frozenset({UPDATED, *(f"notifications/{name}/list_changed" for name in LISTS)})
+_READS = frozenset({"ping", *(f"{name}/list" for name in (*LISTS, "resources/templates"))})
 _LEVELS = (
     "debug", "info", "notice", "warning", "error", "critical", "alert", "emergency",
 )  # fmt: skip
@@ -79,6 +80,14 @@ class Place:
     child: Child | None = None
     starting: asyncio.Task[Child | UpstreamError] | None = None
     used_at: float = 0.0
+    keeps_nothing: bool = True
+    """Its children were asked nothing that one may remember."""
+
+    @property
+    def is_unused(self) -> bool:
+        """Its child, which runs nothing, is as one that was just started."""
+        is_quiet = self.starting is None and not self.calls and not self.subscribers
+        return self.living is not None and self.keeps_nothing and is_quiet
 
     def label(self) -> str:
         """Whose it is, for the log."""
@@ -107,6 +116,8 @@ class Place:
             UpstreamError: The child's error, or -31012; or it cannot be started.
         """
         self.calls[call] = level
+        if method not in _READS:
+            self.keeps_nothing = False
         try:
             child = self.living or await self.started(call.principal)
             if check is not None:
@@ -127,6 +138,11 @@ class Place:
         if method == "logging/setLevel":
             self.level = params
         return result
+
+    async def notify(self, child: Child, method: str, params: Mapping[str, Any] | None) -> None:
+        """Notify its child."""
+        self.keeps_nothing = False
+        await child.notify(method, params)
 
     async def started(self, principal: Principal) -> Child:
         """Its child, which is started: once, whoever else waits for that or leaves.

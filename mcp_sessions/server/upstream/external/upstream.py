@@ -93,6 +93,7 @@ class ExternalUpstream:
         *,
         ready: bool = True,
         is_alone: bool = False,
+        beside: UpstreamPeer | None = None,
         subscriptions: Collection[str] = (),
         was_served: bool = False,
     ) -> UpstreamPeer:
@@ -102,7 +103,8 @@ class ExternalUpstream:
         client = {**_OURS, **(peer.initialize_params or {})}
         client["protocolVersion"] = peer.protocol_version
         way = None if is_alone and session_id is None else outbound
-        return ExternalPeer(self, client, way, session_id, subscriptions, was_served)
+        outside = beside if isinstance(beside, ExternalPeer) else None
+        return ExternalPeer(self, client, way, session_id, subscriptions, was_served, outside)
 
     async def initialize(
         self, call: Call, params: dict[str, Any] | None, outbound: Outbound
@@ -193,7 +195,7 @@ class ExternalUpstream:
         """Tell a session's child what its client said elsewhere."""
         place = self.children.known(session_id)
         if place is not None and place.living is not None:
-            await place.living.notify(method, params)
+            await place.notify(place.living, method, params)
 
 
 def shell_of(server: ExternalServer, *, remembers: bool) -> SdkUpstream:
@@ -217,6 +219,8 @@ class ExternalPeer:
     _session_id: SessionId | None
     _subscriptions: Collection[str]
     _was_served: bool
+    _beside: ExternalPeer | None = None
+    """Itself outside of its session."""
 
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None, level: str | None = "debug"
@@ -327,9 +331,9 @@ class ExternalPeer:
         if elsewhere is not None and isinstance(key, str):
             if await elsewhere.notify(SessionId(key), method, params):
                 return
-        child = self.place(call).living
-        if child is not None:
-            await child.notify(method, params)
+        place = self.place(call)
+        if place.living is not None:
+            await place.notify(place.living, method, params)
 
     def belongs_to(self, session_id: SessionId) -> None:
         """See :class:`NewPeer`."""
@@ -359,10 +363,31 @@ class ExternalPeer:
         key, who = self._key(call), self._who(call)
         is_one_client = self._upstream.server.per == "session" and not isinstance(key, Principal)
         make = partial(self._new_place, key, is_one_client, inherited)
-        place = self._upstream.children.place(key, make)
+        children = self._upstream.children
+        if inherited is None and children.known(key) is None:
+            self._take_along(key, call)
+        place = children.place(key, make)
         if self._outbound is not None and self._upstream.remembers:
             place.outbounds[who] = self._outbound
         return place
+
+    def _take_along(self, key: Hashable, call: Call) -> None:
+        """A session that begins has the child that its client's handshake was made with, if that
+        was not used for anything else.
+        """
+        own = self._own if self._beside is None else self._beside._own
+        is_new = not self._was_served and (
+            call.bound_session is not None or not self._subscriptions
+        )
+        if own is not None and own != key and is_new and self._upstream.server.per == "session":
+            self._upstream.children.hand_over(own, key)
+
+    @property
+    def _own(self) -> Hashable:
+        """Of the place that is its connection's, or its session's; None: it has none."""
+        if self._session_id is not None:
+            return self._session_id
+        return self if self._outbound is not None else None
 
     def _key(self, call: Call) -> Hashable:
         """Of its place."""

@@ -39,7 +39,14 @@ from pydantic_core import to_jsonable_python
 from mcp_sessions.core.client_description import described
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId, name_for_handlers
-from mcp_sessions.server.upstream.port import Call, Outbound, PeerError, PeerRequest, UpstreamError
+from mcp_sessions.server.upstream.port import (
+    Call,
+    Outbound,
+    PeerError,
+    PeerRequest,
+    UpstreamError,
+    UpstreamPeer,
+)
 from mcp_sessions.server.upstream.sdk.modern_connection import Envelopes, RequestConnection
 from mcp_sessions.server.upstream.sdk.spans import CALL, is_tracing, traced
 from mcp_sessions.stores.records import Peer
@@ -151,6 +158,7 @@ class SdkUpstream:
         *,
         ready: bool = True,
         is_alone: bool = False,
+        beside: UpstreamPeer | None = None,
         subscriptions: Collection[str] = (),
         was_served: bool = False,
     ) -> SdkPeer:

@@ -18,7 +18,7 @@ from mcp.server.auth.provider import AccessToken
 from mcp_sessions import ConfigurationError, Conversations, metrics
 from tests.support.children import child, child_world, children_of, is_alive, until
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
-from tests.support.raw import in_session, keyed, text_of
+from tests.support.raw import RawClient, in_session, keyed, text_of
 from tests.support.world import Clock
 
 pytestmark = pytest.mark.anyio
@@ -366,6 +366,7 @@ async def test_starts_and_those_that_fail_are_counted(monkeypatch: pytest.Monkey
     monkeypatch.setattr(metrics, "child_begun", counted.append)
     async with child_world() as w:
         client = await w.connected()
+        await client.text("pid")
         await client.text("pid", meta=in_session((await client.start())["sessionId"]))
     async with child_world("dies", "key") as w:
         with pytest.raises(AssertionError, match="the key is missing"):
@@ -384,6 +385,54 @@ async def test_more_processes_than_may_be_are_refused_and_nobody_loses_one() -> 
         assert await first.text("count") == "1"
         assert (await first.delete().done()).status == 200
         await until_answered(second, params)
+
+
+async def test_one_principal_has_a_number_of_processes_of_its_own() -> None:
+    """Who has them all is refused one more, and takes nobody else's room."""
+    options = {"max_children": 3, "max_children_per_principal": 2}
+    async with child_world(options=options) as w:
+        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
+            "name": "raw", "version": "1"}}  # fmt: skip
+        ann = [RawClient(await w.carrier_of(user("ann"))) for _ in range(3)]
+        refused = await asyncio.gather(*(each.answer("initialize", params) for each in ann))
+        errors = [each["error"] for each in refused if "error" in each]
+        assert [(each["code"], each["data"]["limit"]) for each in errors] == [
+            (-31011, "max_children_per_principal")
+        ]
+        bob = RawClient(await w.carrier_of(user("bob")))
+        assert "result" in await bob.answer("initialize", params)
+
+
+async def test_a_session_that_begins_has_the_process_that_shook_hands() -> None:
+    """If it was asked for nothing but lists: what else may have left something in it."""
+    async with child_world() as w:
+        others = set(children_of(os.getpid()))
+        client, used = await w.connected(), await w.connected()
+        shook = set(children_of(os.getpid())) - others
+        stream = client.get()
+        await client.result("tools/list")
+        session = (await client.start())["sessionId"]
+        pid = int(await client.text("pid", meta=in_session(session)))
+        assert pid in shook
+        await client.text("changed", meta=in_session(session))
+        assert (await stream.has(1))[0]["params"]["_meta"], "an event of the session"
+        # The connection itself has a new one, which is nobody else's.
+        outside = int(await client.text("pid", meta=in_session(None)))
+        assert outside not in shook
+        assert int(await client.text("pid", meta=in_session(session))) == pid
+        own = int(await used.text("pid"))
+        in_another = in_session((await used.start())["sessionId"])
+        assert int(await used.text("pid", meta=in_another)) not in {own, pid, outside}
+        assert int(await used.text("pid", meta=in_session(None))) == own
+
+
+async def test_a_process_that_names_a_session_is_handed_to_no_other() -> None:
+    async with child_world(options={"env": {"OF": "{session}"}}) as w:
+        client = await w.connected()
+        meta = in_session((await client.start())["sessionId"])
+        inside = json.loads(await client.text("environ", meta=meta))["env"]["OF"]
+        outside = json.loads(await client.text("environ", meta=in_session(None)))["env"]["OF"]
+        assert len(inside) == len(outside) == 32 and inside != outside
 
 
 async def until_answered(client: Any, params: dict[str, Any]) -> None:
