@@ -5,7 +5,7 @@
 A conversation of 10,000 updates (and one of a tenth of that) is recorded; then a process of
 its own serves ``session/load`` of each to a client that only counts lines. The time is from the
 request to its answer. The memory is what the process's peak grew by during the load: constant
-if the large conversation needs about as much as the small one, which is the last column.
+if the large conversation needs about as much as the small one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.sqlite.store import SQLiteStore
+from tests.bench.rows import Row, report
 
 UPDATES = 10_000
 WITHIN = 60.0
@@ -111,6 +113,7 @@ async def measure(kind: str, count: int, place: Path) -> tuple[float, int]:
     """One conversation, in this process: `load`."""
     if kind == "memory":
         store: SessionStore = KeptMemory()
+        await store.open(SessionPolicy())
         return await load(store, await record(store, count), count)
     path = place / f"{count}.db"
     store = SQLiteStore(path)
@@ -134,20 +137,33 @@ def in_its_own_process(kind: str, count: int) -> tuple[float, int]:
     return float(took), int(grown)
 
 
+def rows(count: int) -> Iterator[Row]:
+    """For each store, time and memory."""
+    small = max(1, count // 10)
+    size = len(encode(update(count)))
+    for kind in STORES:
+        (took, grown), (_, before) = (in_its_own_process(kind, n) for n in (count, small))
+        yield Row(
+            name=f"{kind}: {count:,} updates of {size} bytes",
+            measured=took,
+            unit="s",
+            includes=f"{took / count * 1e6:.1f} µs of wall time for each update",
+        )
+        yield Row(
+            name=f"{kind}: peak of memory",
+            measured=grown / 1024,
+            unit="MiB",
+            includes=f"{before / 1024:.1f} MiB for {small:,} updates",
+        )
+
+
 def main() -> None:
-    """Print one line per store."""
+    """Measure, and print."""
     if sys.argv[1:2] == ["--one"]:
         kind, count, place = sys.argv[2:]
         print(*asyncio.run(measure(kind, int(count), Path(place))))
         return
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else UPDATES
-    small = max(1, count // 10)
-    size = len(encode(update(count)))
-    print(f"session/load of {count} updates of {size} bytes ({count * size / 2**20:.1f} MiB)")
-    print(f"{'store':<8} {'seconds':>8} {'µs/update':>10} {'peak + KiB':>11} {f'of {small}':>9}")
-    for kind in STORES:
-        (took, grown), (_, grown_small) = (in_its_own_process(kind, n) for n in (count, small))
-        print(f"{kind:<8} {took:>8.3f} {took / count * 1e6:>10.1f} {grown:>11} {grown_small:>9}")
+    report(rows(int(sys.argv[1]) if len(sys.argv) > 1 else UPDATES))
 
 
 if __name__ == "__main__":

@@ -14,11 +14,9 @@ import argparse
 import itertools
 import json
 import statistics
-import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed
@@ -26,9 +24,9 @@ from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 from tests.bench.bench_calls import ROUNDS, Server
-from tests.bench.bench_duplex import cpu_of
 from tests.bench.bench_noise import HANDSHAKE, SESSION, URI, Client
-from tests.support.redis_server import redis_server
+from tests.bench.rows import Row, report
+from tests.bench.stores import STORES, cpu_of, stores
 
 WITHIN = 20.0
 """Seconds that any answer may take."""
@@ -126,25 +124,30 @@ def measure(store: Callable[[str], str], sessions: int, updates: int) -> dict[st
             server.stop()
 
 
+def rows(wanted: str, sessions: int, updates: int) -> Iterator[Row]:
+    """For each store."""
+    with stores(wanted) as each:
+        for store in each.names:
+            found = measure(lambda way, store=store: each.url(store, way), sessions, updates)
+            for way, figure in found.items():
+                yield Row(
+                    name=f"{store}, {way}",
+                    measured=figure,
+                    unit="µs",
+                    ratio=None if way == "waiting" else figure / found["waiting"],
+                    beside="times one that waits",
+                )
+        yield from each.missing()
+
+
 def main() -> None:
-    """Measure, and print a table."""
+    """Measure, and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--sessions", type=int, default=100)
     parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--stores", default="memory,sqlite,redis")
+    parser.add_argument("--stores", default=STORES)
     asked = parser.parse_args()
-    print(f"us of server CPU for each of {asked.sessions} sessions that hear of an update")
-    with tempfile.TemporaryDirectory() as directory, redis_server() as redis:
-        stores: dict[str, Callable[[str], str]] = {
-            "memory": lambda way: "memory://",
-            "sqlite": lambda way: f"sqlite:///{Path(directory)}/{way}.db",
-            "redis": lambda way: f"{redis.url}?namespace={way}",
-        }
-        for name in asked.stores.split(","):
-            found = measure(stores[name], asked.sessions, asked.updates)
-            copy = found["GET"] - found["WebSocket"]
-            each = "   ".join(f"{way} {us:6.1f}" for way, us in found.items())
-            print(f"  {name:<7} {each}   GET beside WebSocket {copy:+6.1f}", flush=True)
+    report(rows(asked.stores, asked.sessions, asked.updates))
 
 
 if __name__ == "__main__":

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tests.bench.rows import Row, report
+from tests.bench.stores import cpu_of
 from tests.support.processes import free_port, wait_until_it_listens
 
 ROUNDS = 5
@@ -63,9 +64,7 @@ class Server:
 
     def cpu(self) -> float:
         """Seconds of CPU that the process used so far."""
-        with open(f"/proc/{self.process.pid}/stat") as stat:
-            values = stat.read().rsplit(")", 1)[1].split()
-        return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_of(self.process.pid)
 
     def stop(self) -> None:
         """End the process."""
@@ -173,15 +172,24 @@ def measure(calls: int) -> dict[str, float]:
             server.stop()
 
 
-def main() -> None:
-    """Measure, and print a table with the ratio to the SDK of the same era."""
-    calls = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
+def rows(calls: int) -> Iterator[Row]:
+    """With the ratio to the SDK of the same era."""
     figures = measure(calls)
-    print(f"server CPU per tools/call, {calls} calls in each of {ROUNDS} rounds")
     for case in CASES:
         figure = figures[case.name]
         beside = "SDK, modern era" if case.version == MODERN else "SDK, handshake era"
-        print(f"  {case.name:<36} {figure:7.0f} µs   {figures[beside] / figure:5.2f} x")
+        yield Row(
+            name=case.name,
+            measured=figure,
+            unit="µs",
+            ratio=None if case.name == beside else figures[beside] / figure,
+            beside=f"times cheaper than the {beside}",
+        )
+
+
+def main() -> None:
+    """Measure, and print."""
+    report(rows(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000))
 
 
 if __name__ == "__main__":

@@ -12,15 +12,17 @@ The others are installed into `.cache/bench` once, from PyPI and npm; one that c
 
 from __future__ import annotations
 
-import os
 import shutil
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.bench.bench_calls import HANDSHAKE, MODERN, Case, Client
+from tests.bench.rows import Row, report
+from tests.bench.stores import cpu_of
 from tests.support.children import CHILD
 from tests.support.processes import free_port, wait_until_it_listens
 
@@ -56,9 +58,7 @@ class Proxy:
 
     def cpu(self) -> float:
         """Seconds of CPU that it used so far, of its threads and of no child of it."""
-        with open(f"/proc/{self.process.pid}/stat") as stat:
-            values = stat.read().rsplit(")", 1)[1].split()
-        return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_of(self.process.pid)
 
     def stop(self) -> None:
         """End it."""
@@ -148,6 +148,7 @@ def measure(calls: int) -> dict[str, float | Absent]:
             proxies[case.server] = proxy
             clients[case] = Client(case, proxy.port)
         for client in clients.values():
+            client.wake()
             for _ in range(200):
                 client.call()
         rounds: dict[Case, list[float]] = {case: [] for case in clients}
@@ -193,18 +194,36 @@ def starts() -> dict[str, float]:
     return figures
 
 
-def main() -> None:
-    """Measure, and print the tables."""
-    calls = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
+def rows(calls: int) -> Iterator[Row]:
+    """With the ratio of the others to ours."""
     figures = measure(calls)
-    print(f"CPU per tools/call without the command's, {calls} calls in each of {ROUNDS} rounds")
+    ours = figures[CASES[1][0].name]
+    assert not isinstance(ours, Absent)
     for case, _ in CASES:
         figure = figures[case.name]
-        told = f"absent: {figure}" if isinstance(figure, Absent) else f"{figure:7.0f} µs"
-        print(f"  {case.name:<36} {told}")
-    print(f"the first call of a session beside its second, median of {STARTS}")
+        if isinstance(figure, Absent):
+            yield Row(name=case.name, absent=str(figure))
+        else:
+            is_ours = case.server == "ours"
+            yield Row(
+                name=case.name,
+                measured=figure,
+                unit="µs",
+                ratio=None if is_ours else figure / ours,
+                beside="times ours, handshake era, in a session",
+            )
     for name, figure in starts().items():
-        print(f"  {name:<36} {figure:7.1f} ms")
+        yield Row(
+            name=f"first call of a session, {name}",
+            measured=figure,
+            unit="ms",
+            includes=f"by how much longer than its second, the median of {STARTS}",
+        )
+
+
+def main() -> None:
+    """Measure, and print."""
+    report(rows(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000))
 
 
 if __name__ == "__main__":

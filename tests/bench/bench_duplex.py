@@ -16,8 +16,8 @@ import select
 import statistics
 import subprocess
 import sys
-import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -25,6 +25,8 @@ from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 from tests.bench.bench_calls import HANDSHAKE, MODERN, ROUNDS, SESSION, Case, Server
+from tests.bench.rows import Row, report
+from tests.bench.stores import cpu_of
 
 WITHIN = 20.0
 """Seconds that any answer may take."""
@@ -52,15 +54,6 @@ OVER_STDIO = [
     Case("ours, modern era, no session", "ours-stdio", MODERN),
     Case("ours, modern era, in a session", "ours-stdio", MODERN, session=True),
 ]
-
-
-def cpu_of(pid: int) -> float:
-    """Seconds of CPU that a process used so far, all its threads, to the nanosecond.
-
-    ``/proc`` counts in hundredths of a second: an echo takes less than that in 100 calls.
-    """
-    # clock_getcpuclockid(3), which Python has for threads only.
-    return time.clock_gettime((~pid << 3) | 2)
 
 
 class Client(ABC):
@@ -213,19 +206,31 @@ def measure(calls: int) -> dict[Case, float]:
         return {case: statistics.median(each) for case, each in rounds.items()}
 
 
-def main() -> None:
-    """Measure, and print a table for each transport, with the ratio to what it is beside."""
-    calls = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
+def rows(calls: int) -> Iterator[Row]:
+    """With the ratio to what it is beside."""
     figures = measure(calls)
-    print(f"server CPU per tools/call, {calls} calls in each of {ROUNDS} rounds")
-    print("over WebSocket; the ratio: how many echoes it costs")
     for case in OVER_WEBSOCKET:
-        figure = figures[case]
-        print(f"  {case.name:<36} {figure:7.0f} µs   {figure / figures[ECHO]:5.2f} x")
-    print("over stdio; the ratio: how much cheaper than the SDK in the same era")
+        yield Row(
+            name=f"WebSocket: {case.name}",
+            measured=figures[case],
+            unit="µs",
+            ratio=None if case is ECHO else figures[case] / figures[ECHO],
+            beside="echoes",
+        )
     for case in OVER_STDIO:
-        figure = figures[case]
-        print(f"  {case.name:<36} {figure:7.0f} µs   {figures[SDK[case.version]] / figure:5.2f} x")
+        sdk = SDK[case.version]
+        yield Row(
+            name=f"stdio: {case.name}",
+            measured=figures[case],
+            unit="µs",
+            ratio=None if case is sdk else figures[sdk] / figures[case],
+            beside=f"times cheaper than the {sdk.name}",
+        )
+
+
+def main() -> None:
+    """Measure, and print."""
+    report(rows(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000))
 
 
 if __name__ == "__main__":

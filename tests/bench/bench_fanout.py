@@ -12,12 +12,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import sys
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import uvloop
@@ -28,7 +24,8 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.serve.garbage import set_aside_everything
 from tests.bench.bench_core import Loopback
-from tests.support.redis_server import redis_server
+from tests.bench.rows import Row, growth, report
+from tests.bench.stores import STORES, stores
 
 URI = "note://1"
 SIZES = {"memory": (3_125, 12_500, 50_000), "sqlite": (5_000, 20_000), "redis": (2_000, 8_000)}
@@ -92,42 +89,46 @@ async def measure(store: str, count: int, rounds: int, store_cpu: Callable[[], f
         return Found(min(cpu), min(store_used), min(took), min(alone), min(beside))
 
 
-def cpu_of(process: int | None) -> float:
-    """Seconds of CPU that another process used so far."""
-    if process is None:
-        return 0.0
-    values = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+def rows(wanted: str, rounds: int, most: int) -> Iterator[Row]:
+    """For each store and size."""
+    with stores(wanted) as each:
+        for store in each.names:
+            totals: dict[int, float] = {}
+            most_cpu, most_wait = MOST[store]
+            for count in (size for size in SIZES[store] if size <= most):
+                url = each.url(store, f"{count}")
+                found = uvloop.run(measure(url, count, rounds, lambda store=store: each.cpu(store)))
+                totals[count] = found.cpu * count
+                name = f"{store}, {count:,} sessions"
+                yield Row(
+                    name=f"{name}: CPU of each",
+                    measured=found.cpu,
+                    unit="µs",
+                    most=most_cpu,
+                    includes=f"{found.took:.2f} s for all"
+                    + (f"; Redis {found.store_cpu:.0f} µs besides" if store == "redis" else ""),
+                )
+                yield Row(
+                    name=f"{name}: slowest call",
+                    measured=found.beside,
+                    unit="ms",
+                    most=most_wait,
+                    ratio=found.beside / found.alone,
+                    beside="times the slowest without an update",
+                )
+            if len(totals) > 1:
+                yield growth(f"{store}, CPU of all", totals)
+        yield from each.missing()
 
 
 def main() -> None:
-    """Measure, and print a table."""
+    """Measure, and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--stores", default="memory,sqlite,redis")
+    parser.add_argument("--stores", default=STORES)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--most", type=int, default=1_000_000, help="no more sessions than this")
     asked = parser.parse_args()
-    failed = False
-    with tempfile.TemporaryDirectory() as directory, redis_server() as redis:
-        for store in asked.stores.split(","):
-            for count in SIZES[store]:
-                url = {
-                    "memory": "memory://",
-                    "sqlite": f"sqlite:///{Path(directory)}/{count}.db",
-                    "redis": f"{redis.url}?namespace={count}",
-                }[store]
-                pid = redis.pid if store == "redis" else None
-                found = uvloop.run(measure(url, count, asked.rounds, lambda pid=pid: cpu_of(pid)))
-                most_cpu, most_wait = MOST[store]
-                is_over = found.cpu > most_cpu or found.beside > most_wait
-                failed = failed or is_over
-                print(
-                    f"  {store:<7} {count:>6}   {found.cpu:6.1f} µs each"
-                    f" (+ {found.store_cpu:5.1f} of Redis)   {found.took:6.2f} s"
-                    f"   slowest call {found.alone:6.2f} ms alone {found.beside:7.2f} beside"
-                    f"{'   TOO MUCH' if is_over else ''}",
-                    flush=True,
-                )
-    sys.exit(1 if failed else 0)
+    report(rows(asked.stores, asked.rounds, asked.most))
 
 
 if __name__ == "__main__":

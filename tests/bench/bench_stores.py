@@ -5,7 +5,8 @@
 One client, one connection, one call at a time, in a session of the modern era: a call without
 a key costs the store one step (to admit it), a call with a key two (and to keep its answer).
 Two figures each: the server process's own CPU time per call, and the time until the client
-has its answer, in which the store's round trips are. Rounds alternate between the stores, and
+has its answer, in which the store's round trips are. The session has had more calls than it keeps
+answers, so that for each new one an old one is dropped. Rounds alternate between the stores, and
 the median round counts. A Redis of its own is started, without persistence.
 """
 
@@ -14,15 +15,13 @@ from __future__ import annotations
 import itertools
 import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.stores.urls import open_store
 from tests.bench.bench_calls import MODERN, Case, Client, Server
-from tests.support.redis_server import redis_server
+from tests.bench.rows import Row, report
+from tests.bench.stores import stores as all_stores
 
 ROUNDS = 5
 BASE = "memory"
@@ -33,25 +32,6 @@ class Figures(NamedTuple):
 
     cpu: float
     answer: float
-
-
-def urls(directory: Path, redis: str) -> dict[str, str]:
-    """Name → URL of each store that there is here."""
-    wanted = {
-        BASE: "memory://",
-        "sqlite": f"sqlite:///{directory}/normal.db",
-        "sqlite, full": f"sqlite:///{directory}/full.db?durability=full",
-        "redis": redis,
-    }
-    found: dict[str, str] = {}
-    for name, url in wanted.items():
-        try:
-            open_store(url)
-        except ConfigurationError as missing:
-            print(f"left out: {name} ({missing})")
-        else:
-            found[name] = url
-    return found
 
 
 def measure(stores: dict[str, str], calls: int) -> dict[tuple[str, bool], Figures]:
@@ -83,19 +63,27 @@ def measure(stores: dict[str, str], calls: int) -> dict[tuple[str, bool], Figure
             server.stop()
 
 
+def rows(calls: int) -> Iterator[Row]:
+    """With the ratio to memory."""
+    with all_stores() as each:
+        urls = {name: each.url(name, "calls") for name in each.names}
+        urls["sqlite, full"] = f"{each.url('sqlite', 'full')}?durability=full"
+        figures = measure(urls, calls)
+        for (name, keyed), found in figures.items():
+            yield Row(
+                name=f"{name}, {'with a key' if keyed else 'without a key'}",
+                measured=found.cpu,
+                unit="µs",
+                ratio=None if name == BASE else found.cpu / figures[BASE, keyed].cpu,
+                beside="times memory",
+                includes=f"{found.answer:.0f} µs until the answer",
+            )
+        yield from each.missing()
+
+
 def main() -> None:
-    """Measure, and print a table with what each store adds to memory."""
-    calls = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
-    with tempfile.TemporaryDirectory() as directory, redis_server() as redis:
-        figures = measure(urls(Path(directory), redis.url), calls)
-    print(f"per session-bound tools/call over HTTP, {calls} calls in each of {ROUNDS} rounds")
-    for (name, keyed), found in figures.items():
-        base = figures[BASE, keyed]
-        print(
-            f"  {name + (', keyed' if keyed else ''):<22}"
-            f" server CPU {found.cpu:6.0f} µs  {found.cpu / base.cpu:5.2f} x"
-            f"   until the answer {found.answer:6.0f} µs  {found.answer - base.answer:+6.0f} µs"
-        )
+    """Measure, and print."""
+    report(rows(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,49 @@
+"""Which benches there are, in the order of the page."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One of them: ``bench_NAME.py``."""
+
+    name: str
+    within: float
+    """Seconds that it may take; then it is ended."""
+
+    quick: tuple[str, ...] = ()
+    """Arguments for a short run."""
+
+    arguments: tuple[str, ...] = ()
+    """Arguments for the page."""
+
+    @property
+    def module(self) -> str:
+        """What ``python -m`` runs."""
+        return f"tests.bench.bench_{self.name}"
+
+    def docstring(self) -> tuple[str, str]:
+        """Its first line, and what it says below its command."""
+        source = Path(__file__).with_name(f"bench_{self.name}.py").read_text()
+        title, *rest = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")
+        return title, "\n\n".join(part for part in rest if not part.startswith("    python -m"))
+
+
+BENCHES = (
+    Bench("calls", 300, ("100",)),
+    Bench("duplex", 300, ("100",)),
+    Bench("stores", 300, ("100",)),
+    Bench("conversations", 300, ("400",)),
+    Bench("children", 600, ("100",)),
+    Bench("core", 300),
+    Bench("fanout", 300, ("--most", "5000", "--rounds", "1")),
+    Bench("attached", 300, ("--sessions", "20", "--updates", "5")),
+    Bench("idle", 300, ("--streams", "100", "--seconds", "5")),
+    Bench("noisy", 600, ("--rounds", "1", "--stores", "memory"), ("--rounds", "3")),
+    Bench("recover", 300, ("20",)),
+    Bench("acp", 300, ("1000",)),
+)

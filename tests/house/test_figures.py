@@ -1,0 +1,84 @@
+"""The page of figures is what one run of all benches wrote, and no bench is left out of it."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.bench import figures
+from tests.bench.benches import BENCHES
+from tests.bench.rows import ROWS, Row, growth, report, short
+from tests.house.source import ROOT
+
+
+def test_every_bench_is_run_by_the_one_command() -> None:
+    """What reports rows is a bench; the other modules are parts of them."""
+    files = (ROOT / "tests" / "bench").glob("bench_*.py")
+    report = {file.stem.removeprefix("bench_") for file in files if "report(" in file.read_text()}
+    assert report == {bench.name for bench in BENCHES}
+
+
+def test_every_bench_says_what_it_measures() -> None:
+    """Its page is made from that."""
+    for bench in BENCHES:
+        title, prose = bench.docstring()
+        assert title.endswith("."), bench.name
+        assert prose, bench.name
+
+
+def test_the_page_is_made_from_the_figures() -> None:
+    """Nothing in it was written by hand."""
+    results = json.loads(figures.JSON.read_text())
+    assert not results["quick"]
+    assert figures.PAGE.read_text() == figures.page(results)
+
+
+def test_a_row_says_how_its_figure_stands_to_its_aim() -> None:
+    """At most, or a ratio of at least."""
+    assert Row(name="x", measured=2.0, most=1.0).has_missed
+    assert not Row(name="x", measured=1.0, most=1.0).has_missed
+    assert Row(name="x", measured=1.0, ratio=1.9, least_ratio=2.0).has_missed
+    assert not Row(name="x", measured=1.0, ratio=2.0, least_ratio=2.0).has_missed
+    assert not Row(name="x", absent="no program", most=1.0).has_missed
+
+
+def test_what_is_absent_is_on_the_page() -> None:
+    """And what failed, with what it said."""
+    rows = [asdict(Row(name="redis", absent="no redis-server"))]
+    bench = {"name": "idle", "command": "c", "seconds": 1, "failed": "it broke", "rows": rows}
+    results = {"python": "3", "system": "s", "cores": 1, "quick": False, "benches": [bench]}
+    page = figures.page(results)
+    assert "| redis | absent: no redis-server |" in page
+    assert "**Failed**: it broke" in page
+
+
+def test_rows_are_written_to_the_file_and_a_missed_aim_is_the_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every row, also those after the one that missed."""
+    file = tmp_path / "rows"
+    monkeypatch.setenv(ROWS, str(file))
+    rows = [Row(name="a", measured=2.0, unit="µs", most=1.0), Row(name="b", measured=3.0)]
+    with pytest.raises(SystemExit) as ended:
+        report(rows)
+    assert ended.value.code == 1
+    assert [Row(**json.loads(line)) for line in file.read_text().splitlines()] == rows
+    assert "MISSED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("power", "points"), [(1, (10, 20, 40)), (2, (10, 100))])
+def test_growth_is_the_power_of_the_number(power: int, points: tuple[int, ...]) -> None:
+    """1 for linear, 2 for quadratic."""
+    row = growth("x", {n: 3.0 * n**power for n in points})
+    assert row.measured == pytest.approx(power)
+    assert row.has_missed == (power == 2)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (0.2469, "0.247"), (24.66, "24.7"), (1_272.4, "1,272"), (250.0, "250"), (8.0, "8")],
+)
+def test_a_figure_has_three_digits(number: float, text: str) -> None:
+    """More would be noise."""
+    assert short(number) == text
