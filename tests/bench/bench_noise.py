@@ -95,7 +95,9 @@ class Client:
         session = asks.ask("session/start", {})["sessionId"]
         asks.ask("resources/subscribe", {"uri": URI, "_meta": {SESSION: {"sessionId": session}}})
 
-    def raw(self, method: str, message: dict[str, Any] | None) -> socket.socket:
+    def raw(
+        self, method: str, message: dict[str, Any] | None, *, last_event_id: str | None = None
+    ) -> socket.socket:
         """Send a request on a connection of its own, and read nothing."""
         body = json.dumps(message).encode() if message is not None else b""
         headers = {
@@ -103,6 +105,8 @@ class Client:
             "host": f"127.0.0.1:{self._port}",
             "content-length": str(len(body)),
         }
+        if last_event_id is not None:
+            headers["last-event-id"] = last_event_id
         lines = [f"{method} /mcp HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items()), "", ""]
         connection = socket.create_connection(("127.0.0.1", self._port), timeout=30)
         connection.sendall("\r\n".join(lines).encode() + body)

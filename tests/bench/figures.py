@@ -17,13 +17,17 @@ DOCS = Path(__file__).parents[2] / "docs"
 JSON = DOCS / "figures.json"
 PAGE = DOCS / "figures.md"
 
+TIMES = ("s", "ms")
+"""Units of time on the clock, in which everything else is that a machine does."""
+
 OPENING = """# Figures
 
 Made from one run of all benches, `python -m tests.bench --page`: Python {python} on {system},
 {cores} cores that others used as well. The first table is what another machine finds, too: ratios
-of two figures of one run. Everything else is microseconds, bytes and percent of that one machine;
-its own section says what is in each figure, and the command that measures it. An aim that was
-missed is marked. `--only NAME` runs one bench, `--quick` all of them in a few minutes.
+of two figures of one run, of CPU and of memory. Everything else is microseconds, bytes and percent
+of that one machine; its own section says what is in each figure, and the command that measures it.
+An aim that was missed is marked. `--only NAME` runs one bench, `--quick` all of them in a few
+minutes.
 """
 
 
@@ -35,19 +39,19 @@ def page(results: dict[str, Any]) -> str:
 
 def _ratios(results: dict[str, Any]) -> Iterator[str]:
     yield "## Ratios\n"
-    yield "| | | bench |"
+    yield "| bench | | |"
     yield "|---|---|---|"
     for bench in results["benches"]:
         for row in map(_row, bench["rows"]):
-            if row.ratio is not None:
-                yield f"| {row.name} | {row.compared} | `{bench['name']}` |"
+            if row.ratio is not None and row.unit not in TIMES:
+                yield f"| `{bench['name']}` | {row.name} | {row.compared} |"
     yield ""
 
 
 def _sections(results: dict[str, Any]) -> Iterator[str]:
     known = {bench.name: bench for bench in BENCHES}
     for bench in results["benches"]:
-        title, prose = known[bench["name"]].docstring()
+        title, prose = (part.replace("``", "`") for part in known[bench["name"]].docstring())
         yield f"## {title.rstrip('.')}\n"
         yield f"`{bench['command']}`, {bench['seconds']} s\n"
         if prose:
@@ -56,11 +60,12 @@ def _sections(results: dict[str, Any]) -> Iterator[str]:
             yield f"**Failed**: {bench['failed']}\n"
         rows = [_row(row) for row in bench["rows"]]
         if rows:
-            yield "| | | aim | what is in it |"
-            yield "|---|---|---|---|"
+            yield "| | ratio | figure | aim | what is in it |"
+            yield "|---|---|---|---|---|"
         for row in rows:
             missed = " (missed)" if row.has_missed else ""
-            yield f"| {row.name} | {row.figure} | {row.aim}{missed} | {row.includes} |"
+            cells = (row.name, row.compared, row.figure, row.aim + missed, row.includes)
+            yield f"| {' | '.join(cells)} |"
         yield ""
 
 

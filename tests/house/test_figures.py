@@ -49,7 +49,7 @@ def test_what_is_absent_is_on_the_page() -> None:
     bench = {"name": "idle", "command": "c", "seconds": 1, "failed": "it broke", "rows": rows}
     results = {"python": "3", "system": "s", "cores": 1, "quick": False, "benches": [bench]}
     page = figures.page(results)
-    assert "| redis | absent: no redis-server |" in page
+    assert "| redis |  | absent: no redis-server |" in page
     assert "**Failed**: it broke" in page
 
 

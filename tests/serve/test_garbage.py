@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from mcp_sessions.serve.garbage import set_aside_everything, set_aside_if_many
+from mcp_sessions.serve.garbage import Collections, set_aside_everything, set_aside_if_many
 
 
 class Session:
@@ -42,3 +42,20 @@ def test_what_was_much_and_is_garbage_is_collected_and_not_set_aside() -> None:
     assert not set_aside_if_many(1_000)
     assert gc.get_freeze_count() <= frozen
     assert len(gc.get_objects(generation=2)) < 1_000
+
+
+def test_it_is_looked_again_as_soon_as_something_has_become_old() -> None:
+    set_aside_everything()
+    looking = Collections(2_000)
+    sessions = [Session() for _ in range(3_000)]
+    gc.collect()
+    frozen = gc.get_freeze_count()
+
+    looking.look()
+    assert gc.get_freeze_count() >= frozen + 3_000
+
+    frozen = gc.get_freeze_count()
+    sessions += [Session() for _ in range(3_000)]
+    gc.collect(1)
+    looking.look()
+    assert gc.get_freeze_count() >= frozen + 3_000
