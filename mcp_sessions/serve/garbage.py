@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import gc
 
-MANY = 50_000
+MANY = 25_000
 """Objects that a full collection looks at in some milliseconds."""
-
-EVERY = 1.0
-"""Seconds between two looks at how many there are."""
 
 
 def set_aside_everything() -> None:
@@ -23,7 +20,23 @@ def set_aside_everything() -> None:
     gc.freeze()
 
 
-def set_aside_if_many(many: int = MANY) -> bool:
+class Collections:
+    """Looks how many there are, as often as something can have become old since."""
+
+    def __init__(self, many: int = MANY) -> None:
+        self._many = many
+        self._seen = 0
+
+    def look(self) -> None:
+        """Set aside what has stayed, if it is much. Cheap where nothing was collected."""
+        _, younger, oldest = gc.get_stats()
+        seen = younger["collections"] + oldest["collections"]
+        if seen != self._seen:
+            self._seen = seen
+            set_aside_if_many(self._many)
+
+
+def set_aside_if_many(many: int) -> bool:
     """Set aside what has stayed, if it is much; whether it was.
 
     What is only passing by when that happens, and ends as a cycle, is garbage for ever: it

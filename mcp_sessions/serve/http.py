@@ -17,7 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sessions.serve.access_log import AccessLog
-from mcp_sessions.serve.garbage import EVERY, set_aside_everything, set_aside_if_many
+from mcp_sessions.serve.garbage import Collections, set_aside_everything
 from mcp_sessions.serve.sockets import LISTEN_BACKLOG
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class DrainingServer(uvicorn.Server):
         self._on_started = on_started
         self._before = before
         self._leaves_at: float | None = None
-        self._tidies_at = 0.0
+        self._collections = Collections()
         self.ready = asyncio.Event()
         """Set when connections are taken, or never will be."""
 
@@ -137,12 +137,10 @@ class DrainingServer(uvicorn.Server):
             self._on_started()
 
     async def on_tick(self, counter: int) -> bool:
-        now = asyncio.get_running_loop().time()
-        if now >= self._tidies_at:
-            self._tidies_at = now + EVERY
-            set_aside_if_many()
+        self._collections.look()
         if not await super().on_tick(counter):
             return False
+        now = asyncio.get_running_loop().time()
         if self._leaves_at is None:
             self._announce()
             self._leaves_at = now + self._leaving.delay
