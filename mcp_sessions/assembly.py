@@ -133,7 +133,7 @@ class Assembly:
                 elsewhere = ChildrenElsewhere(bus, store, store.exchange)
             starter = _starter(server, policy.max_message)
             upstream = external = ExternalUpstream(
-                server, starter, self.shell, elsewhere, remembers=remembers
+                server, starter, self.shell, elsewhere, policy, remembers=remembers
             )
         self.upstream = upstream
         """The wrapped server."""

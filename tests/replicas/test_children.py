@@ -328,3 +328,39 @@ async def test_a_modern_level_and_the_level_of_a_session_hold_elsewhere() -> Non
             sent = modern.call("log", {"text": "low"}, meta={**own, LOG_LEVEL: level})
             await sent.result()
             assert sum("method" in message for message in sent.messages) == told
+
+
+async def test_a_modern_client_is_asked_by_a_process_elsewhere_and_answers_anywhere() -> None:
+    """What waits for its answer is where the process is: every replica asks that one."""
+    async with commands(3) as c:
+        modern = [ModernClient(w.carrier, capabilities={"elicitation": {}}) for w in c.worlds]
+        session = (await modern[0].create())["sessionId"]
+        for first, second in ((0, 1), (1, 0), (1, 2)):
+            params: Json = {"name": "ask", "arguments": {"question": "well?"}}
+            asked = await modern[first].send("tools/call", params, session=session).result()
+            assert asked["resultType"] == "input_required"
+            answer = {"action": "accept", "content": {"answer": "yes"}}
+            params |= {
+                "inputResponses": dict.fromkeys(asked["inputRequests"], answer),
+                "requestState": asked["requestState"],
+            }
+            result = await modern[second].send("tools/call", params, session=session).result()
+            assert json.loads(text_of(result)) == answer
+        again = await modern[0].send("tools/call", params, session=session).error()
+        assert again["code"] == UNKNOWN
+
+
+async def test_a_question_outside_of_sessions_is_answered_where_it_was_asked() -> None:
+    """Another replica does not know what waits for the answer, and runs nothing."""
+    async with commands() as c:
+        modern = [ModernClient(w.carrier, capabilities={"elicitation": {}}) for w in c.worlds]
+        params: Json = {"name": "ask", "arguments": {"question": "well?"}}
+        asked = await modern[0].send("tools/call", params).result()
+        answer = {"action": "accept", "content": {"answer": "yes"}}
+        params |= {
+            "inputResponses": dict.fromkeys(asked["inputRequests"], answer),
+            "requestState": asked["requestState"],
+        }
+        assert (await modern[1].send("tools/call", params).error())["code"] == UNKNOWN
+        result = await modern[0].send("tools/call", params).result()
+        assert json.loads(text_of(result)) == answer

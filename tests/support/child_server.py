@@ -22,6 +22,9 @@ level = "none"
 client: Json = {}
 asked = 0
 
+later: list[Json] = []
+"""What came while it asked."""
+
 
 def say(message: Json) -> None:
     """Write one message."""
@@ -30,6 +33,11 @@ def say(message: Json) -> None:
 
 
 def hear() -> Json:
+    """The next message that was not heard yet."""
+    return later.pop(0) if later else read()
+
+
+def read() -> Json:
     """Read one message; the end of the input is the end of this process."""
     line = sys.stdin.readline()
     if not line:
@@ -42,8 +50,8 @@ def ask(method: str, params: Json) -> Json:
     global asked
     asked += 1
     say({"id": f"q{asked}", "method": method, "params": params})
-    while (message := hear()).get("id") != f"q{asked}":
-        pass
+    while (message := read()).get("id") != f"q{asked}":
+        later.append(message)
     return message
 
 
@@ -105,6 +113,14 @@ def tool(request: Json) -> Json | None:
             question: Json = {"message": arguments["question"], "requestedSchema": schema}
             answer = ask("elicitation/create", question)
             return text(json.dumps(answer.get("result") or answer.get("error"), sort_keys=True))
+        case "ask twice":
+            asked_for: Json = {"message": "one", "requestedSchema": {"type": "object"}}
+            answers = [ask("elicitation/create", {**asked_for, "message": m}) for m in "ab"]
+            report = {"progressToken": params.get("_meta", {}).get("progressToken"), "progress": 1}
+            say({"method": "notifications/progress", "params": report})
+            return text(json.dumps([answer.get("result") for answer in answers]))
+        case "list roots":
+            return text(json.dumps(ask("roots/list", {}).get("result")))
         case "wait":
             # Until it is cancelled.
             while (message := hear()).get("method") != "notifications/cancelled":

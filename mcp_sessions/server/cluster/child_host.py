@@ -241,7 +241,7 @@ class ChildHost:
             subscriptions=record.subscriptions,
         )
         params = dict(message.params) if message.params is not None else None
-        asked = Asked(message.client, message.method, params, message.level)
+        asked = Asked(message.client, message.method, params, message.level, message.asks)
         return await peer.here(call, asked, lease)
 
     def _keep(self, answered: ChildAnswered) -> None:

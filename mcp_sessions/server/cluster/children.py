@@ -165,6 +165,7 @@ class ChildrenElsewhere:
             level=asked.level,
             principal=call.principal,
             can_send_request=call.can_send_request,
+            asks=asked.asks,
         )
         try:
             try:

@@ -291,6 +291,9 @@ class AskChild:
     can_send_request: bool
     """Whether its client can be asked something meanwhile."""
 
+    asks: Mapping[str, Any] | None = None
+    """What it can be asked in results instead; None: nothing can, it is of the era before."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSaid:

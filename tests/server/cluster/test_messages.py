@@ -20,12 +20,13 @@ from mcp_sessions.errors import Detached
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster import handlers
 from mcp_sessions.server.cluster.codec import KINDS, MalformedMessage, decode, encode
-from mcp_sessions.server.cluster.messages import Message, RunOver, ServerChanged
+from mcp_sessions.server.cluster.messages import AskChild, Message, RunOver, ServerChanged
 
 BEFORE = (Path(__file__).parent / "written_before.jsonl").read_bytes().splitlines()
 
 YOUNGER = {
     "change": {"id"},
+    "child_ask": {"asks"},
     "displaced": {"instance"},
     "join": {"run"},
     "join_done": {"never_began"},
@@ -72,6 +73,9 @@ def test_what_the_release_before_wrote_is_read_and_written_alike(text: bytes) ->
     if message == RunOver(join=getattr(message, "join", "")) and b"never_began" not in text:
         # What was left out then is said now; it was read in both forms.
         assert json.loads(written) == {**json.loads(text), "never_began": False}
+    elif isinstance(message, AskChild):
+        # What was not known is said now, and means the same.
+        assert json.loads(written) == {**json.loads(text), "asks": None}
     else:
         assert written == text
 

@@ -173,3 +173,26 @@ async def test_after_a_restart_a_session_goes_on_and_no_keyed_call_runs_again(
         assert uris(await stream.has(1)) == ["test://a"]
         assert await client.text("count", meta=keyed("k", session)) == "1"
         assert json.loads(await client.text("count")) == 1, "another process, which ran nothing"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SERVERS if kind != "python"])
+async def test_a_modern_client_is_asked_in_a_result_and_brings_the_answer_with_its_request(
+    kind: str,
+) -> None:
+    """Whatever era the server speaks, in a session and outside; a handler in Python cannot be
+    stopped, and asks by what it returns.
+    """
+    async with served(kind) as w:
+        client = ModernClient(w.inner.carrier, capabilities={"elicitation": {}})
+        sessions = (None, (await client.create())["sessionId"])
+        for session in sessions:
+            params = {"name": "ask", "arguments": {"question": "how many?"}}
+            asked = await client.send("tools/call", params, session=session).result()
+            assert asked["resultType"] == "input_required"
+            ((name, question),) = asked["inputRequests"].items()
+            assert question["method"] == "elicitation/create"
+            assert question["params"]["message"] == "how many?"
+            answers = {name: {"action": "accept", "content": {"answer": "two"}}}
+            params |= {"inputResponses": answers, "requestState": asked["requestState"]}
+            result = await client.send("tools/call", params, session=session).result()
+            assert result["resultType"] == "complete" and "two" in text_of(result)

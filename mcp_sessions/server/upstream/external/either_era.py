@@ -34,6 +34,7 @@ from mcp_sessions.server.upstream.external.modern import (
     without_subscription,
 )
 from mcp_sessions.server.upstream.external.place import LISTS, UPDATED
+from mcp_sessions.server.upstream.external.rounds import CallInRounds
 from mcp_sessions.server.upstream.port import Call, UpstreamError
 
 _RETRY = 1.0
@@ -149,7 +150,8 @@ class EitherEraChild(Child):
         async def send(params: dict[str, Any]) -> dict[str, Any]:
             return await super(EitherEraChild, self).request(call, method, modern.params(params))
 
-        can_ask = call is not None and call.can_send_request
+        # One that is asked in results has the server's own.
+        can_ask = call is not None and call.can_send_request and not isinstance(call, CallInRounds)
         return await with_inputs(params, send, ask if can_ask else None)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:

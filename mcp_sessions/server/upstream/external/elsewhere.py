@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mcp_sessions.ids import SessionId
+from mcp_sessions.server.upstream.external.rounds import Asks
 from mcp_sessions.server.upstream.port import Call
 
 Served = tuple[dict[str, Any], Mapping[str, Any]]
@@ -48,6 +49,9 @@ class Asked:
     params: dict[str, Any] | None
     level: str | None
     """See :attr:`~mcp_sessions.server.upstream.external.place.Place.calls`."""
+
+    asks: Asks | None = None
+    """What a client of the modern era can be asked in results; None: it is of the era before."""
 
 
 class Elsewhere(Protocol):

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mcp_sessions.background import watched
-from mcp_sessions.errors import METHOD_NOT_FOUND
+from mcp_sessions.errors import INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child, Forgotten
+from mcp_sessions.server.upstream.external.rounds import CallInRounds
 from mcp_sessions.server.upstream.external.telling import Telling, Way
 from mcp_sessions.server.upstream.port import (
     Call,
@@ -267,7 +268,7 @@ class Place:
     ) -> dict[str, Any]:
         """See :class:`~mcp_sessions.server.upstream.external.child.Client`."""
         if not self.is_one_client:
-            raise PeerError(METHOD_NOT_FOUND, "Method not found", method)
+            return await self._asked_there(method, params, about)
         failed: PeerError | None = None
         while True:
             open_calls = [call for call in self.calls if call.can_send_request]
@@ -287,6 +288,18 @@ class Place:
                     raise
                 # The request that it was taken to be about is over. It may be another's.
                 failed = refused
+
+    async def _asked_there(
+        self, method: str, params: dict[str, Any] | None, about: Call | None
+    ) -> dict[str, Any]:
+        """Ask one of several clients: where it is known whose call it is about."""
+        calls = [call for call in self.calls if isinstance(call, CallInRounds)]
+        if not calls:
+            raise PeerError(METHOD_NOT_FOUND, "Method not found", method)
+        way = about if about in calls else calls[0] if len(self.calls) == 1 else None
+        if way is None:
+            raise PeerError(INVALID_REQUEST, "several requests run: which of them asks is not said")
+        return await way.send_request(PeerRequest(method, params))
 
 
 def _is_wanted(params: Mapping[str, Any] | None, least: str | None) -> bool:

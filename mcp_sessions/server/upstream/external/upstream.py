@@ -15,14 +15,17 @@ from importlib.metadata import version
 from typing import Any, Final, cast
 
 from mcp_sessions.core.client_description import described
+from mcp_sessions.core.messages import encode
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.children import Children, Starter
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Elsewhere, Lease, Moved, Served
 from mcp_sessions.server.upstream.external.modern_peer import ModernPeer
 from mcp_sessions.server.upstream.external.place import LISTS, Place
+from mcp_sessions.server.upstream.external.rounds import Asks, Rounds, asks_of
 from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamPeer
 from mcp_sessions.server.upstream.sdk.kernel import (
     HANDSHAKE_VERSIONS,
@@ -59,6 +62,7 @@ class ExternalUpstream:
         starter: Starter,
         shell: SdkUpstream,
         elsewhere: Elsewhere | None,
+        policy: SessionPolicy,
         *,
         remembers: bool,
     ) -> None:
@@ -74,6 +78,7 @@ class ExternalUpstream:
         self.server = server
         self.remembers = remembers
         self.children = Children(server, starter, HANDSHAKE_VERSIONS)
+        self.rounds = Rounds(policy)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None]:
@@ -83,6 +88,7 @@ class ExternalUpstream:
             try:
                 yield
             finally:
+                await self.rounds.close()
                 await self.children.close()
 
     def peer(
@@ -136,10 +142,15 @@ class ExternalUpstream:
         subscriptions: Collection[str] = (),
         was_served: bool = False,
     ) -> UpstreamPeer:
-        """See :class:`Upstream`. Its client can be asked nothing, and a child is told so."""
+        """See :class:`Upstream`. What its client can be asked it is asked in results."""
         info: Any = route.client_info
-        client: Json = {**_OURS, "clientInfo": cast(Json, info)} if isinstance(info, dict) else {}
-        peer = ExternalPeer(self, client or _OURS, outbound, session_id, subscriptions, was_served)
+        asks: Asks = asks_of(route.client_capabilities) if self.server.per == "session" else {}
+        client: Json = {**_OURS, "capabilities": asks}
+        if isinstance(info, dict):
+            client["clientInfo"] = cast(Json, info)
+        peer = ExternalPeer(
+            self, client, outbound, session_id, subscriptions, was_served, None, asks
+        )
         return ModernPeer(peer.served, self.shell.modern_peer(route, outbound, session_id))
 
     def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
@@ -207,6 +218,16 @@ def shell_of(server: ExternalServer, *, remembers: bool) -> SdkUpstream:
     return SdkUpstream(bare_server(server.identity), adds_subscriptions=remembers)
 
 
+@dataclass(frozen=True, slots=True)
+class Sessionless:
+    """Whose a child is that serves the modern-era requests of one principal outside of sessions:
+    those whose clients can be asked the same, which is what it is told of them.
+    """
+
+    principal: Principal
+    asks: bytes
+
+
 @dataclass(eq=False)
 class ExternalPeer:
     """One client, as its child sees it."""
@@ -221,6 +242,9 @@ class ExternalPeer:
     _was_served: bool
     _beside: ExternalPeer | None = None
     """Itself outside of its session."""
+
+    _asks: Asks | None = None
+    """See :attr:`Asked.asks`."""
 
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None, level: str | None = "debug"
@@ -240,7 +264,10 @@ class ExternalPeer:
         Args:
             method: None: nothing; it is there then.
         """
-        asked, elsewhere = Asked(self._client, method, params, level), self._upstream.elsewhere
+        asked, elsewhere = (
+            Asked(self._client, method, params, level, self._asks),
+            self._upstream.elsewhere,
+        )
         key = self._key(call)
         if elsewhere is None or not isinstance(key, str):
             return await self.here(call, asked, None)
@@ -283,7 +310,17 @@ class ExternalPeer:
         if method in ("resources/subscribe", "resources/unsubscribe"):
             result = await self._subscribe(place, call, method, params or {}, check)
         else:
-            result = await place.request(call, asked.level, method, params, check)
+
+            def work(call: Call) -> Awaitable[Json]:
+                return place.request(call, asked.level, method, params, check)
+
+            result = await (
+                work(call)
+                if asked.asks is None
+                else self._upstream.rounds.serve(
+                    call, self._who(call), asked.asks, method, params, work
+                )
+            )
         child = place.living
         return result, child.result if child is not None else {}
 
@@ -361,7 +398,9 @@ class ExternalPeer:
             inherited: See :attr:`Lease.inherited`.
         """
         key, who = self._key(call), self._who(call)
-        is_one_client = self._upstream.server.per == "session" and not isinstance(key, Principal)
+        is_one_client = self._upstream.server.per == "session" and not isinstance(
+            key, (Principal, Sessionless)
+        )
         make = partial(self._new_place, key, is_one_client, inherited)
         children = self._upstream.children
         if inherited is None and children.known(key) is None:
@@ -397,7 +436,10 @@ class ExternalPeer:
             case "principal":
                 return call.principal
             case "session":
-                return self._who(call)
+                who = self._who(call)
+                if self._asks and isinstance(who, Principal):
+                    return Sessionless(who, encode(self._asks))
+                return who
 
     def _who(self, call: Call) -> Hashable:
         if call.bound_session is not None:
@@ -411,12 +453,13 @@ class ExternalPeer:
     ) -> Place:
         subscriptions = self._subscriptions if inherited is None else inherited
         was_served = self._was_served or inherited is not None
+        client = self._client if is_one_client else {**_OURS, "capabilities": self._asks or {}}
         return Place(
             self._upstream.children.start,
             self._upstream.shell.publish,
             self._upstream.children.telling,
             key,
-            self._client if is_one_client else _OURS,
+            client,
             is_one_client,
             self._upstream.server.per == "shared",
             was_served and is_one_client,

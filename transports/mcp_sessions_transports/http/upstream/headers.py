@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-_NAMED: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+from mcp_sessions.server.upstream.external.modern import NAMED
+
 _PLAIN: Final = re.compile(r"(?!=\?base64\?)(?! )[\x20-\x7e]*(?<! )")
 
 
@@ -15,7 +16,7 @@ def headers_of(message: Mapping[str, Any]) -> dict[str, str]:
     """Of a request."""
     method: str = message["method"]
     headers = {"mcp-method": method}
-    name: object = message["params"].get(_NAMED.get(method))
+    name: object = message["params"].get(NAMED.get(method))
     if isinstance(name, str):
         encoded = base64.b64encode(name.encode("utf-8", "replace")).decode()
         headers["mcp-name"] = name if _PLAIN.fullmatch(name) else f"=?base64?{encoded}?="

@@ -1,0 +1,220 @@
+"""A server with a handshake asks clients of the era of 2026-07-28: by results that need input."""
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import mcp_types as types
+import pytest
+from mcp.client import Client
+
+from mcp_sessions import SessionLayer
+from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.rounds import CallInRounds
+from mcp_sessions.server.upstream.external.telling import Telling
+from mcp_sessions.server.upstream.port import Call, PeerError
+from tests.server.upstream.external.test_upstream import calls, user
+from tests.support.children import child, child_world, is_alive, until
+from tests.support.duplex import listening
+from tests.support.modern import ModernClient
+from tests.support.raw import Json, text_of
+from tests.support.world import World
+
+pytestmark = pytest.mark.anyio
+
+UNKNOWN = -31012
+ELICITS: Json = {"elicitation": {}}
+QUESTION: Json = {"name": "ask", "arguments": {"question": "how many?"}}
+TWO: Json = {"action": "accept", "content": {"answer": "two"}}
+
+
+def asking(w: World, **capabilities: Any) -> ModernClient:
+    """A client that can be asked."""
+    return ModernClient(w.carrier, capabilities=capabilities or ELICITS)
+
+
+def again(asked: Json, *answers: Json, params: Json = QUESTION) -> Json:
+    """The params of the request that brings the answers."""
+    responses = dict(zip(asked["inputRequests"], answers, strict=True))
+    return {**params, "inputResponses": responses, "requestState": asked["requestState"]}
+
+
+async def test_a_question_is_a_result_and_the_call_goes_on_with_the_answer(tmp_path: Path) -> None:
+    noted = tmp_path / "calls"
+    async with child_world(options={"env": {"CALLS": str(noted)}}) as w:
+        client = asking(w)
+        asked = await client.send("tools/call", QUESTION).result()
+        assert asked["resultType"] == "input_required"
+        ((_, question),) = asked["inputRequests"].items()
+        assert question["params"]["message"] == "how many?"
+        result = await client.send("tools/call", again(asked, TWO)).result()
+        assert (result["resultType"], json.loads(text_of(result))) == ("complete", TWO)
+        told = json.loads(await client.text("client"))
+        assert told["capabilities"] == ELICITS
+    assert calls(noted) == ["started", "ask", "client"], "it ran once"
+
+
+async def test_a_call_has_as_many_rounds_as_its_server_has_questions() -> None:
+    """What it reports belongs to the request that came last."""
+    async with child_world() as w:
+        client = asking(w)
+        params: Json = {"name": "ask twice", "arguments": {}}
+        asked = await client.send("tools/call", params, meta={"progressToken": "1st"}).result()
+        answers = [{"action": "accept", "content": {"answer": n}} for n in "12"]
+        for number, token in ((0, "2nd"), (1, "3rd")):
+            ((_, question),) = asked["inputRequests"].items()
+            assert question["params"]["message"] == "ab"[number]
+            brought = again(asked, answers[number], params=params)
+            sent = client.send("tools/call", brought, meta={"progressToken": token})
+            asked = await sent.result()
+        assert json.loads(text_of(asked)) == answers
+        (report,) = [m["params"] for m in sent.messages if "method" in m]
+        assert report["progressToken"] == "3rd"
+
+
+async def test_a_client_is_asked_what_it_declared_and_nothing_else() -> None:
+    async with child_world() as w:
+        nothing = ModernClient(w.carrier)
+        refused = json.loads(await nothing.text("ask", {"question": "well?"}))
+        assert refused["code"] == -32601
+        client = asking(w, roots={})
+        refused = json.loads(await client.text("ask", {"question": "well?"}))
+        assert refused["code"] == -32601
+        params: Json = {"name": "list roots", "arguments": {}}
+        asked = await client.send("tools/call", params).result()
+        ((_, question),) = asked["inputRequests"].items()
+        assert question["method"] == "roots/list"
+        answer = {"roots": [{"uri": "file:///x"}]}
+        result = await client.send("tools/call", again(asked, answer, params=params)).result()
+        assert json.loads(text_of(result)) == answer
+
+
+async def test_what_names_a_call_opens_nothing_to_others_and_once_to_its_own() -> None:
+    async with child_world() as w:
+        alice, bob = [
+            ModernClient(await w.carrier_of(user(name)), capabilities=ELICITS)
+            for name in ("alice", "bob")
+        ]
+        session = (await alice.create())["sessionId"]
+        other = (await alice.create())["sessionId"]
+        asked = await alice.send("tools/call", QUESTION, session=session).result()
+        right = again(asked, TWO)
+        wrong = [
+            bob.send("tools/call", right),
+            alice.send("tools/call", right),
+            alice.send("tools/call", right, session=other),
+            alice.send("tools/call", {**right, "name": "count"}, session=session),
+            alice.send("tools/call", {**right, "requestState": "mcp-sessions-call:x"}),
+        ]
+        for sent in wrong:
+            assert (await sent.error())["code"] == UNKNOWN
+        malformed: Json = {**right, "inputResponses": dict.fromkeys(asked["inputRequests"], "two")}
+        error = await alice.send("tools/call", malformed, session=session).error()
+        assert error["code"] == -32602
+        result = await alice.send("tools/call", right, session=session).result()
+        assert json.loads(text_of(result)) == TWO
+        error = await alice.send("tools/call", right, session=session).error()
+        assert error["code"] == UNKNOWN, "it was used"
+
+
+async def test_an_answer_that_is_missing_is_asked_for_again() -> None:
+    async with child_world() as w:
+        client = asking(w)
+        asked = await client.send("tools/call", QUESTION).result()
+        empty: Json = {**QUESTION, "requestState": asked["requestState"]}
+        once_more = await client.send("tools/call", empty).result()
+        assert once_more["inputRequests"] == asked["inputRequests"]
+        assert once_more["requestState"] != asked["requestState"]
+        result = await client.send("tools/call", again(once_more, TWO)).result()
+        assert json.loads(text_of(result)) == TWO
+
+
+async def test_a_client_that_does_not_come_back_keeps_neither_the_call_nor_the_process() -> None:
+    async with child_world(detached_timeout=0.1) as w:
+        client = asking(w)
+        asked = await client.send("tools/call", QUESTION).result()
+        # The server answers nobody else before its question is over.
+        assert await client.text("count") == "2"
+        assert (await client.send("tools/call", again(asked, TWO)).error())["code"] == UNKNOWN
+
+
+async def test_where_too_many_wait_the_oldest_goes() -> None:
+    async with child_world(max_detached_requests=1) as w:
+        client = asking(w)
+        asked: list[tuple[str, Json]] = []
+        for _ in range(2):
+            session = (await client.create())["sessionId"]
+            sent = client.send("tools/call", QUESTION, session=session)
+            asked.append((session, await sent.result()))
+        (first, old), (second, new) = asked
+        error = await client.send("tools/call", again(old, TWO), session=first).error()
+        assert error["code"] == UNKNOWN
+        result = await client.send("tools/call", again(new, TWO), session=second).result()
+        assert json.loads(text_of(result)) == TWO
+
+
+async def test_a_process_that_dies_meanwhile_is_a_definite_answer() -> None:
+    async with child_world() as w:
+        client = asking(w)
+        pid = int(await client.text("pid"))
+        asked = await client.send("tools/call", QUESTION).result()
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: not is_alive(pid), "it is dead")
+        assert (await client.send("tools/call", again(asked, TWO)).error())["code"] == UNKNOWN
+        assert int(await client.text("pid")) != pid
+
+
+async def test_a_client_that_leaves_in_the_middle_cancels_its_call(tmp_path: Path) -> None:
+    noted = tmp_path / "calls"
+    async with child_world(options={"env": {"CALLS": str(noted)}}) as w:
+        sent = asking(w).call("wait")
+        await until(lambda: "wait" in calls(noted), "it runs")
+        sent.leave()
+        await until(lambda: len(calls(noted)) > 2, "it was told")
+        assert calls(noted)[2] == "cancelled True"
+
+
+async def test_a_layer_that_stops_waits_for_nobody_who_was_asked() -> None:
+    async with child_world() as w:
+        asked = await asking(w).send("tools/call", QUESTION).result()
+    assert asked["resultType"] == "input_required", "and none of its processes is left"
+
+
+async def test_where_several_calls_of_different_clients_run_nobody_is_asked_for_another() -> None:
+    """On a pipe a server does not say which of them asks."""
+
+    async def none(*_: Any) -> Any:
+        raise AssertionError("nothing is started, and nothing announced")
+
+    place = Place(none, none, Telling(), None, {}, False, False, False)
+    calls = [CallInRounds(cast(Call, SimpleNamespace(request_id=n)), ELICITS) for n in range(2)]
+    place.calls.update(dict.fromkeys(cast("list[Call]", calls)))
+    with pytest.raises(PeerError) as refused:
+        await place.asked("elicitation/create", {}, None)
+    assert refused.value.code == -32600
+    asking = asyncio.create_task(place.asked("elicitation/create", {}, None, cast(Call, calls[0])))
+    assert await calls[0].turn() == {"1": {"method": "elicitation/create", "params": {}}}
+    calls[0].end()
+    with pytest.raises(PeerError):
+        await asking
+    assert await calls[0].turn() is None
+
+
+async def test_a_stock_client_answers_what_it_is_asked() -> None:
+    async def elicit(context: Any, params: Any) -> types.ElicitResult:
+        return types.ElicitResult(action="accept", content={"answer": params.message})
+
+    layer = SessionLayer(child())
+    app = layer.asgi_app()
+    async with layer.lifespan(), listening(app) as port, asyncio.timeout(20):
+        url = f"http://127.0.0.1:{port}/mcp"
+        async with Client(url, elicitation_callback=elicit) as client:
+            assert client.session.protocol_version == "2026-07-28"
+            result = await client.call_tool("ask", {"question": "how many?"})
+            (content,) = result.content
+            assert isinstance(content, types.TextContent)
+            assert json.loads(content.text)["content"] == {"answer": "how many?"}
