@@ -153,7 +153,8 @@ def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         paths = paths_of(options)
 
     def started() -> None:
-        _start_up(options, sock, f"{store}, {options.workers} workers", paths)
+        processes = "1 worker" if options.workers == 1 else f"{options.workers} workers"
+        _start_up(options, sock, f"{store}, {processes}", paths)
         if not keys:
             logging.getLogger(__name__).warning(
                 "sessions outlive these processes, but the keys that seal their state do not: "

@@ -6,6 +6,7 @@ python -m tests.bench.bench_servers KIND [PORT [STORE]]
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from typing import Any
 
@@ -15,7 +16,8 @@ from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from mcp_sessions import Conversations, SessionLayer, SessionSecurity
+from mcp_sessions import Conversations, SessionLayer, SessionPolicy, SessionSecurity
+from tests.bench.stalls import Stalls
 
 KINDS = {
     "floor": "bare ASGI and orjson: no MCP at all",
@@ -24,10 +26,14 @@ KINDS = {
     "ours": "the same server in a SessionLayer",
     "conversations": "a SessionLayer that binds conversations",
     "noisy": "a SessionLayer with tools that make work",
+    "many": "the same, with room for many sessions, in memory; says how long its loop stood still",
     "echo": "bare Starlette on a WebSocket: no MCP at all",
     "sdk-stdio": "the SDK's stdio as it comes; no PORT",
     "ours-stdio": "the same server in a SessionLayer; no PORT",
 }
+
+STORE = "MCP_SESSIONS_BENCH_STORE"
+"""The environment variable with the store of what is served from the command line."""
 
 
 def mcp_server() -> MCPServer[Any]:
@@ -41,10 +47,18 @@ def mcp_server() -> MCPServer[Any]:
     return server
 
 
-def noisy_layer(store: str) -> SessionLayer:
-    """A server with tools that are much work, if somebody calls them."""
+def noisy_layer(
+    store: str, *, policy: SessionPolicy | None = None, stalls: Stalls | None = None
+) -> SessionLayer:
+    """A server with tools that are much work, if somebody calls them.
+
+    Args:
+        stalls: Told of at ``/stalls``.
+    """
     server = mcp_server()
-    layer = SessionLayer(server, store=store)
+    layer = SessionLayer(server, store=store, policy=policy)
+    if stalls is not None:
+        server.custom_route("/stalls", methods=["POST"])(stalls.respond)
 
     @server.tool()
     async def big(size: int) -> str:  # pyright: ignore[reportUnusedFunction]
@@ -59,6 +73,10 @@ def noisy_layer(store: str) -> SessionLayer:
     async def wait(seconds: float) -> str:  # pyright: ignore[reportUnusedFunction]
         await asyncio.sleep(seconds)
         return "waited"
+
+    @server.tool()
+    async def process() -> str:  # pyright: ignore[reportUnusedFunction]
+        return str(os.getpid())
 
     return layer
 
@@ -125,6 +143,10 @@ def main() -> None:
             layer.run("http", port=int(sys.argv[2]), log_level="error")
         case "noisy":
             noisy_layer(sys.argv[3]).run("http", port=int(sys.argv[2]), log_level="error")
+        case "many":
+            room = SessionPolicy(max_sessions=1_000_000)
+            layer = noisy_layer("memory://", policy=room, stalls=Stalls())
+            layer.run("http", port=int(sys.argv[2]), log_level="error")
         case "sdk-stdio":
             mcp_server().run("stdio")
         case "ours-stdio":

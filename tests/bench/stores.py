@@ -46,12 +46,16 @@ class Stores:
             )
 
 
+def is_there(store: str) -> bool:
+    """Whether this machine has the program that it needs."""
+    return store != "redis" or any(map(shutil.which, ("redis-server", "valkey-server")))
+
+
 @contextmanager
 def stores(wanted: str = STORES) -> Generator[Stores]:
     """Those, for one run: a directory and a Redis of its own, without persistence."""
     names = wanted.split(",")
-    has_redis = any(map(shutil.which, ("redis-server", "valkey-server")))
-    absent = [name for name in names if name == "redis" and not has_redis]
+    absent = [name for name in names if not is_there(name)]
     present = [name for name in names if name not in absent]
     with tempfile.TemporaryDirectory(prefix="mcp-sessions-bench-") as directory:
         if "redis" in present:
