@@ -4,7 +4,7 @@
 
 Over the memory store, all on loopback. Each session is of a stock client of the 2025 era that
 shook hands; some have a GET stream open and are subscribed to nine resources. The server, these
-clients, and who calls meanwhile (100 other clients, one call each 10 ms in turn) are a process each.
+clients, and who calls meanwhile (100 others, one call each 10 ms in turn) are a process each.
 Then all streams are cut at once: the sockets are reset, while an update is on its way to all of
 them. Their clients come back together a second later, as the server tells them to, while three
 updates are told that they are away for, and two more while they come. Each stream has to hear of
