@@ -239,6 +239,8 @@ def main(misdeed: str = "", argument: str = "") -> None:
     note("started")
     version = argument if misdeed == "version" else client["protocolVersion"]
     capabilities: Json = {"tools": {}, "resources": {"subscribe": True}, "logging": {}}
+    if misdeed == "no logging":
+        del capabilities["logging"]
     info = {"name": "child", "version": "1", "ofAnotherKind": True}
     result = {"protocolVersion": version, "capabilities": capabilities, "serverInfo": info}
     say({"id": request["id"], "result": {**result, "instructions": "ask me"}})

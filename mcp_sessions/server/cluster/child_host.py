@@ -238,6 +238,7 @@ class ChildHost:
             message.client,
             self._peers.way_to(record),
             session_id,
+            message.asks,
             subscriptions=record.subscriptions,
         )
         params = dict(message.params) if message.params is not None else None

@@ -48,6 +48,23 @@ _TOKEN = "progressToken"
 _UNCANCELLED = frozenset({"initialize", "server/discover"})
 
 
+LEVELS = (
+    "debug", "info", "notice", "warning", "error", "critical", "alert", "emergency",
+)  # fmt: skip
+"""Of log messages, the least first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """A client of the modern era, as it describes itself with a request."""
+
+    client: Mapping[str, Any]
+    """What would be the params of its ``initialize``."""
+
+    level: str | None
+    """The least of a log message that it wants to hear meanwhile; None: none."""
+
+
 class Client(Protocol):
     """Who hears what a child says by itself."""
 
@@ -110,6 +127,9 @@ class Child(ABC):
     def __init__(self, client: Client) -> None:
         self.result: dict[str, Any] = {}
         """Its answer to ``initialize``; empty: it gave none yet."""
+
+        self.level: str | None = None
+        """The least of a log message that it was told to say; None: it decides itself."""
 
         self.failure = ""
         """What it did wrong, if that ended it."""
@@ -181,9 +201,16 @@ class Child(ABC):
         await self.notify("notifications/initialized", None)
 
     async def request(
-        self, call: Call | None, method: str, params: Mapping[str, Any] | None
+        self,
+        call: Call | None,
+        method: str,
+        params: Mapping[str, Any] | None,
+        sender: Sender | None = None,
     ) -> dict[str, Any]:
         """Its result of a request.
+
+        Args:
+            sender: Who asks; None: whom it was told of when it began.
 
         Raises:
             Forgotten: It was over before.

@@ -4,11 +4,13 @@ Rules:
 
 1. A server of both eras is spoken to in the older one, in which it can ask and tell by itself.
 2. Whoever asks here need not know. What the modern era has no request for (a log level,
-   subscriptions, a ping) is kept here, and goes with each request or with what is listened to.
+   subscriptions, a ping) is kept here, and goes with each request or with what is listened to. A
+   log level that comes with a request is told before it to a server of the other era.
 """
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -24,7 +26,13 @@ from mcp_sessions.core.messages import (
     meta_of,
 )
 from mcp_sessions.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, OUTCOME_UNKNOWN
-from mcp_sessions.server.upstream.external.child import NOT_STARTED, Child, Client
+from mcp_sessions.server.upstream.external.child import (
+    LEVELS,
+    NOT_STARTED,
+    Child,
+    Client,
+    Sender,
+)
 from mcp_sessions.server.upstream.external.listening import Hear, Heard, Listening
 from mcp_sessions.server.upstream.external.modern import (
     DISCOVER,
@@ -37,6 +45,9 @@ from mcp_sessions.server.upstream.external.place import LISTS, UPDATED
 from mcp_sessions.server.upstream.external.rounds import CallInRounds
 from mcp_sessions.server.upstream.port import Call, UpstreamError
 
+logger = logging.getLogger(__name__)
+
+_SET_LEVEL = "logging/setLevel"
 _RETRY = 1.0
 """Seconds before a stream is opened again, if the server does not say."""
 
@@ -115,20 +126,28 @@ class EitherEraChild(Child):
         return False
 
     async def request(
-        self, call: Call | None, method: str, params: Mapping[str, Any] | None
+        self,
+        call: Call | None,
+        method: str,
+        params: Mapping[str, Any] | None,
+        sender: Sender | None = None,
     ) -> dict[str, Any]:
         """See :class:`Child`."""
         modern = self._modern
         is_subscription = method in ("resources/subscribe", "resources/unsubscribe")
         if modern is None:
+            if sender is not None and sender.level in LEVELS:
+                await self._have_said(sender.level)
             result = await super().request(call, method, params)
-        elif method == "logging/setLevel":
+            if method == _SET_LEVEL:
+                self.level = (params or {}).get("level")
+        elif method == _SET_LEVEL:
             modern.set_level((params or {}).get("level"))
             result = {}
         elif method == "ping" or is_subscription:
             result = {}
         else:
-            result = await self._request_modern(modern, call, method, dict(params or {}))
+            result = await self._request_modern(modern, call, method, dict(params or {}), sender)
         if is_subscription:
             change = self._uris.add if method == "resources/subscribe" else self._uris.discard
             change((params or {})["uri"])
@@ -136,8 +155,32 @@ class EitherEraChild(Child):
                 await self._hear_anew()
         return result
 
+    async def _have_said(self, level: str) -> None:
+        """Have it say what a request wants to hear, of the era in which that is told before."""
+        if "logging" not in self.capabilities:
+            return
+        # Whoever told it nothing hears what it says by default, which may be less than that.
+        wanted = min(level, "info", key=LEVELS.index) if self.level is None else level
+        if self.level in LEVELS and LEVELS.index(self.level) <= LEVELS.index(wanted):
+            return
+        self.level = wanted
+        try:
+            await super().request(None, _SET_LEVEL, {"level": wanted})
+        except UpstreamError as refused:
+            # If it is over, so is the request for which it was told.
+            logger.warning("a server refuses to say more in its log: %s", refused)
+        except BaseException:
+            # Nobody knows whether it was told.
+            self.level = None
+            raise
+
     async def _request_modern(
-        self, modern: Modern, call: Call | None, method: str, params: dict[str, Any]
+        self,
+        modern: Modern,
+        call: Call | None,
+        method: str,
+        params: dict[str, Any],
+        sender: Sender | None,
     ) -> dict[str, Any]:
         """Its result of a request: what the server asks meanwhile is asked of a client that can be
         asked, and else is the result.
@@ -148,7 +191,8 @@ class EitherEraChild(Child):
             return await self._client.asked(asked, members, None, call)
 
         async def send(params: dict[str, Any]) -> dict[str, Any]:
-            return await super(EitherEraChild, self).request(call, method, modern.params(params))
+            sent = modern.params(params, sender)
+            return await super(EitherEraChild, self).request(call, method, sent)
 
         # One that is asked in results has the server's own.
         can_ask = call is not None and call.can_send_request and not isinstance(call, CallInRounds)

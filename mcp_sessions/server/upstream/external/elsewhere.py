@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mcp_sessions.ids import SessionId
+from mcp_sessions.server.upstream.external.child import Sender
 from mcp_sessions.server.upstream.external.rounds import Asks
 from mcp_sessions.server.upstream.port import Call
 
@@ -48,10 +49,15 @@ class Asked:
 
     params: dict[str, Any] | None
     level: str | None
-    """See :attr:`~mcp_sessions.server.upstream.external.place.Place.calls`."""
+    """The least of a log message that goes there; None: none does."""
 
     asks: Asks | None = None
     """What a client of the modern era can be asked in results; None: it is of the era before."""
+
+    @property
+    def sender(self) -> Sender | None:
+        """Who asks, of the modern era; None: the client, of the era before."""
+        return Sender(self.client, self.level) if self.asks is not None else None
 
 
 class Elsewhere(Protocol):

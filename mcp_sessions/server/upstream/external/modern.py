@@ -19,12 +19,14 @@ from mcp_sessions.core.messages import (
     meta_of,
 )
 from mcp_sessions.errors import INTERNAL_ERROR
+from mcp_sessions.server.upstream.external.child import Sender
 from mcp_sessions.server.upstream.port import PeerError, UpstreamError
 
 VERSION: Final = "2026-07-28"
 DISCOVER: Final = "server/discover"
 
 _PREFIX: Final = PROTOCOL_VERSION_META.rpartition("/")[0]
+_LEVEL: Final = f"{_PREFIX}/logLevel"
 
 _ROUNDS: Final = 10
 """How often one request may need input."""
@@ -49,19 +51,22 @@ class Modern:
     """
 
     def __init__(self, client: Mapping[str, Any]) -> None:
-        self._envelope: dict[str, Any] = {
-            PROTOCOL_VERSION_META: VERSION,
-            f"{_PREFIX}/clientInfo": client.get("clientInfo"),
-            f"{_PREFIX}/clientCapabilities": client.get("capabilities") or {},
-        }
+        self._envelope = _envelope(client, None)
 
     def set_level(self, level: object) -> None:
         """The least of a log message that is wanted."""
-        self._envelope[f"{_PREFIX}/logLevel"] = level
+        self._envelope[_LEVEL] = level
 
-    def params(self, params: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The params of a request, with who asks."""
-        return {**(params or {}), "_meta": {**(meta_of(params) or {}), **self._envelope}}
+    def params(
+        self, params: Mapping[str, Any] | None, sender: Sender | None = None
+    ) -> dict[str, Any]:
+        """The params of a request, with who asks.
+
+        Args:
+            sender: See :meth:`Child.request`.
+        """
+        said = self._envelope if sender is None else _envelope(sender.client, sender.level)
+        return {**(params or {}), "_meta": {**(meta_of(params) or {}), **said}}
 
     def handshake(
         self, found: Mapping[str, Any], wanted: object, versions: frozenset[str]
@@ -88,6 +93,15 @@ class Modern:
             "serverInfo": info or {"name": "", "version": ""},
         }
         return {**result, **{name: found[name] for name in ("instructions",) if name in found}}
+
+
+def _envelope(client: Mapping[str, Any], level: str | None) -> dict[str, Any]:
+    envelope: dict[str, Any] = {
+        PROTOCOL_VERSION_META: VERSION,
+        f"{_PREFIX}/clientInfo": client.get("clientInfo"),
+        f"{_PREFIX}/clientCapabilities": client.get("capabilities") or {},
+    }
+    return {**envelope, _LEVEL: level} if level is not None else envelope
 
 
 async def with_inputs(params: dict[str, Any], send: Send, ask: Ask | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from mcp_sessions.background import watched
 from mcp_sessions.errors import INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.child import Child, Forgotten
+from mcp_sessions.server.upstream.external.child import LEVELS, Child, Forgotten, Sender
 from mcp_sessions.server.upstream.external.rounds import CallInRounds
 from mcp_sessions.server.upstream.external.telling import Telling, Way
 from mcp_sessions.server.upstream.port import (
@@ -31,9 +31,6 @@ UPDATED = "notifications/resources/updated"
 PROGRESS = "notifications/progress"
 _CHANGED = frozenset({UPDATED, *(f"notifications/{name}/list_changed" for name in LISTS)})
 _READS = frozenset({"ping", *(f"{name}/list" for name in (*LISTS, "resources/templates"))})
-_LEVELS = (
-    "debug", "info", "notice", "warning", "error", "critical", "alert", "emergency",
-)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -66,8 +63,8 @@ class Place:
     outbounds: dict[Hashable, Outbound] = field(default_factory=dict[Hashable, Outbound])
     """By session, or by peer."""
 
-    calls: dict[Call, str | None] = field(default_factory=dict[Call, "str | None"])
-    """What runs, and the least level of a log message that goes there; None: none does."""
+    calls: dict[Call, Sender | None] = field(default_factory=dict[Call, "Sender | None"])
+    """What runs, and who asks it, if that is a client of the modern era."""
 
     subscribers: dict[str, set[Hashable]] = field(default_factory=dict[str, set[Hashable]])
     """By URI."""
@@ -102,7 +99,7 @@ class Place:
     async def request(
         self,
         call: Call,
-        level: str | None,
+        sender: Sender | None,
         method: str,
         params: dict[str, Any] | None,
         check: Callable[[], Awaitable[None]] | None = None,
@@ -110,13 +107,13 @@ class Place:
         """Ask its child, which is started if there is none.
 
         Args:
-            level: See :attr:`calls`.
+            sender: See :meth:`Child.request`.
             check: Asked last, before the child is: what it raises, this does.
 
         Raises:
             UpstreamError: The child's error, or -31012; or it cannot be started.
         """
-        self.calls[call] = level
+        self.calls[call] = sender
         if method not in _READS:
             self.keeps_nothing = False
         try:
@@ -124,13 +121,13 @@ class Place:
             if check is not None:
                 await check()
             try:
-                result = await child.request(call, method, params)
+                result = await child.request(call, method, params, sender)
             except Forgotten:
                 # The request did not run. Where it is forgotten again, that is its answer.
                 child = self.living or await self.started(call.principal)
                 if check is not None:
                     await check()
-                result = await child.request(call, method, params)
+                result = await child.request(call, method, params, sender)
             await self.telling.told(call)
         finally:
             self.calls.pop(call, None)
@@ -223,15 +220,26 @@ class Place:
             # Whose it is nobody knows.
             return
         # Which request it is about is not said on a pipe: that is taken to be the newest.
-        for call, level in reversed(self.calls.items()):
+        is_log = method == "notifications/message"
+        for call, sender in reversed(self.calls.items()):
             if about is not None and call is not about:
                 continue
-            if method != "notifications/message" or _is_wanted(params, level):
+            if not is_log or _is_wanted(params, self._least(sender)):
                 await self._tell(call, call.notify, method, params)
                 return
-        if self.is_one_client and not self.calls:
+        is_told = self.is_one_client and not self.calls
+        if is_told and (not is_log or _is_wanted(params, self._least(None))):
             for who, outbound in list(self.outbounds.items()):
                 await self._tell((self.key, who), outbound.notify, method, params)
+
+    def _least(self, sender: Sender | None) -> str | None:
+        """The least of a log message that a client wants to hear; None: none."""
+        if sender is not None:
+            return sender.level
+        # A child says what it was told: less only for who wants less than another one.
+        wanted = (self.level or {}).get("level")
+        says = self.child.level if self.child is not None else wanted
+        return wanted if wanted in LEVELS and wanted != says else LEVELS[0]
 
     async def reported(self, call: Call, params: dict[str, Any]) -> None:
         """See :class:`~mcp_sessions.server.upstream.external.child.Client`."""
@@ -303,7 +311,7 @@ class Place:
 
 
 def _is_wanted(params: Mapping[str, Any] | None, least: str | None) -> bool:
+    if least not in LEVELS:
+        return False
     level = (params or {}).get("level")
-    return least is not None and (
-        level not in _LEVELS or _LEVELS.index(level) >= _LEVELS.index(least)
-    )
+    return level not in LEVELS or LEVELS.index(level) >= LEVELS.index(least)

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import Any, Final, cast
 
 from mcp_sessions.core.client_description import described
-from mcp_sessions.core.messages import encode
+from mcp_sessions.core.messages import encode, members_of
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
@@ -145,7 +145,7 @@ class ExternalUpstream:
         """See :class:`Upstream`. What its client can be asked it is asked in results."""
         info: Any = route.client_info
         asks: Asks = asks_of(route.client_capabilities) if self.server.per == "session" else {}
-        client: Json = {**_OURS, "capabilities": asks}
+        client: Json = {**_OURS, "capabilities": members_of(route.client_capabilities)}
         if isinstance(info, dict):
             client["clientInfo"] = cast(Json, info)
         peer = ExternalPeer(
@@ -194,11 +194,12 @@ class ExternalUpstream:
         client: Mapping[str, Any],
         outbound: Outbound | None,
         session_id: SessionId,
+        asks: Asks | None,
         *,
         subscriptions: Collection[str],
     ) -> ExternalPeer:
         """A client that another process serves."""
-        return ExternalPeer(self, client, outbound, session_id, subscriptions, False)
+        return ExternalPeer(self, client, outbound, session_id, subscriptions, False, None, asks)
 
     async def notify_here(
         self, session_id: SessionId, method: str, params: Mapping[str, Any] | None
@@ -312,7 +313,7 @@ class ExternalPeer:
         else:
 
             def work(call: Call) -> Awaitable[Json]:
-                return place.request(call, asked.level, method, params, check)
+                return place.request(call, asked.sender, method, params, check)
 
             result = await (
                 work(call)
@@ -350,7 +351,7 @@ class ExternalPeer:
         others = subscribed - {who}
         try:
             if is_served and (method == "resources/subscribe" or not others):
-                result = await place.request(call, "debug", method, params, check)
+                result = await place.request(call, None, method, params, check)
             if method == "resources/subscribe":
                 subscribed.add(who)
             else:
@@ -453,7 +454,10 @@ class ExternalPeer:
     ) -> Place:
         subscriptions = self._subscriptions if inherited is None else inherited
         was_served = self._was_served or inherited is not None
-        client = self._client if is_one_client else {**_OURS, "capabilities": self._asks or {}}
+        client = self._client if is_one_client else _OURS
+        if self._asks is not None:
+            # In the era before it is told what it can ask.
+            client = {**client, "capabilities": self._asks}
         return Place(
             self._upstream.children.start,
             self._upstream.shell.publish,

@@ -11,8 +11,8 @@ import pytest
 
 from tests.server.upstream.external.test_upstream import calls, updates
 from tests.support.children import modern_child, until
-from tests.support.modern import ModernClient
-from tests.support.raw import text_of
+from tests.support.modern import LOG_LEVEL, ModernClient
+from tests.support.raw import Json, text_of
 from tests.support.world import world
 
 pytestmark = pytest.mark.anyio
@@ -61,6 +61,23 @@ async def test_a_client_of_its_own_era_has_its_results_and_its_questions() -> No
         assert await client.text("echo", {"text": "hello"}) == "hello"
         asked = await client.call("ask", {"question": "how many?"}).result()
         assert (asked["resultType"], asked["requestState"]) == ("input_required", "kept")
+
+
+@pytest.mark.parametrize("per", ["session", "principal", "shared"])
+async def test_who_asks_in_its_era_says_so_with_each_request_whoever_shares_the_process(
+    per: Any,
+) -> None:
+    prefix = "io.modelcontextprotocol"
+    async with world(server=modern_child(per=per)) as w:
+        said: list[tuple[Json, str | None]] = [({"roots": {}}, "debug"), ({"x": {}}, None)]
+        for declared, level in said:
+            client = ModernClient(w.carrier, capabilities=declared)
+            meta = {LOG_LEVEL: level} if level is not None else {}
+            for session in (None, (await client.create())["sessionId"]):
+                told = json.loads(await client.text("client", session=session, meta=meta))
+                assert told[f"{prefix}/clientCapabilities"] == declared
+                assert told[f"{prefix}/clientInfo"] == {"name": "raw", "version": "1"}
+                assert told.get(LOG_LEVEL) == level
 
 
 async def test_a_request_of_the_server_is_refused_in_an_era_that_has_none() -> None:

@@ -1,0 +1,72 @@
+"""The log level that comes with a request, at a server that has to be told before."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.children import child_world
+from tests.support.modern import LOG_LEVEL, Heard, ModernClient
+from tests.support.raw import Json
+
+pytestmark = pytest.mark.anyio
+
+
+def said(messages: list[Json]) -> list[str]:
+    """The log messages among them."""
+    return [m["params"]["data"] for m in messages if m.get("method") == "notifications/message"]
+
+
+async def log(client: ModernClient, level: str, least: str | None, **options: Any) -> list[str]:
+    """What a request hears of a message of that level."""
+    meta = {LOG_LEVEL: least} if least is not None else {}
+    sent: Heard = client.call("log", {"text": "x", "level": level}, meta=meta, **options)
+    await sent.result()
+    return said(sent.messages)
+
+
+async def level_of(client: ModernClient, **options: Any) -> str:
+    """The level that the server was told."""
+    return str(json.loads(await client.text("state", **options))["level"])
+
+
+async def test_the_server_is_told_of_the_most_that_a_request_wants_to_hear() -> None:
+    async with child_world() as w:
+        client = ModernClient(w.carrier)
+        session = (await client.create())["sessionId"]
+        assert await log(client, "error", None, session=session) == []
+        assert await level_of(client, session=session) == "none"
+        assert await log(client, "error", "error", session=session) == ["x"]
+        # As much as a server says that was told nothing.
+        assert await level_of(client, session=session) == "info"
+        assert await log(client, "debug", "debug", session=session) == ["x"]
+        assert await level_of(client, session=session) == "debug"
+        assert await log(client, "info", "error", session=session) == []
+        assert await level_of(client, session=session) == "debug"
+        assert await log(client, "info", "no level", session=session) == []
+
+
+async def test_who_wants_less_than_another_hears_less() -> None:
+    """A client of the era before sets the level of all that it hears."""
+    async with child_world(options={"per": "principal"}) as w:
+        client, modern = await w.connected(), ModernClient(w.carrier)
+        await client.result("logging/setLevel", {"level": "error"})
+        assert await log(modern, "debug", "debug") == ["x"]
+        for level, heard in (("info", []), ("error", ["x"])):
+            sent = client.call("log", text="x", level=level)
+            await sent.result()
+            assert said(sent.reply.messages) == heard
+        await client.result("logging/setLevel", {"level": "info"})
+        assert await level_of(modern) == "info"
+        sent = client.call("log", text="x", level="debug")
+        await sent.result()
+        assert said(sent.reply.messages) == ["x"], (
+            "it says what it was told to: nothing is left out"
+        )
+
+
+async def test_a_server_without_a_log_is_told_of_no_level() -> None:
+    async with child_world("no logging") as w:
+        client = ModernClient(w.carrier)
+        assert await client.text("echo", {"text": "x"}, meta={LOG_LEVEL: "debug"}) == "x"
+        assert await level_of(client) == "none"
