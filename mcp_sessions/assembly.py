@@ -40,6 +40,7 @@ from mcp_sessions.server.dispatch.association import Associations
 from mcp_sessions.server.dispatch.capabilities import advertise
 from mcp_sessions.server.dispatch.conversations import BoundSessions
 from mcp_sessions.server.dispatch.idempotency import Idempotency
+from mcp_sessions.server.dispatch.joint_admissions import JointAdmissions
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.server.dispatch.router import Router
@@ -209,6 +210,9 @@ class Assembly:
             store, connections, attachments, runner, sealed, clock, bound, visibility
         )
         idempotency = Idempotency(runner, associations, sealed, bus)
+        self.joint_admissions = None
+        if store.exchange is not None:
+            self.joint_admissions = JointAdmissions(connections, runner, idempotency)
         self.router = Router(
             store,
             connections,

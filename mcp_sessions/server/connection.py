@@ -30,6 +30,7 @@ from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.audit import AuditEntry
 from mcp_sessions.server.binding import ReadEvents, RequestChannel, Transport
+from mcp_sessions.server.joint_admission import JointAdmission
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
 
@@ -277,6 +278,9 @@ class Inbound:
 
     encode: Callable[[Any], bytes] = encode
     """Writes a message as this peer's entry does."""
+
+    joint: JointAdmission | None = None
+    """How it was let into its connection, and into the current session with that."""
 
     record: SessionRecord | None = None
     """Over HTTP: its connection's session, as this very message was admitted to it. Of what

@@ -41,6 +41,7 @@ from mcp_sessions.stores.records import (
     Attached,
     Audience,
     CurrentSession,
+    CurrentUse,
     Data,
     Peer,
     Relayed,
@@ -135,6 +136,7 @@ class SessionStore(Protocol):
         held: bool = False,
         fencing_epoch: FencingEpoch | None = None,
         key: KeyUse | None = None,
+        current: CurrentUse | None = None,
     ) -> Admitted | None:
         """Let a request of ``principal`` use the session: alive, owned, key recorded,
         deadline moved, in one step.
@@ -146,6 +148,9 @@ class SessionStore(Protocol):
             fencing_epoch: The session's, as the caller knows it; if it is another now,
                 nothing is changed and the answer says ``displaced``.
             key: Record this request key, or say what is known of it.
+            current: If it is admitted, and this is the session's current one, of the fencing epoch
+                that it is known by there: let the request into that as well, in this step. For a
+                store that asks another process; any other may leave it to its caller.
 
         Returns:
             None if the session is unknown, ended, expired or somebody else's, or if the two

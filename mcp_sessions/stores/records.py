@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import EventTemplate
-from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.core.request_keys import Begun, KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
@@ -237,6 +237,20 @@ class Attached:
 
 
 @dataclass(frozen=True, slots=True)
+class CurrentUse:
+    """What is taken for a connection's current session by a request on that connection, which is
+    to be let into it as well.
+    """
+
+    session_id: SessionId
+    held: bool = False
+    """The caller is at work on it."""
+
+    key: KeyUse | None = None
+    """The request's key."""
+
+
+@dataclass(frozen=True, slots=True)
 class Admitted:
     """A request may be served; its session's idle time starts anew."""
 
@@ -256,6 +270,10 @@ class Admitted:
 
     displaced: bool = False
     """The fencing epoch is another one now. Nothing was changed."""
+
+    current: Admitted | None = None
+    """As what the request was let into the session's current one in the same step; None: it was
+    not, and nothing was changed there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.stores.memory.store import MemoryStore
-from mcp_sessions.stores.records import Admitted, Peer, SessionRecord
+from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionRecord
 
 
 class Stateless(MemoryStore):
@@ -60,6 +60,7 @@ class Stateless(MemoryStore):
         held: bool = False,
         fencing_epoch: FencingEpoch | None = None,
         key: KeyUse | None = None,
+        current: CurrentUse | None = None,
     ) -> Admitted | None:
         """Open the id. A request key is ignored: there is nowhere to record it."""
         opened = self._security.open_session_id(session_id, principal=principal, now=now)

@@ -11,6 +11,7 @@ from mcp_sessions.ids import (
     RequestKey,
 )
 from mcp_sessions.principal import Principal
+from mcp_sessions.stores.records import Admitted, CurrentSession, CurrentUse
 from mcp_sessions.testing.parts import (
     ALICE,
     BOB,
@@ -74,6 +75,66 @@ async def a_displaced_connection_is_told_and_changes_nothing(make: MakeStore) ->
         admitted = await session.admit(KEY, fencing_epoch=new.fencing_epoch, now=now)
         assert admitted is not None and not admitted.displaced and admitted.key is Begun.FIRST
         assert await session.deadline() == now + IDLE
+
+
+async def a_connections_current_session_is_admitted_to_in_the_same_step_or_not_at_all(
+    make: MakeStore,
+) -> None:
+    """A store may leave it to its caller. What it does is whole, and only what the connection's
+    own admission leads to (ASC2, SES10).
+    """
+    async with opened(make) as store:
+        connection = await new_session(store, mode=Mode.TRANSPORT)
+        session, other = await new_session(store), await new_session(store)
+        old = await session.attach(HERE)
+
+        async def admit(use: CurrentUse, *, principal: Principal = ALICE) -> Admitted | None:
+            return await store.admit(
+                connection.id, principal, mode=Mode.TRANSPORT, now=NOW + 9, current=use
+            )
+
+        use = CurrentUse(session.id, key=KEY)
+        none = await admit(use)
+        assert none is not None and none.current is None
+        current = CurrentSession(session.id, old.fencing_epoch)
+        await store.set_current(connection.id, current)
+        guessed = await admit(CurrentUse(other.id, key=KEY))
+        assert guessed is not None and guessed.current is None
+        assert await admit(use, principal=BOB) is None
+        for untouched in session, other:
+            assert await untouched.deadline() == NOW + IDLE
+        both = await admit(use)
+        assert both is not None and (both.key, both.record.current) == (None, current)
+        within = both.current
+        if within is not None:
+            assert (within.key, within.record.session_id) == (Begun.FIRST, session.id)
+            assert await session.deadline() == NOW + 9 + IDLE
+            again = await admit(replace(use, key=replace(KEY, runner="process-2")))
+            assert again is not None and again.current is not None
+            assert (again.current.key, again.current.runner) == (Begun.RUNNING, KEY.runner)
+            assert await store.finish_request(session.id, KEY.key, RESULT, now=NOW)
+            answered = await admit(use)
+            assert answered is not None and answered.current is not None
+            assert answered.current.outcome == RESULT
+        else:
+            assert await session.begin(KEY) == (Begun.FIRST, None)
+        assert await other.begin(KEY) == (Begun.FIRST, None)
+        await session.attach(THERE)
+        before = await session.deadline()
+        late = await store.admit(
+            connection.id,
+            ALICE,
+            mode=Mode.TRANSPORT,
+            now=NOW + 20,
+            current=CurrentUse(session.id, key=replace(KEY, key=RequestKey("late"))),
+        )
+        assert late is not None and late.current is None
+        assert await session.deadline() == before
+        unknown = await session.admit(replace(KEY, key=RequestKey("late")))
+        assert unknown is not None and unknown.key is Begun.FIRST
+        await store.end(session.id)
+        gone = await admit(use)
+        assert gone is not None and gone.current is None
 
 
 async def a_request_key_is_begun_once_and_its_answer_kept(make: MakeStore) -> None:
@@ -213,6 +274,7 @@ CHECKS: Sequence[Check] = (
     a_refreshed_credential_of_the_same_identity_keeps_the_session,
     a_request_in_the_wrong_mode_changes_nothing,
     a_displaced_connection_is_told_and_changes_nothing,
+    a_connections_current_session_is_admitted_to_in_the_same_step_or_not_at_all,
     a_request_key_is_begun_once_and_its_answer_kept,
     a_key_of_a_run_that_never_began_is_begun_anew,
     a_keyed_request_goes_with_its_attachment,

@@ -11,6 +11,7 @@ from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.dispatch.conversations import BoundSessions
+from mcp_sessions.server.dispatch.joint_admissions import JointAdmissions
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.server.dispatch.router import Router
@@ -28,6 +29,9 @@ class Served(Protocol):
     lifecycle: Lifecycle
     listening: Listening
     transport_sessions: TransportSessions
+    joint_admissions: JointAdmissions | None
+    """None: the store is in this process, where two steps cost what one does."""
+
     conversations: BoundSessions | None
     """None: requests have no other sessions than those that their clients start."""
 

@@ -2,8 +2,9 @@
 
 What is sent on its GET stream is a log in the store, whichever process has the stream open.
 A :class:`StoredConnection` is only what one process knows of it, and can be made anew at any
-time. It keeps nothing of the session's record: another process may change that at any moment,
-and whoever decides something asks the record that came with its own request.
+time. It keeps nothing of the session's record but which session was current last, as a guess:
+another process may change that at any moment, and whoever decides something asks the record that
+came with its own request.
 
 Whoever stored an event of a session relays it to that log, and the store keeps them in order;
 who sees that an older one is missing reads the session's log and relays it too. So nothing is
@@ -187,6 +188,15 @@ class StoredConnection(ClientConnection):
     async def set_current(self, current: CurrentSession | None) -> None:
         """See :class:`ClientConnection`."""
         await self._store.set_current(self.session_id, current)
+
+    def saw(self, record: SessionRecord) -> None:
+        """Its session was admitted, and this is the record."""
+        self._current = record.current
+
+    @property
+    def last_current(self) -> SessionId | None:
+        """The current session that the newest record told of: it may be another one by now."""
+        return self._current.session_id if self._current is not None else None
 
     # --- what its log is told ----------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.stored_connection import StoredConnection, position_of
+from mcp_sessions.server.joint_admission import JointAdmission
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Mode, SessionRecord
 
@@ -47,8 +48,13 @@ class TransportSessions:
     _listed: Callable[[], frozenset[str]]
     """Of ``tools``, ``prompts`` and ``resources``, those that the server has."""
 
-    async def admit(self, session_header: str, principal: Principal) -> SessionRecord:
+    async def admit(
+        self, session_header: str, principal: Principal, joint: JointAdmission | None = None
+    ) -> SessionRecord:
         """The transport session that ``Mcp-Session-Id`` names, as it is now.
+
+        Args:
+            joint: Told what came of the current session in the same step.
 
         Raises:
             SessionNotFound: Unknown, ended, expired or somebody else's: 404.
@@ -63,7 +69,10 @@ class TransportSessions:
                 mode=Mode.TRANSPORT,
                 now=self._clock(),
                 held=session_id in self._held,
+                current=joint.use if joint is not None else None,
             )
+        if joint is not None:
+            joint.became(admitted.current if admitted is not None else None)
         if admitted is None:
             raise SessionNotFound(session_header, status=Status.NOT_FOUND)
         record = admitted.record
@@ -76,11 +85,14 @@ class TransportSessions:
         return record
 
     async def connected(
-        self, session_header: str, principal: Principal
+        self, session_header: str, principal: Principal, joint: JointAdmission | None = None
     ) -> tuple[SessionRecord, StoredConnection]:
         """What :meth:`admit` answers, and the session's connection in this process."""
-        record = await self.admit(session_header, principal)
-        return record, self._connections.stored(record)
+        record = await self.admit(session_header, principal, joint)
+        connection = self._connections.stored(record)
+        if self._bus.is_shared:
+            connection.saw(record)
+        return record, connection
 
     async def may_hear(self, record: SessionRecord, principal: Principal) -> bool:
         """Whether a credential has the scopes of the transport session and of what is attached

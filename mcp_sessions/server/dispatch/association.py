@@ -133,14 +133,16 @@ class Associations:
         exempt = request is None or request.method == "ping"
         if exempt and not await self._is_alive(current, inbound):
             return await self._outside(request, inbound, named, keyed)
-        admitted = await self.admit(
-            current.session_id,
-            inbound,
-            request,
-            key,
-            current.fencing_epoch,
-            instead_of=instead_of,
-        )
+        admitted = inbound.joint.taken(current) if inbound.joint is not None else None
+        if admitted is None:
+            admitted = await self.admit(
+                current.session_id,
+                inbound,
+                request,
+                key,
+                current.fencing_epoch,
+                instead_of=instead_of,
+            )
         if admitted.displaced:
             raise SessionDetached
         return Association(admitted, False, key)

@@ -308,7 +308,9 @@ class Router:
         self, request: Request, inbound: Inbound, key: RequestKey | None, whose: Hashable
     ) -> None:
         session_id = None
-        if key is not None:
+        # If it is let in with its connection, the lock is held.
+        is_let_in = inbound.joint is not None and inbound.joint.is_let_in
+        if key is not None and not is_let_in:
             session_id = await self._associations.session_of(request.params, inbound)
         if key is None or session_id is None:
             await self._serve_now(request, inbound, whose)

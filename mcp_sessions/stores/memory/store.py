@@ -41,7 +41,14 @@ from mcp_sessions.stores.limits import (
 )
 from mcp_sessions.stores.memory.events import Events
 from mcp_sessions.stores.memory.tables import Owner, Session
-from mcp_sessions.stores.records import Admitted, CurrentSession, Data, Peer, SessionRecord
+from mcp_sessions.stores.records import (
+    Admitted,
+    CurrentSession,
+    CurrentUse,
+    Data,
+    Peer,
+    SessionRecord,
+)
 
 
 class MemoryStore(Events):
@@ -125,6 +132,29 @@ class MemoryStore(Events):
         held: bool = False,
         fencing_epoch: FencingEpoch | None = None,
         key: KeyUse | None = None,
+        current: CurrentUse | None = None,
+    ) -> Admitted | None:
+        admitted = self._admit(session_id, principal, mode, now, held, fencing_epoch, key)
+        at = admitted.record.current if admitted is not None and current is not None else None
+        if admitted is None or current is None or at is None:
+            return admitted
+        if at.session_id != current.session_id or admitted.record.mode is not mode:
+            return admitted
+        epoch, key = at.fencing_epoch, current.key
+        within = self._admit(at.session_id, principal, Mode.PROTOCOL, now, current.held, epoch, key)
+        if within is None or within.displaced or within.record.mode is not Mode.PROTOCOL:
+            return admitted
+        return Admitted(admitted.record, current=within)
+
+    def _admit(
+        self,
+        session_id: SessionId,
+        principal: Principal,
+        mode: Mode,
+        now: float,
+        held: bool,
+        fencing_epoch: FencingEpoch | None,
+        key: KeyUse | None,
     ) -> Admitted | None:
         session = self._sessions.get(session_id)
         if session is None:

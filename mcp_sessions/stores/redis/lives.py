@@ -21,10 +21,12 @@ from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores.limits import check_peer, most_of_one
-from mcp_sessions.stores.records import Admitted, Peer, SessionRecord
+from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionRecord
 from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.codec import (
     NOTHING,
+    Answer,
+    Known,
     encoded,
     fields_of,
     owner_of,
@@ -120,39 +122,48 @@ class Lives(Lists):
         held: bool = False,
         fencing_epoch: FencingEpoch | None = None,
         key: KeyUse | None = None,
+        current: CurrentUse | None = None,
     ) -> Admitted | None:
         now = await self._clock.at(now)
-        policy = self._policy
         known = self._known(session_id)
-        change, knows_peer = told_to_script(known)
-        of_key: tuple[Value, ...] = ("",) * 9
+        keys = [self._key(session_id)]
+        epoch = fencing_epoch if fencing_epoch is not None else ""
+        told: list[Value] = [owner_of(principal), repr(now)]
+        told += mode.value, idle_time(mode, self._policy), int(held), epoch, *told_to_script(known)
+        within = NOTHING
+        # In a cluster they are two nodes', mostly.
+        if current is not None and isinstance(self._link, Link):
+            within, mode, key = self._known(current.session_id), Mode.PROTOCOL, current.key
+            keys.append(self._key(current.session_id))
+            told += mode.value, idle_time(mode, self._policy), int(current.held), ""
+            told += told_to_script(within)
         if key is not None:
-            of_key = (
-                encoded(key.key),
-                key_cost(key.key),
-                key.digest,
-                key.runner,
-                packed(sorted(key.scopes)),
-                policy.request_key_bytes,
-                repr(policy.request_key_lifetime),
-                key.run,
-                key.instead_of,
-            )
-        answer = await self._on(
-            session_id,
-            scripts.ADMIT,
-            owner_of(principal),
-            mode.value,
-            repr(now),
-            idle_time(mode, policy),
-            int(held),
-            fencing_epoch if fencing_epoch is not None else "",
-            change,
-            *of_key,
-            knows_peer,
-        )
+            told += self._of_key(key)
+        answer = await self._run(scripts.ADMIT, keys, *told)
         if answer is None:
             return None
+        if answer[0] != b"with current":
+            return await self._admitted(answer, known, key)
+        _, outer, inner = answer
+        let_in = None
+        if inner is not None and inner[0] == b"admitted":
+            let_in = await self._admitted(inner, within, key)
+        return Admitted(self._record(outer[1], known), current=let_in)
+
+    def _of_key(self, key: KeyUse) -> tuple[Value, ...]:
+        return (
+            encoded(key.key),
+            key_cost(key.key),
+            key.digest,
+            key.runner,
+            packed(sorted(key.scopes)),
+            self._policy.request_key_bytes,
+            repr(self._policy.request_key_lifetime),
+            key.run,
+            key.instead_of,
+        )
+
+    async def _admitted(self, answer: Answer, known: Known, key: KeyUse | None) -> Admitted:
         record = self._record(answer[1], known)
         if answer[0] == b"displaced":
             return Admitted(record, displaced=True)

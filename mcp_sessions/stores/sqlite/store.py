@@ -58,7 +58,7 @@ from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_session_id
 from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.limits import check_peer
-from mcp_sessions.stores.records import Admitted, Peer, SessionRecord
+from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionRecord
 from mcp_sessions.stores.sqlite import sessions
 from mcp_sessions.stores.sqlite.attachment import Attachments
 from mcp_sessions.stores.sqlite.belongings import Belongings
@@ -115,6 +115,7 @@ class SQLiteStore(Events, Attachments, Belongings):
         held: bool = False,
         fencing_epoch: FencingEpoch | None = None,
         key: KeyUse | None = None,
+        current: CurrentUse | None = None,
     ) -> Admitted | None:
         record = await self._cache.find(session_id)
         # From here to the last line nothing suspends, but to record the key.

@@ -43,12 +43,14 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection import DEFAULT_VERSION, Inbound
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
+from mcp_sessions.server.joint_admission import JointAdmission
 from mcp_sessions.stores.records import Peer, SessionRecord
 from mcp_sessions_transports.http.channel import PostChannel, http_transport
 from mcp_sessions_transports.http.get import HttpGet
 from mcp_sessions_transports.http.io import (
     Draining,
     HttpCall,
+    Post,
     accepts,
     read_post,
     refusal,
@@ -126,13 +128,29 @@ class HandshakeHttp:
     # --- POST ----------------------------------------------------------------------------------
 
     async def _post(self, call: HttpCall, draining: bool) -> None:
-        scope, send, principal = call.scope, call.send, call.principal
         post = await read_post(call, self._max_body)
-        message = await _parse(post.body, send) if post is not None else None
+        message = await _parse(post.body, call.send) if post is not None else None
         if post is None or message is None:
             return
         if draining and isinstance(message, Request):
             raise Draining
+        joins, session_header = self._served.joint_admissions, call.session_header
+        joint = None
+        if joins is not None and session_header is not None:
+            joint = joins.of(message, session_header, call.principal)
+        if joint is None:
+            channel = await self._take(message, post, call, None)
+        else:
+            async with joint:
+                channel = await self._take(message, post, call, joint)
+        if channel is not None:
+            await channel.respond(call)
+
+    async def _take(
+        self, message: Message, post: Post, call: HttpCall, joint: JointAdmission | None
+    ) -> PostChannel | None:
+        """Take a message; where its answer comes from. None: it is answered."""
+        scope, send, principal = call.scope, call.send, call.principal
         session_header = call.session_header
         connection: StoredConnection | None = None
         record: SessionRecord | None = None
@@ -142,7 +160,9 @@ class HandshakeHttp:
             and not _mirrors(message, session_header)
         ):
             try:
-                record, connection = await self._sessions.connected(session_header, principal)
+                record, connection = await self._sessions.connected(
+                    session_header, principal, joint
+                )
             except (SessionNotFound, InvalidRequest) as refused:
                 bound = self._served.conversations
                 is_platforms = (
@@ -152,7 +172,7 @@ class HandshakeHttp:
                 )
                 if not is_platforms:
                     await _send_refused(send, message, refused)
-                    return
+                    return None
         version = call.headers.get(b"mcp-protocol-version", DEFAULT_VERSION.encode())
         peer = connection.peer if connection is not None else Peer(version.decode("latin-1"))
         # SEC11. As this very message was admitted: by whom its connection was made.
@@ -175,6 +195,7 @@ class HandshakeHttp:
             has_stream=connection is not None,
             resumes_stream=call.resumes_stream,
             session_header=session_header,
+            joint=joint,
             record=record,
         )
         if isinstance(message, Request):
@@ -189,11 +210,11 @@ class HandshakeHttp:
                     # Also if it is the store's absence that is answered.
                     channel.over()
                     raise
-                await channel.respond(call)
+                return channel
         elif isinstance(message, Notification):
             if connection is None and not self._may_be_alone(message):
                 await _send_missing(send)
-                return
+                return None
             reported = self._served.router.reported(message, inbound)
             if reported is not None:
                 await reported
@@ -208,6 +229,7 @@ class HandshakeHttp:
             await send_text(send, 202, session_id=session_id)
         else:
             await _send_missing(send)
+        return None
 
     def _handle(
         self, sender: ConnectionId | Principal, handling: Coroutine[Any, Any, None]

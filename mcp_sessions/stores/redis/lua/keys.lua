@@ -6,9 +6,11 @@
 -- and then it is a member of :qa too. qb and qa of the session's hash count bytes: all, and
 -- those of answers; qn counts what finished.
 
-local entries, finished, answered = base .. ':q', base .. ':qf', base .. ':qa'
+local entries, finished, answered
 
+-- Those of the session that the script is at.
 local function open_keys(max_bytes, lifetime)
+    entries, finished, answered = base .. ':q', base .. ':qf', base .. ':qa'
     local counts = redis.call('HMGET', base, 'qb', 'qa', 'qn')
     return {
         bytes = tonumber(counts[1] or 0), answers = tonumber(counts[2] or 0),

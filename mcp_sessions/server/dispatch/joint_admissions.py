@@ -1,0 +1,78 @@
+"""Which requests are let into a connection and its current session in one step.
+
+Those that go there anyway, as far as this process knows: it is asked before the store is, and
+nothing but the store's answer decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mcp_sessions.core.messages import (
+    Message,
+    NotNamed,
+    Request,
+    named_session,
+    request_key,
+)
+from mcp_sessions.core.request_keys import KeyUse, content_digest
+from mcp_sessions.errors import WireError
+from mcp_sessions.ids import ConnectionId
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
+from mcp_sessions.server.delivery.stored_connection import StoredConnection
+from mcp_sessions.server.dispatch.idempotency import Idempotency
+from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
+from mcp_sessions.server.joint_admission import JointAdmission
+from mcp_sessions.server.requests.runner import RequestRunner
+from mcp_sessions.stores.records import CurrentUse
+
+_OTHERWISE = SESSION_METHODS | {"initialize", "ping"}
+"""Methods that are not served in the current session, or not only."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class JointAdmissions:
+    """Of the requests of one server."""
+
+    _connections: ConnectionRegistry
+    _runner: RequestRunner
+    _idempotency: Idempotency
+
+    def of(
+        self, message: Message, session_header: str, principal: Principal
+    ) -> JointAdmission | None:
+        """That of a message on a transport-mode session; None: it takes two steps, or is refused
+        on the way.
+        """
+        connection = self._connections.local(ConnectionId(session_header))
+        if not isinstance(message, Request) or not isinstance(connection, StoredConnection):
+            return None
+        session_id = connection.last_current
+        runner = self._runner
+        if (
+            session_id is None
+            or message.method in _OTHERWISE
+            or connection.principal != principal
+            # What is refused here is not recorded.
+            or runner.draining
+            or runner.load.is_full(connection.id)
+            or message.id in connection.requests
+        ):
+            return None
+        try:
+            if named_session(message.params) is not NotNamed.ABSENT:
+                return None
+            key, use, lock = request_key(message.params), None, None
+            if key is not None:
+                # Whatever refuses it after this leaves a run that never began: sent again, it is
+                # begun then (Runs).
+                digest = content_digest(message.method, message.params)
+                run = runner.runs.mint()
+                use = KeyUse(key, digest, runner.process, principal.scopes, run)
+                lock = self._idempotency.begin_of((session_id, key))
+        except WireError:
+            return None
+        return JointAdmission(
+            CurrentUse(session_id, session_id in runner.held, use), runner.runs.settle, lock
+        )

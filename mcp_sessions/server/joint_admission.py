@@ -1,0 +1,66 @@
+"""One step of the store that lets a request into its connection and into the connection's current
+session, each of which would be asked for in a step of its own.
+
+What the current session is, the store alone knows: the one that was seen last is passed, and where
+it is another by now, the request goes the way of two steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.stores.records import Admitted, CurrentSession, CurrentUse
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class JointAdmission:
+    """That of one request.
+
+    Args:
+        settle: Told of the run of a key that this step did not record.
+        lock: Of its key, held as long as this is entered and of use; None: it has no key.
+    """
+
+    use: CurrentUse
+    _settle: Callable[[str], None]
+    _lock: asyncio.Lock | None
+    _admitted: Admitted | None = field(init=False, default=None)
+
+    async def __aenter__(self) -> JointAdmission:
+        if self._lock is not None:
+            await self._lock.acquire()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release()
+
+    def became(self, admitted: Admitted | None) -> None:
+        """What the store answered of the current session; None: nothing was done there."""
+        self._admitted = admitted
+        key = self.use.key
+        if key is not None and (admitted is None or admitted.key is not Begun.FIRST):
+            self._settle(key.run)
+        if admitted is None:
+            # It goes on to another session, whose key has another lock: two such requests must
+            # not wait for each other.
+            self._release()
+
+    @property
+    def is_let_in(self) -> bool:
+        """Whether the request is let into the current session, and the lock is held."""
+        return self._admitted is not None
+
+    def taken(self, current: CurrentSession) -> Admitted | None:
+        """How it was let into that session, once; None: it has to be let in."""
+        admitted, self._admitted = self._admitted, None
+        if admitted is None or admitted.record.session_id != current.session_id:
+            return None
+        return admitted if admitted.record.fencing_epoch == current.fencing_epoch else None
+
+    def _release(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
