@@ -1,6 +1,7 @@
 """WebSocket over real sockets: the frames, the limits, the closing, both eras."""
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -359,6 +360,24 @@ async def test_what_is_owed_no_answer_leaves_nothing_behind(kind: str) -> None:
 
 
 # --- the modern era --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_ordinary_connection_is_no_line_for_an_operator(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many there are."""
+    for name in ("mcp_sessions", "mcp_sessions_transports"):
+        caplog.set_level(logging.DEBUG, name)
+    async with duplex_world() as w:
+        # What the server says at its start is said once.
+        caplog.clear()
+        peer = await w.connected(kind)
+        session = (await peer.start())["sessionId"]
+        assert await peer.text("echo", text="x") == "x"
+        await peer.result("session/end", {"sessionId": session})
+    said = [each for each in caplog.records if each.name.startswith("mcp_sessions")]
+    assert {each.levelname for each in said} == {"DEBUG"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -99,7 +99,8 @@ async def test_an_ordinary_session_is_no_line_for_an_operator(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """However many there are: what a session does in its life is for whoever debugs."""
-    caplog.set_level(logging.DEBUG, "mcp_sessions")
+    for name in ("mcp_sessions", "mcp_sessions_transports"):
+        caplog.set_level(logging.DEBUG, name)
     async with world() as w:
         # What the server says at its start is said once.
         caplog.clear()
@@ -110,12 +111,12 @@ async def test_an_ordinary_session_is_no_line_for_an_operator(
         await other.text("echo", text="x")
         await other.end(started["sessionId"])
         await client.delete().done()
-    said = {
-        each.levelname: each.getMessage()
-        for each in caplog.records
-        if each.name.startswith("mcp_sessions") and "session" in each.getMessage()
+    said = {each for each in caplog.records if each.name.startswith("mcp_sessions")}
+    assert {each.levelname for each in said} == {"DEBUG"}
+    assert {each.name.partition(".")[0] for each in said} == {
+        "mcp_sessions",
+        "mcp_sessions_transports",
     }
-    assert list(said) == ["DEBUG"]
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> str:

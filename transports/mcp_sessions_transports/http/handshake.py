@@ -261,7 +261,7 @@ class HandshakeHttp:
 
         async def register(peer: Peer) -> StoredConnection:
             record = await served.lifecycle.create(Mode.TRANSPORT, inbound.principal, peer)
-            logger.info("transport session %s opened", digest(record.session_id))
+            logger.debug("transport session %s opened", digest(record.session_id))
             return served.connections.new_connection(record, peer)
 
         answer, connection = await served.router.initialize(request, alone, register)

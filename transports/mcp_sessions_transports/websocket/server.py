@@ -101,7 +101,7 @@ class WebSocketBinding:
         served = self._served
         connection = DuplexConnection("websocket", principal, served, scope)
         served.connections.add(connection.client)
-        logger.info("websocket %s opened", digest(connection.client.id))
+        logger.debug("websocket %s opened", digest(connection.client.id))
         closing = Closing()
         reader = asyncio.ensure_future(self._read(connection, receive, closing))
         writer = asyncio.ensure_future(self._write(connection, send, closing))
@@ -131,7 +131,7 @@ class WebSocketBinding:
             cut.cancel()
             results = await asyncio.gather(reader, writer, cut, return_exceptions=True)
             await closing.say(send)
-            logger.info("websocket %s closed", digest(connection.client.id))
+            logger.debug("websocket %s closed", digest(connection.client.id))
         for result in results:
             if isinstance(result, Exception) and not isinstance(result, OSError):
                 raise result
