@@ -30,6 +30,8 @@ class ModernServer:
     def __init__(self, *, listens: int = 1024) -> None:
         self.bus = InMemorySubscriptionBus()
         self.headers: list[dict[str, str]] = []
+        self.repeated: dict[str, Any] = {}
+        """The arguments of the tool ``route``, whose schemas may say that headers repeat them."""
         self.open = 0
         """Requests that are not over."""
         self.server = Server[Any](
@@ -78,9 +80,11 @@ class ModernServer:
     async def _list(
         self, ctx: Ctx, params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        return types.ListToolsResult(
-            tools=[types.Tool(name="ask", input_schema={"type": "object"})]
-        )
+        if params is None or params.cursor is None:
+            ask = types.Tool(name="ask", input_schema={"type": "object"})
+            return types.ListToolsResult(tools=[ask], next_cursor="2" if self.repeated else None)
+        schema = {"type": "object", "properties": self.repeated}
+        return types.ListToolsResult(tools=[types.Tool(name="route", input_schema=schema)])
 
     async def _resources(
         self, ctx: Ctx, params: types.PaginatedRequestParams | None

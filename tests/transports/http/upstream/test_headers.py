@@ -3,11 +3,24 @@
 All else is the same for a command: ``tests/server/upstream/external/test_either_era.py``.
 """
 
+from typing import Any
+
 import pytest
+from mcp.shared.inbound import (
+    decode_header_value,
+    find_invalid_x_mcp_header,
+    mcp_param_headers,
+    x_mcp_header_map,
+)
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 from mcp_sessions import HTTPServer
+from mcp_sessions_transports.http.upstream.headers import ParamHeaders
 from tests.support import apps
+from tests.support.modern import ModernClient
 from tests.support.modern_server import ModernServer, modern_url
+from tests.support.urls import url_of
 from tests.support.world import world
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
@@ -22,3 +35,106 @@ async def test_headers_repeat_what_a_request_is() -> None:
         assert read["contents"][0]["text"] == "read"
     sent = {(h["mcp-method"], h.get("mcp-name")) for h in modern.headers}
     assert {("tools/call", "echo"), ("resources/read", "=?base64?bm90ZTovL8Op?=")} <= sent
+
+
+REGION: dict[str, Any] = {"region": {"type": "string", "x-mcp-header": "Region"}}
+
+
+def routed(modern: ModernServer) -> list[str | None]:
+    """What the header of each call said, decoded."""
+    return [
+        decode_header_value(headers.get("mcp-param-region"))
+        for headers in modern.headers
+        if headers["mcp-method"] == "tools/call"
+    ]
+
+
+async def test_headers_repeat_the_arguments_that_a_schema_says_and_nobody_listed_before() -> None:
+    """Such a tool could not be called: the server refused what lacked its header."""
+    modern = ModernServer()
+    modern.repeated = REGION
+    async with modern_url(modern) as url, world(server=HTTPServer(url)) as w:
+        client = await w.connected()
+        assert await client.text("route", region="eu") == "route"
+        assert routed(modern) == [None, "eu"], "it was refused, and read what it has to be"
+        assert await client.text("route", region="Köln") == "route"
+        assert routed(modern)[2:] == ["Köln"], "that is known now"
+        assert await client.text("route") == "route"
+        assert routed(modern)[3:] == [None]
+        modern.repeated = {"region": {"type": "string"}, "zone": {**REGION["region"]}}
+        assert await client.text("route", region="eu", zone="1") == "route"
+        assert routed(modern)[4:] == ["eu", "1"], "its schema changed meanwhile"
+
+
+async def test_what_a_client_lists_is_known() -> None:
+    modern = ModernServer()
+    modern.repeated = REGION
+    async with modern_url(modern) as url, world(server=HTTPServer(url)) as w:
+        client = ModernClient(w.carrier)
+        cursor = (await client.send("tools/list").result())["nextCursor"]
+        await client.send("tools/list", {"cursor": cursor}).result()
+        assert await client.text("route", {"region": "eu"}) == "route"
+        assert routed(modern) == ["eu"]
+
+
+async def test_a_server_that_refuses_headers_whatever_they_are_is_asked_no_third_time() -> None:
+    posted: list[str] = []
+
+    async def refuses(scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        message = await request.json()
+        posted.append(message["method"])
+        result: dict[str, Any] | None = {"tools": []}
+        if message["method"] == "server/discover":
+            result = {"supportedVersions": ["2026-07-28"], "capabilities": {}}
+        elif message["method"] != "tools/list":
+            result = None
+        answer = {"result": result} if result else {"error": {"code": -32020, "message": "no"}}
+        body = {"jsonrpc": "2.0", "id": message["id"], **answer}
+        await JSONResponse(body, 200 if result else 400)(scope, receive, send)
+
+    async with url_of(refuses) as url, world(server=HTTPServer(url)) as w:
+        client = await w.connected()
+        assert (await client.call("route", region="eu").error())["code"] == -32020
+        assert posted.count("tools/call") == 1, "it would be the same again"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": REGION},
+        {
+            "type": "object",
+            "properties": {
+                "a": {"type": "object", "properties": {"b": {**REGION["region"]}}},
+                "flag": {"type": "boolean", "x-mcp-header": "F"},
+                "size": {"type": "integer", "x-mcp-header": "S"},
+            },
+        },
+        {"properties": {**REGION, "other": {"type": "string", "x-mcp-header": "REGION"}}},
+        {"properties": {"x": {"type": "number", "x-mcp-header": "X"}}},
+        {"properties": {"x": {"type": ["string"], "x-mcp-header": "X"}}},
+        {"properties": {"x": {"type": "string", "x-mcp-header": "no token"}}},
+        {"properties": {"x": {"type": "string", "x-mcp-header": 1}}},
+        {"type": "object", "x-mcp-header": "Root"},
+        {"properties": [1]},
+        None,
+    ],
+)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"region": "eu", "a": {"b": " x "}, "flag": True, "size": 7},
+        {"region": "=?base64?eA==?=", "a": {"b": "é\r\n"}, "flag": False, "size": 1.5, "x": "x"},
+        {"region": None, "a": [1], "flag": "true", "size": 10**5000, "other": "o"},
+        {},
+    ],
+)
+def test_they_are_those_of_the_sdk(schema: Any, arguments: dict[str, Any]) -> None:
+    params = ParamHeaders()
+    params.learn({"tools": [{"name": "t", "inputSchema": schema}, 1, {"name": 2}]})
+    found = params.of({"name": "t", "arguments": arguments})
+    expected: dict[str, str] = {}
+    if find_invalid_x_mcp_header(schema) is None:
+        expected = mcp_param_headers(x_mcp_header_map(schema), arguments)
+    assert found == {name.lower(): value for name, value in expected.items()}

@@ -3,7 +3,8 @@ is about that request; what else it says comes on a stream of its own.
 
 Rules:
 
-1. No request is sent twice, but one that was answered 404: that did not run.
+1. No request is sent twice, but one that was answered 404, or whose headers were refused: that did
+   not run.
 2. A response that breaks off is fetched on from where it broke, if its events have ids; else what
    became of its request is unknown, and that is its answer.
 3. What is no answer costs one request. A session that the server forgot is over.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from typing import Any, Final
 
 import httpx2
@@ -23,19 +24,24 @@ from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import (
     Answer,
     encode,
+    meta_of,
     notification_message,
 )
 from mcp_sessions.server.upstream.external.child import CANCELLED, Client, Forgotten, Waiting
 from mcp_sessions.server.upstream.external.either_era import EitherEraChild
 from mcp_sessions.server.upstream.external.listening import Hear, Heard
 from mcp_sessions.server.upstream.external.modern import VERSION
-from mcp_sessions.server.upstream.port import UpstreamError
+from mcp_sessions.server.upstream.port import Call, UpstreamError
 from mcp_sessions_transports.connect_errors import reason_of
 from mcp_sessions_transports.http.client.bounded_body import BodyTooLarge, whole
 from mcp_sessions_transports.http.client.failures import is_sse
 from mcp_sessions_transports.http.client.incoming import position
 from mcp_sessions_transports.http.client.sse_reader import EventTooLarge, ReadEvent
-from mcp_sessions_transports.http.upstream.headers import headers_of
+from mcp_sessions_transports.http.upstream.headers import (
+    HEADER_MISMATCH,
+    ParamHeaders,
+    headers_of,
+)
 from mcp_sessions_transports.http.upstream.listening import HttpStream
 from mcp_sessions_transports.http.upstream.wire import (
     CONNECTING,
@@ -57,6 +63,9 @@ _WAITING: Final = 256
 _REOPENED: Final = 5
 """How often in a row a response is fetched on without anything new in it."""
 
+_PAGES: Final = 100
+"""Of a list of tools that is read to learn what their headers are."""
+
 _ENDING: Final = 2.0
 """Seconds in which what was asked may still be answered when it ends, and its end be told."""
 
@@ -76,6 +85,7 @@ class HttpChild(EitherEraChild):
         self._posts: set[asyncio.Task[None]] = set()
         self._last_message: asyncio.Task[None] | None = None
         self._waiting_messages = 0
+        self._param_headers = ParamHeaders()
         self._ending = asyncio.Lock()
 
     @property
@@ -162,6 +172,47 @@ class HttpChild(EitherEraChild):
         finally:
             self._waiting_messages -= 1
 
+    async def _exchange(
+        self, request_id: int, call: Call | None, method: str, params: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        known = self._param_headers.of(params or {}) if method == "tools/call" else {}
+        try:
+            result = await super()._exchange(request_id, call, method, params)
+        except UpstreamError as refused:
+            is_mismatch = refused.error.get("code") == HEADER_MISMATCH and method == "tools/call"
+            if self._modern is None or params is None or not is_mismatch:
+                raise
+            # It did not run: what its headers have to be was not known, or is no longer.
+            with suppress(UpstreamError):
+                await self._list_tools(params)
+            if self._param_headers.of(params) == known:
+                raise
+            return await super()._exchange(self._next_id(), call, method, params)
+        if method == "tools/list" and self._modern is not None:
+            self._param_headers.learn(result)
+        return result
+
+    async def _list_tools(self, params: Mapping[str, Any]) -> None:
+        """Read them as whoever sent that request.
+
+        Raises:
+            UpstreamError: They cannot be read.
+        """
+        meta = {name: it for name, it in (meta_of(params) or {}).items() if name != "progressToken"}
+        listed: dict[str, Any] = {"_meta": meta}
+        for _ in range(_PAGES):
+            result = await self._exchange(self._next_id(), None, "tools/list", listed)
+            cursor: object = result.get("nextCursor")
+            if not isinstance(cursor, str):
+                return
+            listed = {"_meta": meta, "cursor": cursor}
+
+    def _headers_of(self, message: Mapping[str, Any]) -> dict[str, str]:
+        headers = headers_of(message)
+        if message["method"] == "tools/call":
+            headers |= self._param_headers.of(message["params"])
+        return headers
+
     async def _submit(self, request_id: int, message: Mapping[str, Any]) -> None:
         waiting = self._open[request_id]
         if self._last_message is not None and not self._last_message.done():
@@ -207,7 +258,7 @@ class HttpChild(EitherEraChild):
         """
         last_id: str | None = None
         retry = RETRY
-        headers = headers_of(message) if self._modern is not None else None
+        headers = self._headers_of(message) if self._modern is not None else None
         async with self._request("POST", encode(message), headers=headers) as response:
             await self._wire.check(response)
             if not self.result and self._modern is None:

@@ -1,23 +1,115 @@
-"""The HTTP headers that repeat what a request of the modern era is."""
+"""The HTTP headers that repeat what a request of the modern era is.
+
+Which arguments of a tool they repeat stands in its input schema (``x-mcp-header``): whoever calls
+one has to have read that.
+"""
 
 from __future__ import annotations
 
 import base64
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from mcp_sessions.core.messages import members_of
 from mcp_sessions.server.upstream.external.modern import NAMED
 
+HEADER_MISMATCH: Final = -32020
+"""The error of a request whose headers are not what they have to be: it did not run."""
+
 _PLAIN: Final = re.compile(r"(?!=\?base64\?)(?! )[\x20-\x7e]*(?<! )")
+_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_ANNOTATION: Final = "x-mcp-header"
+_TYPES: Final = frozenset({"string", "integer", "boolean"})
+_TOOLS: Final = 1_000
+"""Those whose headers are kept in mind, of one child."""
+
+Path = tuple[str, ...]
 
 
 def headers_of(message: Mapping[str, Any]) -> dict[str, str]:
-    """Of a request."""
+    """Of any request."""
     method: str = message["method"]
     headers = {"mcp-method": method}
     name: object = message["params"].get(NAMED.get(method))
     if isinstance(name, str):
-        encoded = base64.b64encode(name.encode("utf-8", "replace")).decode()
-        headers["mcp-name"] = name if _PLAIN.fullmatch(name) else f"=?base64?{encoded}?="
+        headers["mcp-name"] = _encoded(name)
     return headers
+
+
+class ParamHeaders:
+    """Of the calls of one server's tools."""
+
+    def __init__(self) -> None:
+        self._tools: dict[str, Mapping[Path, str]] = {}
+
+    def learn(self, listed: Mapping[str, Any]) -> None:
+        """Take what the result of a ``tools/list`` says."""
+        tools: object = listed.get("tools")
+        for tool in cast("list[object]", tools) if isinstance(tools, list) else []:
+            members = members_of(tool)
+            name, found = members.get("name"), _annotated(members.get("inputSchema"))
+            if not isinstance(name, str):
+                continue
+            self._tools.pop(name, None)
+            if found:
+                self._tools[name] = found
+                if len(self._tools) > _TOOLS:
+                    del self._tools[next(iter(self._tools))]
+
+    def of(self, params: Mapping[str, Any]) -> dict[str, str]:
+        """Of a ``tools/call``."""
+        name: object = params.get("name")
+        annotated = self._tools.get(name) if isinstance(name, str) else None
+        headers: dict[str, str] = {}
+        for path, token in (annotated or {}).items():
+            value: object = params.get("arguments")
+            for step in path:
+                value = members_of(value).get(step)
+            text = _text(value)
+            if text is not None:
+                headers[f"mcp-param-{token.lower()}"] = _encoded(text)
+        return headers
+
+
+def _annotated(schema: object) -> dict[Path, str]:
+    """Which arguments are repeated, and under which name; none if one cannot be: such a tool is
+    not called by those who heed its annotations.
+    """
+    found: dict[Path, str] = {}
+    waiting: list[tuple[Path, object]] = [((), schema)]
+    while waiting:
+        path, node = waiting.pop()
+        members = members_of(node)
+        if _ANNOTATION in members:
+            token: object = members[_ANNOTATION]
+            # A list of types is none of them, and can be no key.
+            kind: object = members.get("type")
+            if not (path and isinstance(token, str) and _TOKEN.fullmatch(token)):
+                return {}
+            if not (isinstance(kind, str) and kind in _TYPES):
+                return {}
+            if token.lower() in {known.lower() for known in found.values()}:
+                return {}
+            found[path] = token
+        properties = members_of(members.get("properties"))
+        waiting.extend(((*path, name), each) for name, each in properties.items())
+    return found
+
+
+def _text(value: object) -> str | None:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, (str, int, float)):
+        return None
+    try:
+        return str(value)
+    except ValueError:
+        # A number with too many digits for Python.
+        return None
+
+
+def _encoded(value: str) -> str:
+    if _PLAIN.fullmatch(value):
+        return value
+    return f"=?base64?{base64.b64encode(value.encode('utf-8', 'replace')).decode()}?="
