@@ -10,6 +10,7 @@ from mcp.server.context import CallNext, HandlerResult
 
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.requests.running import RunningRequest
+from mcp_sessions_transports.http.channel import PostChannel
 from tests.support.raw import (
     NEWEST,
     VERSIONS,
@@ -372,9 +373,12 @@ async def test_the_ends_of_finished_streams_are_kept_within_a_bound() -> None:
     """ATT7, REQ8: ``max_finished_streams``; the oldest goes first, and says so."""
     async with world(max_finished_streams=3) as w:
         client = await w.connected()
-        sent = [client.call("progress", steps=1, meta={"progressToken": n}) for n in range(5)]
-        for one in sent:
-            await one.reply.done()
+        sent: list[Sent] = []
+        for number in range(5):
+            # One after the other: the oldest is the one that ended first.
+            sent.append(client.call("progress", steps=1, meta={"progressToken": number}))
+            await sent[-1].reply.done()
+            await cycles(20)
         positions = [one.reply.events[0].id for one in sent]
 
         replies = [await client.get(position).done() for position in positions]
@@ -440,17 +444,27 @@ async def test_an_answer_that_nobody_read_is_not_forgotten_for_one_that_was_read
 
 
 async def test_nothing_of_a_request_stays_but_what_it_sent() -> None:
-    """Its channel is kept for ``Last-Event-ID``; what ran, and who asked for it, is not."""
+    """Its messages are kept for ``Last-Event-ID``, as often as somebody asks for them; what ran,
+    who asked for it, and the way back are not.
+    """
+
+    def left() -> list[object]:
+        gc.collect()
+        kinds = (RunningRequest, Inbound, PostChannel)
+        return [each for each in gc.get_objects() if type(each) in kinds]
+
     async with world() as w:
         client = await w.connected()
-        for number in range(5):
-            reply = client.call("progress", steps=1, meta={"progressToken": number}).reply
-            assert (await reply.done()).status == 200
+        sent = [client.call("progress", steps=1, meta={"progressToken": n}) for n in range(5)]
+        for one in sent:
+            assert (await one.reply.done()).status == 200
         await cycles(20)
+        assert left() == []
 
-        gc.collect()
-        left = [each for each in gc.get_objects() if type(each) in (RunningRequest, Inbound)]
-        assert left == []
+        for _ in range(2):
+            assert await fetched(client, sent) == [None] * 5
+            await cycles(20)
+            assert left() == []
 
 
 async def test_a_stream_is_not_forgotten_while_it_is_read() -> None:
