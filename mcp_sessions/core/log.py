@@ -119,9 +119,9 @@ class EventLog:
     log_epoch: LogEpoch
     _window: Window
     _events: dict[int, LoggedEvent] = field(default_factory=dict[int, LoggedEvent])
-    _by_key: dict[tuple[SessionId | None, str], int] = field(
-        default_factory=dict[tuple[SessionId | None, str], int]
-    )
+    _by_key: dict[tuple[SessionId | None, str], int] | None = None
+    """None: no event had a key yet, as in most logs."""
+
     size: int = 0
     """Encoded bytes kept."""
 
@@ -145,7 +145,7 @@ class EventLog:
 
     def would_replace(self, draft: Draft) -> bool:
         """Whether an older event goes when ``draft`` is appended: one with its key."""
-        return draft.key is not None and (draft.origin, draft.key) in self._by_key
+        return draft.key is not None and (draft.origin, draft.key) in (self._by_key or ())
 
     def append(self, draft: Draft, *, now: float) -> LoggedEvent:
         """Store ``draft`` as the newest event and return it.
@@ -161,6 +161,8 @@ class EventLog:
         key = None if draft.key is None else (draft.origin, draft.key)
         event = LoggedEvent(event_id, number, payload, now, key, draft.origin)
         if key is not None:
+            if self._by_key is None:
+                self._by_key = {}
             replaced = self._by_key.get(key)
             if replaced is not None:
                 self.size -= len(self._events.pop(replaced).payload)
@@ -236,7 +238,7 @@ class EventLog:
         """Remove every event, as if space had taken it."""
         if self._events:
             self._evicted = self._floor = self._head
-            self._events, self._by_key, self.size = {}, {}, 0
+            self._events, self._by_key, self.size = {}, None, 0
             self._oldest = self._head + 1
 
     def drop_origin(self, origin: SessionId) -> int:
@@ -276,8 +278,9 @@ class EventLog:
     def _forget(self, number: int) -> None:
         event = self._events.pop(number)
         self.size -= len(event.payload)
-        if event.key is not None and self._by_key.get(event.key) == number:
-            del self._by_key[event.key]
+        by_key = self._by_key
+        if by_key is not None and event.key is not None and by_key.get(event.key) == number:
+            del by_key[event.key]
 
 
 def refusal_of(

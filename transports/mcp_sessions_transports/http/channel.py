@@ -37,12 +37,20 @@ from mcp_sessions_transports.outbox import LogFeed
 
 logger = logging.getLogger(__name__)
 
+NO_SCOPES: frozenset[str] = frozenset()
+
 JSON_DEADLINE = 0.1
 """Seconds within which an answer without anything before it goes as plain JSON."""
 
 
 class Finished(NamedTuple):
-    """A response stream that was answered and that nobody reads."""
+    """A response stream that was answered and that nobody reads: all that stays of its request
+    beside the messages.
+    """
+
+    request_id: RequestId
+    final: SessionEventId
+    """Of its answer."""
 
     size: int
     """Bytes of its messages."""
@@ -75,15 +83,33 @@ class ResponseStreams:
         """One of them, as the store has it."""
         return self._streams(self.session_id, name)
 
+    @property
+    def has_any(self) -> bool:
+        """Whether there is one that is at work, or can be fetched."""
+        return bool(self.channels or self._finished)
+
+    def knows(self, name: StreamName) -> bool:
+        """Whether it is one of these."""
+        return name in self.channels or name in (self._finished or ())
+
+    def read_again(self, name: StreamName) -> PostChannel | None:
+        """One that somebody is going to read: while it is read, it is not forgotten. None: it is
+        not known any more.
+        """
+        finished = self._finished.pop(name, None) if self._finished is not None else None
+        if finished is not None:
+            self.channels[name] = PostChannel.of(name, finished, self, self._policy)
+        return self.channels.get(name)
+
     async def finished(self, name: StreamName, what: Finished) -> None:
         """One has its answer and no reader: it can be fetched for a while yet."""
+        self.channels.pop(name, None)
         if self._finished is None:
             self._finished = {}
         self._finished[name] = what
         while (oldest := self._surplus(self._finished)) is not None:
-            del self._finished[oldest]
             # Before the store forgets it: nobody may begin to read it any more.
-            self.channels.pop(oldest, None)
+            del self._finished[oldest]
             self._forgotten = [*(self._forgotten or ()), oldest]
         while self._forgotten:
             oldest = self._forgotten[-1]
@@ -107,11 +133,6 @@ class ResponseStreams:
             if len(some) > 1 and sum(some.values()) > most:
                 return next(iter(some))
         return None
-
-    def reopened(self, name: StreamName) -> None:
-        """One is read again: while it is, it is not forgotten."""
-        if self._finished is not None:
-            self._finished.pop(name, None)
 
     def close(self) -> None:
         """End every one that is open, after what was handed to it."""
@@ -164,6 +185,26 @@ class PostChannel(WatchedChannel):
     _opening: asyncio.Lock | None = None
     _wanted: StreamLog | None = None
 
+    @classmethod
+    def of(
+        cls, name: StreamName, finished: Finished, streams: ResponseStreams, policy: SessionPolicy
+    ) -> PostChannel:
+        """One whose request was answered, for who reads it again."""
+        return cls(
+            finished.request_id,
+            streams,
+            policy,
+            asyncio.get_running_loop(),
+            _prefers_stream=True,
+            _process="",
+            _scopes_beyond=NO_SCOPES,
+            _is_read=False,
+            _log=streams.log(name),
+            _final=finished.final,
+            _size=finished.size,
+            _is_stream=True,
+        )
+
     def __post_init__(self) -> None:
         self._turn: asyncio.Future[None] = self._loop.create_future()
         request_id, streams = self._request_id, self._streams
@@ -211,15 +252,16 @@ class PostChannel(WatchedChannel):
 
     async def _retire(self) -> None:
         """Answered, and nobody reads: from now on the stream may be forgotten for others."""
-        if self._final is None or self.is_open or self._streams is None:
+        final, log, streams = self._final, self._log, self._streams
+        if final is None or self.is_open or streams is None or log is None:
             return
-        if self._log is None:
-            return
-        is_sent = self._is_whole and self._feed is not None and self._feed.last == self._final
-        # Of the request nothing stays but its messages.
+        is_sent = self._is_whole and self._feed is not None and self._feed.last == final
+        # Of the request nothing stays but its messages: who reads them has a channel of its own,
+        # and who still has this one retires nothing any more.
         self.watch()
-        self.close_stream = self._stream = self._feed = self._opening = None
-        await self._streams.finished(self._log.name, Finished(self._size, is_sent))
+        self.close_stream = self._stream = self._feed = self._opening = self._log = None
+        what = Finished(self._request_id, final, self._size, is_sent)
+        await streams.finished(log.name, what)
 
     async def _store_and_push(self, message: bytes, *, final: bool, key: str | None = None) -> None:
         if self._log is None:
@@ -280,8 +322,7 @@ class PostChannel(WatchedChannel):
                 return
             if stream is None:
                 raise AssertionError("a response is either JSON or a stream")
-            async with call.watch(stream.cut):
-                await self._serve(stream, session_id, call)
+            await self._serve(stream, session_id, call)
         finally:
             self.over()
 
@@ -305,7 +346,6 @@ class PostChannel(WatchedChannel):
             raise AssertionError("only a connection's streams can be resumed")
         if self._stream is not None:
             self._stream.cut()
-        streams.reopened(log.name)
         stream = self._open_stream(log, position)
         if self._primes:
             stream.push(priming_event(self._sse_id(position)))
@@ -318,8 +358,6 @@ class PostChannel(WatchedChannel):
         self.readers.add(process)
         if self._stream is not None:
             self._stream.cut()
-        if self._streams is not None and self._log is not None:
-            self._streams.reopened(self._log.name)
         self._on_reopened()
 
     async def left_elsewhere(self, process: str) -> None:
@@ -333,7 +371,9 @@ class PostChannel(WatchedChannel):
     async def _serve(self, stream: SseStream, session_id: SessionId | None, call: HttpCall) -> None:
         try:
             self._is_whole = False
-            self._is_whole = await stream.serve(call.receive, call.send, sse_headers(session_id))
+            async with call.watch(stream.cut):
+                headers = sse_headers(session_id)
+                self._is_whole = await stream.serve(call.receive, call.send, headers)
         finally:
             stream.cut()
             if self._stream is stream:
@@ -402,11 +442,6 @@ class PostChannel(WatchedChannel):
     def _sse_id(self, position: str) -> str:
         name = self._log.name if self._log is not None else StreamName("")
         return post_event_id(name, position, self._request_id)
-
-    def cut(self) -> None:
-        """End the stream now: its credential is good no more."""
-        if self._stream is not None:
-            self._stream.cut()
 
     def close(self) -> None:
         """End the stream, if one is open: the session is over, or the server stops."""

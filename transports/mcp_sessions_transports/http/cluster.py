@@ -36,13 +36,14 @@ class ClusterStreams:
         connection = self._connections.local(ConnectionId(message.session_id))
         if not isinstance(connection, StoredConnection):
             return None
-        channel = http_transport(connection).responses.channels.get(message.stream)
-        if channel is None:
-            return None
+        responses = http_transport(connection).responses
         if message.is_read:
-            channel.read_elsewhere(sender)
+            channel = responses.read_again(message.stream)
+            if channel is not None:
+                channel.read_elsewhere(sender)
             return None
-        return channel.left_elsewhere(sender)
+        channel = responses.channels.get(message.stream)
+        return channel.left_elsewhere(sender) if channel is not None else None
 
     async def round(self) -> None:
         """See :class:`~mcp_sessions.server.cluster.handlers.HttpStreams`; and forget what is
@@ -53,15 +54,15 @@ class ClusterStreams:
         for connection in self._connections.all():
             if not isinstance(connection, StoredConnection):
                 continue
-            channels = http_transport(connection).responses.channels
+            responses = http_transport(connection).responses
             if connection.is_streaming:
                 self._connections.in_use(connection)
                 streaming.append(connection)
             elif self._connections.in_use_at(connection) < unused and not (
-                channels or connection.requests
+                responses.has_any or connection.requests
             ):
                 await self._connections.let_go(connection)
-            for channel in list(channels.values()):
+            for channel in list(responses.channels.values()):
                 await self._check_readers(channel)
         await self._sessions.catch_up_all(streaming)
 

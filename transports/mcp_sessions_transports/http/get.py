@@ -78,14 +78,16 @@ class HttpGet:
         served = self._served
         name, position, request_id = at.stream, at.event_id, at.request_id
         responses = http_transport(connection).responses
-        channel, log = responses.channels.get(name), responses.log(name)
+        log = responses.log(name)
         here = process_of(name) == served.bus.process
-        if (channel is None and here) or (await log.read(position))[1] is not None:
+        is_lost = (here and not responses.knows(name)) or (await log.read(position))[1] is not None
+        # Asked anew: it may have been forgotten while the log was read.
+        channel = responses.read_again(name) if not is_lost else None
+        if is_lost or (here and channel is None):
             await _answer_unknown(call.send, connection.session_id, request_id)
             return
         if channel is not None:
-            async with call.watch(channel.cut):
-                await channel.resume(position, call)
+            await channel.resume(position, call)
             return
         remote = RemoteResponse(log, request_id, served.policy, served.bus, responses.primes)
         for older in responses.remote:

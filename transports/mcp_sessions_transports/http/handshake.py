@@ -45,7 +45,7 @@ from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
 from mcp_sessions.server.joint_admission import JointAdmission
 from mcp_sessions.stores.records import Peer, SessionRecord
-from mcp_sessions_transports.http.channel import PostChannel, http_transport
+from mcp_sessions_transports.http.channel import NO_SCOPES, PostChannel, http_transport
 from mcp_sessions_transports.http.get import HttpGet
 from mcp_sessions_transports.http.io import (
     Draining,
@@ -184,7 +184,8 @@ class HandshakeHttp:
             self._loop,
             post.prefers_stream,
             self._served.bus.process,
-            principal.scopes - needed,
+            # Most need no others, and the empty set is one.
+            principal.scopes - needed or NO_SCOPES,
         )
         inbound = Inbound(
             principal,
