@@ -94,14 +94,16 @@ class Client:
                 "io.modelcontextprotocol/clientCapabilities": {},
             }
         elif case.server != "floor":
-            self._initialize()
+            self.initialize()
         if case.session:
             answer = self.send("sessions/create" if case.version == MODERN else "session/start", {})
             if case.version == MODERN:
                 self._meta[SESSION] = answer["result"]["session"]
         self._meta |= meta or {}
 
-    def _initialize(self) -> None:
+    def initialize(self) -> None:
+        """Shake hands: ``initialize``, and the notification that follows."""
+        self._headers.pop("mcp-session-id", None)
         info = {"name": "bench", "version": "1"}
         params = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": info}
         self.send("initialize", params)
@@ -121,6 +123,11 @@ class Client:
 
     def send(self, method: str, params: dict[str, Any] | None, *, request: bool = True) -> Any:
         """Send one message; the decoded answer, if it was a request."""
+        self.put(method, params, request=request)
+        return self.get(method, request=request)
+
+    def put(self, method: str, params: dict[str, Any] | None, *, request: bool = True) -> None:
+        """Send one message."""
         message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
         if request:
             message["id"] = 1
@@ -133,6 +140,9 @@ class Client:
             if params and "name" in params:
                 headers["mcp-name"] = params["name"]
         self._http.request("POST", "/mcp", json.dumps(message).encode(), headers)
+
+    def get(self, method: str, *, request: bool = True) -> Any:
+        """The decoded answer to what was sent last, if it was a request."""
         response = self._http.getresponse()
         body = response.read()
         if method == "initialize":

@@ -56,6 +56,11 @@ OVER_STDIO = [
 ]
 
 
+def request(number: int, method: str, params: dict[str, Any]) -> str:
+    """One, encoded."""
+    return json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
+
+
 class Client(ABC):
     """One connection that calls one server in one way."""
 
@@ -94,7 +99,7 @@ class Client(ABC):
         number = next(self._numbers)
         if self._meta:
             params = {**params, "_meta": self._meta}
-        self.put(json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params}))
+        self.put(request(number, method, params))
         while True:
             answer = json.loads(self.get())
             if answer.get("id") == number:

@@ -36,6 +36,7 @@ class Bench:
 BENCHES = (
     Bench("calls", 300, ("100",)),
     Bench("duplex", 300, ("100",)),
+    Bench("lone", 300, ("64",)),
     Bench("stores", 300, ("100",)),
     Bench("conversations", 300, ("400",)),
     Bench("children", 600, ("100",)),

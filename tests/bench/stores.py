@@ -38,6 +38,10 @@ class Stores:
         """Seconds of CPU of the store's own process; 0 if it has none."""
         return cpu_of(self._redis.pid) if store == "redis" and self._redis is not None else 0.0
 
+    def executed(self, command: str) -> int:
+        """How often Redis executed a command, of any client; 0 without a Redis."""
+        return self._redis.executed(command) if self._redis is not None else 0
+
     def missing(self, name: str = "") -> Iterator[Row]:
         """A row for each store that there is no program for."""
         for store in self.absent:
