@@ -48,7 +48,8 @@ class HTTPServer(ExternalServer):
         Args:
             headers: Sent with each request.
             auth: How this layer authenticates itself there; or, for a principal, with what: an
-                ``httpx2.Auth``, or headers. It is asked whenever a session there begins.
+                ``httpx2.Auth``, or headers. It is asked whenever a session there begins, and when
+                a request is answered 401, which is then sent once more.
             per: Who shares a session there, see ``StdioServer``.
             max_children: Sessions there at the same time; who needs one more is refused.
             max_children_per_principal: Of these, those that were started for one principal; None:

@@ -41,6 +41,9 @@ class UrlServer:
         self.streams: dict[str, asyncio.Queue[bytes]] = {}
         """By session: what its own stream has still to say."""
 
+        self.accepts: str | None = None
+        """The one credential; None: any, or none."""
+
         self.resumed: list[str] = []
         """The positions that were asked for."""
 
@@ -66,7 +69,9 @@ class UrlServer:
         session = request.headers.get("mcp-session-id", "")
         self.headers.append(dict(request.headers))
         answer = _Answer(send)
-        if session and session not in self.sessions:
+        if self.accepts is not None and request.headers.get("authorization") != self.accepts:
+            await answer.whole(401, None)
+        elif session and session not in self.sessions:
             error: Json = {"code": -32600, "message": "Session not found"}
             await answer.whole(404, {"jsonrpc": "2.0", "id": None, "error": error})
         elif request.method == "DELETE":

@@ -3,8 +3,8 @@ is about that request; what else it says comes on a stream of its own.
 
 Rules:
 
-1. No request is sent twice, but one that was answered 404, or whose headers were refused: that did
-   not run.
+1. No request is sent twice, but one that was answered 404, or whose headers or credential were
+   refused: that did not run.
 2. A response that breaks off is fetched on from where it broke, if its events have ids; else what
    became of its request is unknown, and that is its answer.
 3. What is no answer costs one request. A session that the server forgot is over.
@@ -111,10 +111,10 @@ class HttpChild(EitherEraChild):
                 if not was_forgotten and self._wire.session is not None:
                     async with self._request("DELETE"):
                         pass
-        except (*FAILURES, TimeoutError) as failed:
-            logger.debug("the end of a session was not told: %s", reason_of(failed))
+        except (*FAILURES, TimeoutError, UpstreamError) as failed:
+            logger.debug("the end of a session was not told: %s", said(failed))
         finally:
-            await self._wire.client.aclose()
+            await self._wire.close()
 
     def kill(self) -> None:
         """See :class:`Child`."""

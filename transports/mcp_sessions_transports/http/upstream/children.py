@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions_transports.http.upstream.child import HttpChild
+from mcp_sessions_transports.http.upstream.credentials import Credentials
 from mcp_sessions_transports.http.upstream.wire import Wire, refused
 
 if TYPE_CHECKING:
@@ -35,12 +38,9 @@ class HttpChildren:
     async def start(self, place: Place, principal: Principal) -> Child:
         """A session that did not begin yet."""
         server = self._server
-        headers, auth = dict(server.headers), None
-        credential = await self._credential(principal)
-        if isinstance(credential, Mapping):
-            headers.update(credential)
-        else:
-            auth = credential
+        ask = partial(self._credential, principal)
+        is_asked = server.auth is not None and not isinstance(server.auth, httpx2.Auth)
+        credentials = Credentials(await ask(), ask if is_asked else None)
         if self._tls is None:
             # Of all of them: to read the system's certificates takes many milliseconds.
             self._tls = httpx2.create_ssl_context()
@@ -49,7 +49,9 @@ class HttpChildren:
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=8),
         )
         return HttpChild(
-            Wire(server.url, client, headers, auth, server.silence), place, self._longest
+            Wire(server.url, client, server.headers, credentials, server.silence),
+            place,
+            self._longest,
         )
 
     async def _credential(self, principal: Principal) -> Credential:
@@ -58,7 +60,10 @@ class HttpChildren:
             return auth
         try:
             found = auth(principal)
-            return await found if isawaitable(found) else found
+            if not isawaitable(found):
+                return found
+            async with asyncio.timeout(self._server.start_timeout):
+                return await found
         except Exception as failed:
             # The boundary to the operator's code. What it says may quote the credential.
             raise refused(f"there is no credential for it ({type(failed).__name__})") from None

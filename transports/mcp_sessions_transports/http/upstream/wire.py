@@ -18,6 +18,7 @@ from mcp_sessions_transports.connect_errors import reason_of
 from mcp_sessions_transports.http.client.bounded_body import ACCEPTED, pieces
 from mcp_sessions_transports.http.client.requester import SESSION_HEADER, send_within_origin
 from mcp_sessions_transports.http.client.sse_reader import ReadEvent, SseReader
+from mcp_sessions_transports.http.upstream.credentials import Credentials, InUse
 
 CONNECTING = 10.0
 """Seconds in which a connection is made, and a message taken."""
@@ -42,7 +43,7 @@ class Wire:
 
     Args:
         client: Its own: its connections, and the cookies that lead to its server.
-        headers: Of each request.
+        headers: Of each request, but for those of a credential.
         silence: Seconds without a byte after which a request fails.
     """
 
@@ -51,15 +52,14 @@ class Wire:
         url: str,
         client: httpx2.AsyncClient,
         headers: Mapping[str, str],
-        auth: httpx2.Auth | None,
+        credentials: Credentials,
         silence: float,
     ) -> None:
         self.client = client
         self.session: str | None = None
         self._url = url
         self._headers = {name.lower(): value for name, value in headers.items()}
-        # Not None: that would put aside what stands for this host in ~/.netrc.
-        self._auth: dict[str, Any] = {"auth": auth} if auth is not None else {}
+        self._credentials = credentials
         self._silence = silence
 
     def joined(self, response: httpx2.Response) -> None:
@@ -83,7 +83,8 @@ class Wire:
         last_event_id: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[httpx2.Response]:
-        """Send a request; its response, which is closed at the end.
+        """Send a request; its response, which is closed at the end. One that is refused for its
+        credential is sent once more, with another one.
 
         Args:
             version: Of the protocol, if that is agreed.
@@ -91,9 +92,9 @@ class Wire:
 
         Raises:
             httpx2.HTTPError: There is none.
+            UpstreamError: There is no other credential.
         """
         fields = {
-            **self._headers,
             **(headers or {}),
             "accept": "application/json, text/event-stream",
             "accept-encoding": ACCEPTED,
@@ -107,16 +108,37 @@ class Wire:
         ):
             if value is not None:
                 fields[name] = value
-        timeout = httpx2.Timeout(CONNECTING, read=self._silence)
-        request = self.client.build_request(
-            method, self._url, content=content, headers=fields, timeout=timeout
-        )
-        response = await send_within_origin(self.client, request, **self._auth)
+        used = self._credentials.current
+        response = await self._send(method, content, fields, used)
         try:
+            # Such a request did not run.
+            if response.status_code == 401 and await self._credentials.renewed(used):
+                await response.aclose()
+                response = await self._send(method, content, fields, self._credentials.current)
             yield response
         finally:
             with anyio.CancelScope(shield=True):
                 await response.aclose()
+
+    async def _send(
+        self, method: str, content: bytes | None, fields: Mapping[str, str], credential: InUse
+    ) -> httpx2.Response:
+        named = {name.lower(): value for name, value in credential.headers.items()}
+        request = self.client.build_request(
+            method,
+            self._url,
+            content=content,
+            headers={**self._headers, **named, **fields},
+            timeout=httpx2.Timeout(CONNECTING, read=self._silence),
+        )
+        # Not None: that would put aside what stands for this host in ~/.netrc.
+        auth: dict[str, Any] = {"auth": credential.auth} if credential.auth is not None else {}
+        return await send_within_origin(self.client, request, **auth)
+
+    async def close(self) -> None:
+        """Nothing is sent any more."""
+        await self._credentials.close()
+        await self.client.aclose()
 
     async def check(self, response: httpx2.Response) -> None:
         """Whether a response is a success.
