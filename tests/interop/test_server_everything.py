@@ -145,6 +145,11 @@ async def expect_served(server: ExternalServer, expected: dict[str, Any]) -> Non
         async with client(url, mode="legacy") as stock:
             found = await seen(stock)
         assert found == expected
-        async with Client(url) as modern:
+        async with client(url) as modern:
+            assert modern.session.protocol_version == "2026-07-28"
+            for name in ("trigger-elicitation-request", "trigger-sampling-request"):
+                arguments = {"prompt": "x", "maxTokens": 10} if "sampling" in name else {}
+                asked = await modern.call_tool(name, arguments)
+                assert asked.content == expected[name].content, "it is asked in results"
             echoed = await modern.call_tool("echo", {"message": "hello"})
             assert echoed.content == expected["echo"].content

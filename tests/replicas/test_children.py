@@ -350,9 +350,9 @@ async def test_a_modern_client_is_asked_by_a_process_elsewhere_and_answers_anywh
         assert again["code"] == UNKNOWN
 
 
-async def test_a_question_outside_of_sessions_is_answered_where_it_was_asked() -> None:
-    """Another replica does not know what waits for the answer, and runs nothing."""
-    async with commands() as c:
+async def test_a_question_outside_of_sessions_is_answered_at_any_replica_and_once() -> None:
+    """Its call waits where it came first: the others pass the answers on."""
+    async with commands(3) as c:
         modern = [ModernClient(w.carrier, capabilities={"elicitation": {}}) for w in c.worlds]
         params: Json = {"name": "ask", "arguments": {"question": "well?"}}
         asked = await modern[0].send("tools/call", params).result()
@@ -361,6 +361,40 @@ async def test_a_question_outside_of_sessions_is_answered_where_it_was_asked() -
             "inputResponses": dict.fromkeys(asked["inputRequests"], answer),
             "requestState": asked["requestState"],
         }
-        assert (await modern[1].send("tools/call", params).error())["code"] == UNKNOWN
-        result = await modern[0].send("tools/call", params).result()
+        result = await modern[1].send("tools/call", params).result()
         assert json.loads(text_of(result)) == answer
+        for each in modern:
+            assert (await each.send("tools/call", params).error())["code"] == UNKNOWN
+        assert await modern[0].text("count") == "2", "it ran once"
+
+
+async def test_rounds_outside_of_sessions_go_on_over_replicas() -> None:
+    async with commands(2) as c:
+        modern = [ModernClient(w.carrier, capabilities={"elicitation": {}}) for w in c.worlds]
+        params: Json = {"name": "ask twice", "arguments": {}}
+        answers = [{"action": "accept", "content": {"answer": n}} for n in "12"]
+        asked = await modern[0].send("tools/call", params).result()
+        for number, answer in enumerate(answers):
+            brought = {
+                **params,
+                "inputResponses": dict.fromkeys(asked["inputRequests"], answer),
+                "requestState": asked["requestState"],
+            }
+            sent = modern[1 - number].send("tools/call", brought, meta={"progressToken": number})
+            asked = await sent.result()
+        assert json.loads(text_of(asked)) == answers
+
+
+@pytest.mark.in_process
+async def test_a_question_whose_process_is_gone_has_a_definite_answer() -> None:
+    async with commands(2) as c:
+        modern = [ModernClient(w.carrier, capabilities={"elicitation": {}}) for w in c.worlds]
+        params: Json = {"name": "ask", "arguments": {"question": "well?"}}
+        asked = await modern[0].send("tools/call", params).result()
+        c.kill(0)
+        answer = {"action": "accept", "content": {"answer": "yes"}}
+        params |= {
+            "inputResponses": dict.fromkeys(asked["inputRequests"], answer),
+            "requestState": asked["requestState"],
+        }
+        assert (await modern[1].send("tools/call", params).error())["code"] == UNKNOWN

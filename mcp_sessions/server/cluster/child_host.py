@@ -228,6 +228,11 @@ class ChildHost:
         self, call: RemoteCall, message: AskChild
     ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         session_id = message.session_id
+        params = dict(message.params) if message.params is not None else None
+        asked = Asked(message.client, message.method, params, message.level, message.asks)
+        if session_id is None:
+            peer = self._upstream.hosted(message.client, None, None, message.asks, subscriptions=())
+            return await peer.here(call, asked, None)
         lease = await self._children.lease(session_id)
         if lease.holder != message.holder:
             raise Moved
@@ -241,8 +246,6 @@ class ChildHost:
             message.asks,
             subscriptions=record.subscriptions,
         )
-        params = dict(message.params) if message.params is not None else None
-        asked = Asked(message.client, message.method, params, message.level, message.asks)
         return await peer.here(call, asked, lease)
 
     def _keep(self, answered: ChildAnswered) -> None:

@@ -76,6 +76,11 @@ class ChildrenElsewhere:
         self._asks: dict[str, _Ask] = {}
 
     @property
+    def process(self) -> str:
+        """See :class:`Elsewhere`."""
+        return self._bus.process
+
+    @property
     def held(self) -> Mapping[SessionId, str]:
         """What this process has, or had when it looked, and is claiming."""
         return self._held
@@ -153,12 +158,24 @@ class ChildrenElsewhere:
         process = process_of(lease.holder)
         if process is None:
             raise AssertionError("a lease names its process")
+        return await self._ask(process, lease.session_id, lease.holder, call, asked)
+
+    async def go_on(self, waiting: str, call: Call, asked: Asked) -> Served | None:
+        """See :class:`Elsewhere`."""
+        process = process_of(waiting)
+        if process is None or not self._bus.is_elsewhere(process):
+            return None
+        return await self._ask(process, None, waiting, call, asked)
+
+    async def _ask(
+        self, process: str, session_id: SessionId | None, holder: str, call: Call, asked: Asked
+    ) -> Served:
         name = mint_request_id()
         ask = self._asks[name] = _Ask(call, process)
         message = AskChild(
             ask=name,
-            session_id=lease.session_id,
-            holder=lease.holder,
+            session_id=session_id,
+            holder=holder,
             client=asked.client,
             method=asked.method,
             params=asked.params,

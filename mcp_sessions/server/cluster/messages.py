@@ -271,9 +271,11 @@ class AskChild:
     ask: str
     """The sender's name for it."""
 
-    session_id: SessionId
+    session_id: SessionId | None
+    """None: it goes on with a call outside of sessions that waits for answers there."""
+
     holder: str
-    """By which name the child is held."""
+    """By which name the child is held; outside of sessions, the call."""
 
     client: Mapping[str, Any]
     """The params of ``initialize`` of a child that is started for it."""

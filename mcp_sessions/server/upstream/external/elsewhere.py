@@ -63,6 +63,11 @@ class Asked:
 class Elsewhere(Protocol):
     """The processes that share a store."""
 
+    @property
+    def process(self) -> str:
+        """This one."""
+        ...
+
     async def lease(self, session_id: SessionId) -> Lease:
         """Who has that session's child: this process, if nobody who lives has it.
 
@@ -87,6 +92,18 @@ class Elsewhere(Protocol):
         Raises:
             Moved: See there.
             UpstreamError: The child's error; or -31012: nobody knows what became of it.
+        """
+        ...
+
+    async def go_on(self, waiting: str, call: Call, asked: Asked) -> Served | None:
+        """Go on with a call outside of sessions that waits for answers in another process; None:
+        it waits in none.
+
+        Args:
+            waiting: Names it.
+
+        Raises:
+            UpstreamError: See :meth:`ask`.
         """
         ...
 

@@ -5,7 +5,7 @@ Rules:
 1. A call is made once. What the server asks meanwhile is the result of the client's request; the
    call waits for the request that brings the answers, which goes on with it.
 2. What names it there is random, and used once. It opens nothing to another principal, in another
-   session, or for another request; who brings it too late, or to another process, hears -31012.
+   session, or for another request; who brings it too late hears -31012.
 3. A call whose client does not come back is cancelled: after a while, or where too many wait.
 """
 
@@ -44,6 +44,13 @@ _NEEDS: Final = {
 
 Asks = Mapping[str, Any]
 """Of a client's capabilities those that let a server ask."""
+
+
+def waiting_call(params: Mapping[str, Any] | None) -> str | None:
+    """What names the call that a request goes on with; None: it begins one."""
+    state: object = (params or {}).get("requestState")
+    is_ours = isinstance(state, str) and state.startswith(_PREFIX)
+    return state.removeprefix(_PREFIX) if isinstance(state, str) and is_ours else None
 
 
 def asks_of(capabilities: object) -> Asks:
@@ -216,9 +223,11 @@ class Rounds:
 
     Args:
         policy: What may run on unheard: here, between two rounds.
+        process: This one, if an answer may come to others.
     """
 
-    def __init__(self, policy: SessionPolicy) -> None:
+    def __init__(self, policy: SessionPolicy, process: str | None) -> None:
+        self._process = process
         self._patience = policy.detached_timeout
         self._waiting: dict[str, tuple[_Held, asyncio.TimerHandle]] = {}
         """Between two rounds, by what names them."""
@@ -250,13 +259,13 @@ class Rounds:
         """
         named: object = (params or {}).get(NAMED.get(method, ""))
         what = (call.principal, whose, method, named if isinstance(named, str) else None)
-        state: object = (params or {}).get("requestState")
-        if isinstance(state, str) and state.startswith(_PREFIX):
-            held = self._resumed(state, what)
+        name = waiting_call(params)
+        if name is not None:
+            held = self._resumed(name, what)
             try:
                 held.call.carry_on(call, members_of((params or {}).get("inputResponses")))
             except UpstreamError:
-                self._wait(held, whose, state)
+                self._wait(held, whose, name)
                 raise
         elif asks and method in NAMED:
             held = self._begun(CallInRounds(call, asks), what, work)
@@ -269,12 +278,12 @@ class Rounds:
             raise
         if questions is None:
             return await held.outcome
-        state = _PREFIX + mint_request_id()
-        self._wait(held, whose, state)
+        name = mint_request_id(self._process)
+        self._wait(held, whose, name)
         return {
             "resultType": "input_required",
             "inputRequests": questions,
-            "requestState": state,
+            "requestState": _PREFIX + name,
         }
 
     async def close(self) -> None:
@@ -292,29 +301,29 @@ class Rounds:
         task = self._background.run("a call in rounds", _make(call, work, outcome))
         return _Held(call, what, task, outcome)
 
-    def _resumed(self, state: str, what: Hashable) -> _Held:
-        waiting = self._waiting.get(state)
+    def _resumed(self, name: str, what: Hashable) -> _Held:
+        waiting = self._waiting.get(name)
         if waiting is None or waiting[0].what != what:
             raise UpstreamError(wire_error(OutcomeUnknown()))
         held, timer = waiting
         timer.cancel()
-        del self._waiting[state]
-        self._bound.remove(state)
+        del self._waiting[name]
+        self._bound.remove(name)
         return held
 
-    def _wait(self, held: _Held, whose: Hashable, state: str) -> None:
+    def _wait(self, held: _Held, whose: Hashable, name: str) -> None:
         """Its client has what it needs to go on."""
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._patience, self._give_up, state)
-        self._waiting[state] = held, timer
-        given_up = self._bound.add(state, held.call.principal, whose)
+        timer = loop.call_later(self._patience, self._give_up, name)
+        self._waiting[name] = held, timer
+        given_up = self._bound.add(name, held.call.principal, whose)
         if given_up is not None:
             self._give_up(given_up)
 
-    def _give_up(self, state: str) -> None:
-        held, timer = self._waiting.pop(state)
+    def _give_up(self, name: str) -> None:
+        held, timer = self._waiting.pop(name)
         timer.cancel()
-        self._bound.remove(state)
+        self._bound.remove(name)
         logger.warning("a call whose client was asked and did not come back is cancelled")
         held.task.cancel()
 

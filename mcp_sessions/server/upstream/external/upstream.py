@@ -25,7 +25,7 @@ from mcp_sessions.server.upstream.external.children import Children, Starter
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Elsewhere, Lease, Moved, Served
 from mcp_sessions.server.upstream.external.modern_peer import ModernPeer
 from mcp_sessions.server.upstream.external.place import LISTS, Place
-from mcp_sessions.server.upstream.external.rounds import Asks, Rounds, asks_of
+from mcp_sessions.server.upstream.external.rounds import Asks, Rounds, asks_of, waiting_call
 from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamPeer
 from mcp_sessions.server.upstream.sdk.kernel import (
     HANDSHAKE_VERSIONS,
@@ -78,7 +78,7 @@ class ExternalUpstream:
         self.server = server
         self.remembers = remembers
         self.children = Children(server, starter, HANDSHAKE_VERSIONS)
-        self.rounds = Rounds(policy)
+        self.rounds = Rounds(policy, self.elsewhere.process if self.elsewhere else None)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None]:
@@ -193,7 +193,7 @@ class ExternalUpstream:
         self,
         client: Mapping[str, Any],
         outbound: Outbound | None,
-        session_id: SessionId,
+        session_id: SessionId | None,
         asks: Asks | None,
         *,
         subscriptions: Collection[str],
@@ -270,8 +270,12 @@ class ExternalPeer:
             self._upstream.elsewhere,
         )
         key = self._key(call)
-        if elsewhere is None or not isinstance(key, str):
+        if elsewhere is None:
             return await self.here(call, asked, None)
+        if not isinstance(key, str):
+            waiting = waiting_call(params) if self._asks is not None else None
+            served = await elsewhere.go_on(waiting, call, asked) if waiting is not None else None
+            return served or await self.here(call, asked, None)
         session_id = SessionId(key)
         while True:
             lease = await elsewhere.lease(session_id)
