@@ -24,8 +24,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ STALL = 50.0
 
 CALLERS = 100
 BETWEEN = 0.01
+UPDATES = 5
 ECHO = {"name": "echo", "arguments": {"text": "hello"}}
 
 
@@ -109,27 +111,37 @@ class Process:
 class Callers:
     """Clients that call a trivial tool; how long each call took, in ms."""
 
-    def __init__(self, connections: list[Connection]) -> None:
-        self._connections = connections
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._sessions: list[str] = []
 
-    @staticmethod
-    async def to(port: int) -> Callers:
-        """As many as there are, each in a session of its own."""
-        connections = [await Connection.to(port) for _ in range(CALLERS)]
-        for connection in connections:
-            await connection.initialize()
-        return Callers(connections)
+    async def start(self) -> None:
+        """Shake hands."""
+        for _ in range(CALLERS):
+            async with self._connected() as connection:
+                await connection.initialize()
+                assert connection.session is not None
+                self._sessions.append(connection.session)
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncGenerator[Connection]:
+        connection = await Connection.to(self._port)
+        try:
+            yield connection
+        finally:
+            connection.close()
 
     async def call(self, until: Callable[[int], bool]) -> list[float]:
-        """One after the other, until that is so of their number."""
+        """One after the other, on one connection, until that is so of their number."""
         took: list[float] = []
-        while not until(len(took)):
-            connection = self._connections[len(took) % CALLERS]
-            request = connection.request("tools/call", ECHO)
-            begun = time.perf_counter()
-            connection.result(*await connection.send(request))
-            took.append((time.perf_counter() - begun) * 1e3)
-            await asyncio.sleep(BETWEEN)
+        async with self._connected() as connection:
+            while not until(len(took)):
+                connection.session = self._sessions[len(took) % CALLERS]
+                request = connection.request("tools/call", ECHO)
+                begun = time.perf_counter()
+                connection.result(*await connection.send(request))
+                took.append((time.perf_counter() - begun) * 1e3)
+                await asyncio.sleep(BETWEEN)
         return took
 
     async def beside(self, work: Awaitable[Any]) -> list[float]:
@@ -141,11 +153,10 @@ class Callers:
 
     async def touch(self, *uris: str) -> None:
         """Change resources, one after the other; each answer comes when all were told."""
-        for uri in uris:
-            connection = await Connection.to(self._connections[0].port)
-            connection.session = self._connections[0].session
-            await connection.ask("tools/call", {"name": "touch", "arguments": {"uri": uri}})
-            connection.close()
+        async with self._connected() as connection:
+            connection.session = self._sessions[0]
+            for uri in uris:
+                await connection.ask("tools/call", {"name": "touch", "arguments": {"uri": uri}})
 
 
 def p99(took: list[float]) -> float:
@@ -153,125 +164,188 @@ def p99(took: list[float]) -> float:
     return sorted(took)[int(len(took) * 0.99) - 1]
 
 
-async def measure(
-    process: Process, crowd: Crowd, sessions: int, streams: int, calls: int, idle: float
-) -> list[Row]:
-    """All of it."""
-    rows: list[Row] = []
-    stalls: dict[str, dict[str, float]] = {}
-    callers = await Callers.to(process.server.port)
-    process.stalls()
-    base, cpu = process.resident, process.cpu
-    crowd.does("start")
-    cpu, held = process.cpu - cpu, process.resident - base
-    rows += [
-        Row(name="a session begins: CPU", measured=cpu / sessions * 1e6, unit="µs",
-            includes="initialize and initialized, a request each"),
-        Row(name="a session: memory", measured=held / sessions / 1024, unit="KiB",
-            includes="resident, all that the process has for it"),
-    ]  # fmt: skip
-    stalls["while sessions begin"] = process.stalls()
-    base = process.resident
-    crowd.does("subscribe")
-    subscribed = process.resident - base
-    stalls["while they subscribe"] = process.stalls()
-    base, cpu = process.resident, process.cpu
-    crowd.does("listen")
-    cpu, held = process.cpu - cpu, process.resident - base
-    rows += [
-        Row(name="nine subscriptions: memory", measured=subscribed / streams / 1024, unit="KiB",
-            includes="resident"),
-        Row(name="a stream: memory", measured=held / streams / 1024, unit="KiB",
-            includes="resident, without the system's buffers"),
-        Row(name="a stream opens: CPU", measured=cpu / streams * 1e6, unit="µs",
-            includes="its connection, too"),
-        Row(name="all sessions and streams: memory", measured=process.resident / 2**20, unit="MiB",
-            includes="resident, the whole process"),
-    ]  # fmt: skip
-    stalls["while streams open"] = process.stalls(watch=False)
+@dataclass
+class Run:
+    """One server with its clients; what is measured, in the order in which it happens."""
 
-    await asyncio.sleep(2)
-    cpu = process.cpu
-    await asyncio.sleep(idle)
-    rows.append(
-        Row(name="idle, all of them: CPU", measured=(process.cpu - cpu) / idle * 100, unit="%",
-            includes=f"of a core, {idle:g} s, without a call")
-    )  # fmt: skip
+    process: Process
+    crowd: Crowd
+    callers: Callers
+    sessions: int
+    streams: int
+    runner: asyncio.Runner
+    stalls: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
 
-    process.stalls()
-    took = await callers.call(lambda done: done >= calls)
-    rows.append(
-        Row(name="a call, nothing else: p99", measured=p99(took), unit="ms",
-            includes=f"of {len(took)}; half take {statistics.median(took):.2f} ms, "
-            f"the slowest {max(took):.1f}")
-    )  # fmt: skip
-    stalls["while some call"] = process.stalls()
+    def begins(self) -> Iterator[Row]:
+        """Everybody comes."""
+        self.runner.run(self.callers.start())
+        self.process.stalls()
+        cpu, held = self._used(self.crowd.does, "start")
+        yield Row(
+            name="a session begins: CPU",
+            measured=cpu / self.sessions * 1e6,
+            unit="µs",
+            includes="`initialize` and `notifications/initialized`, a request each",
+        )
+        yield Row(
+            name="a session: memory",
+            measured=held / self.sessions / 1024,
+            unit="KiB",
+            includes="resident, all that the process has for it",
+        )
+        self.stalls["while sessions begin"] = self.process.stalls()
+        _, held = self._used(self.crowd.does, "subscribe")
+        yield Row(
+            name="nine subscriptions: memory",
+            measured=held / self.streams / 1024,
+            unit="KiB",
+            includes="resident",
+        )
+        self.stalls["while they subscribe"] = self.process.stalls()
+        cpu, held = self._used(self.crowd.does, "listen")
+        yield Row(
+            name="a stream: memory",
+            measured=held / self.streams / 1024,
+            unit="KiB",
+            includes="resident, with its connection, without the system's buffers",
+        )
+        yield Row(
+            name="a stream opens: CPU",
+            measured=cpu / self.streams * 1e6,
+            unit="µs",
+            includes="its connection, too",
+        )
+        yield Row(
+            name="all sessions and streams: memory",
+            measured=self.process.resident / 2**20,
+            unit="MiB",
+            includes="resident, the whole process",
+        )
+        self.stalls["while streams open"] = self.process.stalls(watch=False)
 
-    cpu, rounds, delays = process.cpu, 0, list[float]()
+    def _used(self, do: Callable[..., object], *arguments: str) -> tuple[float, int]:
+        """Seconds of CPU, and bytes."""
+        cpu, held = self.process.cpu, self.process.resident
+        do(*arguments)
+        return self.process.cpu - cpu, self.process.resident - held
 
-    async def updates() -> None:
-        nonlocal rounds
-        while rounds < 5:
-            rounds += 1
-            begun = time.monotonic()
-            await callers.touch(BUSY)
-            heard = await crowd.meanwhile("hear", BUSY, str(rounds))
-            delays.append(heard["at"] - begun)
+    def idles(self, seconds: float) -> Iterator[Row]:
+        """Nothing happens."""
+        time.sleep(2)
+        cpu, _ = self._used(lambda: time.sleep(seconds))
+        yield Row(
+            name="idle, all of them: CPU",
+            measured=cpu / seconds * 100,
+            unit="%",
+            includes=f"of a core, {seconds:g} s without a call",
+        )
 
-    took = await callers.beside(updates())
-    cpu = process.cpu - cpu
-    rows += [
-        Row(name="an update to all streams, for each: CPU", measured=cpu / rounds / streams * 1e6,
-            unit="µs", includes="calls beside it, too"),
-        Row(name="an update: until all heard of it", measured=min(delays), unit="s",
-            includes=f"the least of {rounds}"),
-        Row(name="a call beside updates: p99", measured=p99(took), unit="ms",
-            includes=f"of {len(took)}; the slowest {max(took):.1f}"),
-    ]  # fmt: skip
-    stalls["while all streams are told"] = process.stalls()
+    def calls(self, count: int) -> Iterator[Row]:
+        """Some call."""
+        self.process.stalls()
+        took = self.runner.run(self.callers.call(lambda done: done >= count))
+        yield Row(
+            name="a call: p99",
+            measured=p99(took),
+            unit="ms",
+            includes=f"of {len(took)}, nothing else happens; half take "
+            f"{statistics.median(took):.2f} ms, the slowest {max(took):.1f}",
+        )
+        self.stalls["while some call"] = self.process.stalls()
 
-    cpu = process.cpu
-    on_its_way = asyncio.ensure_future(callers.touch(TOLD[0]))
-    await asyncio.sleep(0.05)
-    cut = crowd.does("cut")["at"]
-    back_at = caught_up_at = 0.0
+    def updates(self) -> Iterator[Row]:
+        """A resource changes that all streams hear of, again and again."""
+        delays: list[float] = []
 
-    async def come_back() -> None:
-        nonlocal back_at, caught_up_at
-        await on_its_way
-        await callers.touch(*TOLD[1:4])
-        back = asyncio.ensure_future(crowd.meanwhile("back"))
-        await callers.touch(*TOLD[4:6])
-        back_at = (await back)["at"]
-        for uri in TOLD[:6]:
-            caught_up_at = max(caught_up_at, (await crowd.meanwhile("hear", uri, "1"))["at"])
+        async def updates() -> None:
+            for number in range(1, UPDATES + 1):
+                begun = time.monotonic()
+                await self.callers.touch(BUSY)
+                heard = await self.crowd.meanwhile("hear", BUSY, str(number))
+                delays.append(heard["at"] - begun)
 
-    took = await callers.beside(come_back())
-    cpu = process.cpu - cpu
-    rows += [
-        Row(name="cut: until all streams are open again", measured=back_at - cut, unit="s",
-            includes="the second that all wait for is in it"),
-        Row(name="cut: until all have what they missed", measured=caught_up_at - cut, unit="s",
-            includes="with what was told while they came"),
-        Row(name="cut: CPU for each", measured=cpu / streams * 1e6, unit="µs",
-            includes="the end of a stream, a new one, six updates"),
-        Row(name="cut: a call meanwhile, p99", measured=p99(took), unit="ms",
-            includes=f"of {len(took)}; the slowest {max(took):.1f}"),
-    ]  # fmt: skip
-    stalls["while all come back"] = process.stalls()
+        cpu = self.process.cpu
+        took = self.runner.run(self.callers.beside(updates()))
+        cpu = self.process.cpu - cpu
+        yield Row(
+            name="an update to all streams, for each: CPU",
+            measured=cpu / UPDATES / self.streams * 1e6,
+            unit="µs",
+            includes=f"{len(took)} calls meanwhile, too",
+        )
+        yield Row(
+            name="an update to all streams: until the last has it",
+            measured=min(delays),
+            unit="s",
+            includes=f"the least of {UPDATES}",
+        )
+        yield Row(
+            name="a call beside updates: p99",
+            measured=p99(took),
+            unit="ms",
+            includes=f"of {len(took)}; the slowest {max(took):.1f}",
+        )
+        self.stalls["while all streams are told"] = self.process.stalls()
 
-    await callers.touch(*TOLD[6:])
-    for uri in TOLD[6:]:
-        await crowd.meanwhile("hear", uri, "1")
-    judged = crowd.does("judge", *TOLD)
-    told = f"of {len(TOLD) * streams:,}, in {judged['open']:,} streams that are open after it"
-    rows += [
-        Row(name="events lost", measured=judged["lost"], most=0, includes=told),
-        Row(name="events told twice", measured=judged["twice"], most=0, includes=told),
-        Row(name="streams that did not come back", measured=streams - judged["open"], most=0),
-    ]
-    stalls["while all are told again"] = process.stalls()
-    return rows + list(_stalls(stalls))
+    def is_cut(self) -> Iterator[Row]:
+        """All streams at once, in the middle of an update."""
+        cut = back = caught_up = 0.0
+
+        async def come_back() -> None:
+            nonlocal cut, back, caught_up
+            on_its_way = asyncio.ensure_future(self.callers.touch(TOLD[0]))
+            # The first streams have it, the last do not.
+            await self.crowd.meanwhile("hears", TOLD[0])
+            cut = (await self.crowd.meanwhile("cut"))["at"]
+            await on_its_way
+            await self.callers.touch(*TOLD[1:4])
+            coming = asyncio.ensure_future(self.crowd.meanwhile("back"))
+            await self.callers.touch(*TOLD[4:6])
+            back = (await coming)["at"]
+            for uri in TOLD[:6]:
+                caught_up = max(caught_up, (await self.crowd.meanwhile("hear", uri, "1"))["at"])
+
+        cpu = self.process.cpu
+        took = self.runner.run(self.callers.beside(come_back()))
+        cpu = self.process.cpu - cpu
+        yield Row(
+            name="cut: until all streams are open again",
+            measured=back - cut,
+            unit="s",
+            includes="the second that all wait for is in it",
+        )
+        yield Row(
+            name="cut: until all have what they missed",
+            measured=caught_up - cut,
+            unit="s",
+            includes="with what was told while they came",
+        )
+        yield Row(
+            name="cut: CPU for each stream",
+            measured=cpu / self.streams * 1e6,
+            unit="µs",
+            includes="its end, a new one, six updates",
+        )
+        yield Row(
+            name="cut: a call meanwhile, p99",
+            measured=p99(took),
+            unit="ms",
+            includes=f"of {len(took)}; the slowest {max(took):.1f}",
+        )
+        self.stalls["while all come back"] = self.process.stalls()
+
+    def is_whole(self) -> Iterator[Row]:
+        """Whether each stream has everything, once."""
+        self.runner.run(self.callers.touch(*TOLD[6:]))
+        for uri in TOLD[6:]:
+            self.crowd.does("hear", uri, "1")
+        judged = self.crowd.does("judge", *TOLD)
+        told = f"of {len(TOLD) * self.streams:,}, in {judged['open']:,} streams that are open"
+        yield Row(name="events lost", measured=judged["lost"], most=0, includes=told)
+        yield Row(name="events told twice", measured=judged["twice"], most=0, includes=told)
+        away = self.streams - judged["open"]
+        yield Row(name="streams that did not come back", measured=away, most=0)
+        self.stalls["while all are told again"] = self.process.stalls()
 
 
 def _stalls(found: dict[str, dict[str, float]]) -> Iterator[Row]:
@@ -301,8 +375,16 @@ def rows(sessions: int, streams: int, calls: int, idle: float) -> Iterator[Row]:
     server = Server("many")
     crowd = Crowd(server.port, sessions, streams)
     try:
-        found = measure(Process(server), crowd, sessions, streams, calls, idle)
-        yield from uvloop.run(found)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            callers = Callers(server.port)
+            run = Run(Process(server), crowd, callers, sessions, streams, runner)
+            yield from run.begins()
+            yield from run.idles(idle)
+            yield from run.calls(calls)
+            yield from run.updates()
+            yield from run.is_cut()
+            yield from run.is_whole()
+            yield from _stalls(run.stalls)
     finally:
         crowd.stop()
         server.stop()

@@ -123,6 +123,11 @@ class Crowd:
         await until(lambda: self.in_all[uri] >= wanted, f"all hear of {uri}", WITHIN)
         return {"at": self.last_at}
 
+    async def hears(self, uri: str) -> dict[str, Any]:
+        """Until the first stream was told of it."""
+        await until(lambda: self.in_all[uri] > 0, f"one hears of {uri}", WITHIN)
+        return {}
+
     async def cut(self) -> dict[str, Any]:
         """Cut all at once; when."""
         at = time.monotonic()
@@ -166,6 +171,7 @@ async def serve(crowd: Crowd) -> None:
         "subscribe": crowd.subscribe,
         "listen": crowd.listen,
         "hear": crowd.hear,
+        "hears": crowd.hears,
         "cut": crowd.cut,
         "back": crowd.back,
         "judge": crowd.judge,
