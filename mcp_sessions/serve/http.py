@@ -228,6 +228,7 @@ def http_config(app: ASGIApp, *, log_level: str, max_message: int) -> uvicorn.Co
         timeout_graceful_shutdown=5,
         timeout_keep_alive=KEEP_ALIVE,
         lifespan="on",
+        backlog=LISTEN_BACKLOG,
         server_header=False,
         log_config=None,
         ws="websockets-sansio",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import socket
 
-LISTEN_BACKLOG = 2048
-"""Connections that the system accepts before we do, as uvicorn asks for."""
+LISTEN_BACKLOG = 65_535
+"""Connections that the system accepts before we do, if it has no smaller bound of its own (Linux:
+``net.core.somaxconn``, 4,096). Who finds no place there tries again after 1, 2, 4, 8 s: when
+thousands were cut and come back together, the last ones would be away for that long."""
 
 
 def listen_on(host: str, port: int) -> socket.socket:

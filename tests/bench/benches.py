@@ -51,6 +51,7 @@ BENCHES = (
     Bench("idle", 300, ("--streams", "100", "--seconds", "5")),
     Bench("noisy", 600, ("--rounds", "1", "--stores", "memory"), ("--rounds", "3")),
     Bench("workers", 400, ("--calls", "500", "--events", "50", "--rounds", "1")),
+    Bench("replicas", 300, ("--count", "100", "--rounds", "1")),
     Bench("recover", 300, ("20",)),
     Bench("many", 600, ("--sessions", "2000", "--streams", "200", "--calls", "200", "--idle", "3")),
     Bench("acp", 300, ("1000",)),

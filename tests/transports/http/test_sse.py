@@ -12,6 +12,7 @@ from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, LoggedEvent, Windo
 from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import LogEpoch, SessionId
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.turns import Turns
 from mcp_sessions_transports.http.sse import (
     KEEP_ALIVE,
     RETRY,
@@ -620,3 +621,21 @@ async def test_a_stream_ends_when_its_log_was_made_anew() -> None:
 
     await done(task)
     assert texts(peer) == ["0", "1", "2"]
+
+
+async def test_streams_whose_peers_go_together_end_a_few_in_each_turn() -> None:
+    """Ten thousand that were cut in one moment kept everybody else waiting for half a second."""
+    turns = Turns(1)
+    streams = [SseStream(SessionPolicy(), turns=turns) for _ in range(20)]
+    peers = [Peer() for _ in streams]
+    tasks = [serving(*each) for each in zip(streams, peers, strict=True)]
+    await cycles(5)
+    for peer in peers:
+        peer.gone.set()
+    ended = 0
+    while ended < len(streams):
+        await asyncio.sleep(0)
+        before, ended = ended, sum(stream.closed for stream in streams)
+        assert ended <= before + 1
+    for task in tasks:
+        await done(task)

@@ -18,6 +18,7 @@ from mcp_sessions.errors import OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import process_of
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions.turns import Turns
 from mcp_sessions_transports.http.channel import http_transport
 from mcp_sessions_transports.http.io import HttpCall, send_not_found
 from mcp_sessions_transports.http.post_streams import (
@@ -32,9 +33,14 @@ from mcp_sessions_transports.served import Served
 
 @dataclass(slots=True, eq=False, repr=False)
 class HttpGet:
-    """Serves GET of the handshake era."""
+    """Serves GET of the handshake era.
+
+    Args:
+        turns: Of streams that begin or end together.
+    """
 
     _served: Served
+    _turns: Turns
 
     async def serve(self, call: HttpCall, record: SessionRecord) -> None:
         """Serve one GET until its stream ends.
@@ -68,7 +74,9 @@ class HttpGet:
             return
         transport = http_transport(connection)
         async with call.watch(transport.cut_get):
-            await transport.serve_get(connection, after, first, call, cleared=record.carried)
+            await transport.serve_get(
+                connection, after, first, call, cleared=record.carried, turns=self._turns
+            )
 
     # --- the rest of a response ------------------------------------------------------------
 

@@ -45,6 +45,7 @@ from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
 from mcp_sessions.server.joint_admission import JointAdmission
 from mcp_sessions.stores.records import Peer, SessionRecord
+from mcp_sessions.turns import Turns
 from mcp_sessions_transports.http.channel import NO_SCOPES, PostChannel, http_transport
 from mcp_sessions_transports.http.get import HttpGet
 from mcp_sessions_transports.http.io import (
@@ -70,7 +71,8 @@ class HandshakeHttp:
         self._served = served
         self._max_body = max_body
         self._sessions = served.transport_sessions
-        self._get = HttpGet(served)
+        self._turns = Turns()
+        self._get = HttpGet(served, self._turns)
         self._background = Background()
         self._handled: dict[ConnectionId | Principal, int] = {}
         """How many notifications of a sender are handled now."""
@@ -105,6 +107,8 @@ class HandshakeHttp:
                 text = "Not Acceptable: Client must accept text/event-stream"
                 await send_json(send, refusal(text), status=406)
             case "GET":
+                # When many clients were cut they come back together, each with a GET.
+                await self._turns.take()
                 record = await self._admitted(call)
                 if record is not None:
                     await self._get.serve(call, record)

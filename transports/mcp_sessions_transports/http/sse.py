@@ -23,6 +23,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.binding import ReadEvents
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.stores.records import Attached
+from mcp_sessions.turns import Turns
 from mcp_sessions_transports.http.io import HttpCall
 from mcp_sessions_transports.outbox import LogFeed, Outbox
 
@@ -77,11 +78,18 @@ class SseStream(Outbox):
     Args:
         policy: See :class:`Outbox`.
         comment: Sent when there was nothing else for a while.
+        turns: Taken before a stream ends whose peer went away; None: it ends at once.
     """
 
-    def __init__(self, policy: SessionPolicy, comment: bytes = b": keep-alive\n\n") -> None:
+    def __init__(
+        self,
+        policy: SessionPolicy,
+        comment: bytes = b": keep-alive\n\n",
+        turns: Turns | None = None,
+    ) -> None:
         super().__init__(policy)
         self._comment = comment
+        self._turns = turns
 
     async def serve(self, receive: Receive, send: Send, headers: list[tuple[bytes, bytes]]) -> bool:
         """Send until the stream ends, is cut, or its peer is gone; whether all was sent."""
@@ -106,6 +114,9 @@ class SseStream(Outbox):
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             continue
+        if self._turns is not None:
+            # Nobody waits for what is left to do, and many peers may have gone together.
+            await self._turns.take()
 
     async def _send_all(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         async def write(chunks: list[bytes]) -> None:
@@ -140,6 +151,7 @@ class GetStream:
         scopes: frozenset[str],
         cleared: Collection[SessionId],
         is_checked: bool,
+        turns: Turns,
     ) -> None:
         """Send what follows ``after``.
 
@@ -148,12 +160,13 @@ class GetStream:
             scopes: Those of the credential that opened it.
             cleared: The sessions that were found to need no others.
             is_checked: See :class:`~mcp_sessions_transports.outbox.LogFeed`.
+            turns: See :class:`SseStream`.
         """
         self._connection = connection
         self._scopes = scopes
         self._cleared = set(cleared)
         self._after = after
-        self.stream = SseStream(policy)
+        self.stream = SseStream(policy, turns=turns)
         self._feed = LogFeed(
             self.stream, self._read, after.event_id(), self._frame, is_checked=is_checked
         )
@@ -317,6 +330,7 @@ class HttpTransport(Generic[ResponsesT]):
         call: HttpCall,
         *,
         cleared: Collection[SessionId],
+        turns: Turns,
     ) -> None:
         """Serve the GET stream until it ends; the one before it ends now, wherever it is.
 
@@ -326,6 +340,7 @@ class HttpTransport(Generic[ResponsesT]):
             first: Messages that it opens with; see :meth:`GetStream.open_with`.
             call: What opens it.
             cleared: The sessions that were found to need no other scopes.
+            turns: See :class:`SseStream`.
 
         Raises:
             StoreUnavailable: Nothing was sent.
@@ -338,6 +353,7 @@ class HttpTransport(Generic[ResponsesT]):
             scopes=call.principal.scopes,
             cleared=cleared,
             is_checked=self._is_shared,
+            turns=turns,
         )
         self._get = get
         get.open_with(first, primes=self.responses.primes)

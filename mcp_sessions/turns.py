@@ -1,0 +1,63 @@
+"""Who comes together with many others, and need not be served before everybody else.
+
+Rules, owned by ``tests/test_turns.py``:
+
+1. In one turn of the event loop a few go on, in the order in which they came. Whoever asks
+   for something else meanwhile waits for these few, not for all.
+2. Who is cancelled while it waits takes no turn from another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+AT_ONCE = 32
+
+
+class Turns:
+    """Turns of the event loop, shared by those who do the same.
+
+    Args:
+        at_once: How many go on in one of them.
+    """
+
+    __slots__ = ("_at_once", "_is_due", "_left", "_loop", "_waiting")
+
+    def __init__(self, at_once: int = AT_ONCE) -> None:
+        self._at_once = at_once
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begin(None)
+
+    def _begin(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._loop = loop
+        self._left = self._at_once
+        self._is_due = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> None:
+        """Go on now, or when those who came before do."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            # What waited in a loop that is over waits no more.
+            self._begin(loop)
+        if not self._is_due:
+            self._is_due = True
+            loop.call_soon(self._next)
+        if self._left:
+            self._left -= 1
+            return
+        mine = loop.create_future()
+        self._waiting.append(mine)
+        await mine
+
+    def _next(self) -> None:
+        self._left = self._at_once
+        while self._left and self._waiting:
+            first = self._waiting.popleft()
+            if not first.done():
+                first.set_result(None)
+                self._left -= 1
+        self._is_due = self._left < self._at_once
+        if self._is_due:
+            asyncio.get_running_loop().call_soon(self._next)
