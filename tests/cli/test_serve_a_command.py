@@ -14,7 +14,7 @@ import pytest
 
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.main import main
-from tests.support.children import CHILD, children_of, is_alive
+from tests.support.children import CHILD, MODERN_CHILD, children_of, is_alive
 from tests.support.raw import RawClient, SocketCarrier
 from tests.support.serving import initialize, read_lines, serving
 
@@ -53,6 +53,16 @@ def test_a_command_is_served_and_nothing_of_it_is_left(
             if not any(is_alive(pid) for pid in children):
                 return
         raise AssertionError("a process is left")
+
+
+def test_a_command_that_refuses_a_handshake_is_served_to_clients_that_shake_hands(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path, "--", sys.executable, "-S", MODERN_CHILD) as process:
+        found = re.search(r"^  at +(http://127\.0\.0\.1:\d+/mcp)$", read_lines(process, 5), re.M)
+        assert found is not None
+        result = initialize(found.group(1))
+        assert (result["protocolVersion"], result["instructions"]) == ("2025-11-25", "ask me")
 
 
 def test_processes_wait_as_many_as_are_said_and_none_is_left(tmp_path: Path) -> None:

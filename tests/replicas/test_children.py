@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 
 from mcp_sessions.server.cluster import child_host, children
 from tests.support import replicas
-from tests.support.children import child, children_of, is_alive, until
+from tests.support.children import child, children_of, is_alive, modern_child, until
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
 from tests.support.raw import Json, in_session, keyed, text_of
 from tests.support.replicas import Cluster, cluster, lost
@@ -24,11 +24,13 @@ UNKNOWN = -31012
 
 
 @asynccontextmanager
-async def commands(count: int = 2, **options: Any) -> AsyncGenerator[Cluster]:
+async def commands(
+    count: int = 2, make: Callable[..., object] = child, **options: Any
+) -> AsyncGenerator[Cluster]:
     """Replicas over the child server; afterwards none of its processes is left."""
 
     def server() -> tuple[Toolbox, object]:
-        return Toolbox(), child(**options)
+        return Toolbox(), make(**options)
 
     async with cluster(count, server=server) as c:
         # Whatever else runs by then is not theirs.
@@ -76,6 +78,23 @@ async def test_a_modern_client_has_it_too_with_what_its_results_say() -> None:
             assert info["name"] == "child" and result["ttlMs"] == 0
             discovered = await each.send("server/discover", meta=meta).result()
             assert discovered["instructions"] == "ask me"
+
+
+async def test_a_command_of_the_newer_era_is_told_who_asks_wherever_that_comes() -> None:
+    async with commands(make=modern_child) as c:
+        declared: list[Json] = [{"elicitation": {}}, {"roots": {}}]
+        modern = [
+            ModernClient(w.carrier, capabilities=each)
+            for w, each in zip(c.worlds, declared, strict=True)
+        ]
+        meta = session_meta((await modern[0].create())["sessionId"])
+        for each, capabilities in zip(modern, declared, strict=True):
+            told = json.loads(await each.text("client", meta={**meta, LOG_LEVEL: "error"}))
+            assert told["io.modelcontextprotocol/clientCapabilities"] == capabilities
+            assert told[LOG_LEVEL] == "error"
+            question = {"question": "well?"}
+            asked = await each.call("ask", question, meta=meta).result()
+            assert asked["requestState"] == "kept", "its own"
 
 
 async def test_progress_and_a_log_come_on_the_way_of_the_request() -> None:

@@ -194,6 +194,10 @@ def serve(request: Json) -> None:
             result = {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}
         case "resources/list":
             result = {"resources": [{"uri": "test://a", "name": "a"}]}
+        case "resources/read":
+            roots = ask("roots/list", {}).get("result")
+            contents = [{"uri": params["uri"], "text": json.dumps(roots)}]
+            result = {"contents": contents}
         case "resources/subscribe":
             subscribed.append(params["uri"])
         case "resources/unsubscribe":

@@ -54,7 +54,9 @@ class ModernPeer:
             left["_meta"] = others
         least = level if isinstance(level, str) else None
         result, handshake = await self._served(call, method, left, least)
-        return _stamped({"resultType": "complete", **result}, handshake, method in _CACHED)
+        result = {"resultType": "complete", **result}
+        is_good_for_a_while = method in _CACHED and result["resultType"] == "complete"
+        return _stamped(result, handshake, is_good_for_a_while)
 
     async def _discover(self, call: Call, params: dict[str, Any] | None) -> dict[str, Any]:
         result = await self._shell.request(call, "server/discover", params)

@@ -304,7 +304,7 @@ class Place:
         calls = [call for call in self.calls if isinstance(call, CallInRounds)]
         if not calls:
             raise PeerError(METHOD_NOT_FOUND, "Method not found", method)
-        way = about if about in calls else calls[0] if len(self.calls) == 1 else None
+        way = about if about in calls else calls[0] if len(calls) == 1 else None
         if way is None:
             raise PeerError(INVALID_REQUEST, "several requests run: which of them asks is not said")
         return await way.send_request(PeerRequest(method, params))

@@ -12,7 +12,7 @@ import mcp_types as types
 import pytest
 from mcp.client import Client
 
-from mcp_sessions import SessionLayer
+from mcp_sessions import Conversations, SessionLayer
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.external.rounds import CallInRounds
 from mcp_sessions.server.upstream.external.telling import Telling
@@ -91,6 +91,39 @@ async def test_a_client_is_asked_what_it_declared_and_nothing_else() -> None:
         answer = {"roots": [{"uri": "file:///x"}]}
         result = await client.send("tools/call", again(asked, answer, params=params)).result()
         assert json.loads(text_of(result)) == answer
+
+
+async def test_what_needs_input_is_not_good_for_a_while() -> None:
+    """A result of a read says for how long it is; one that asks is none yet."""
+    async with child_world() as w:
+        client = asking(w, roots={})
+        params: Json = {"uri": "test://a"}
+        asked = await client.send("resources/read", params).result()
+        assert asked["resultType"] == "input_required"
+        assert not {"ttlMs", "cacheScope"} & set(asked)
+        sent = client.send("resources/read", again(asked, {"roots": []}, params=params))
+        result = await sent.result()
+        assert result["ttlMs"] == 0 and json.loads(result["contents"][0]["text"]) == {"roots": []}
+
+
+async def test_the_rounds_of_one_call_are_of_one_conversation() -> None:
+    """Its host says of each request which conversation it is of."""
+    async with child_world(conversations=Conversations()) as w:
+        client = asking(w)
+        asked: list[Json] = []
+        for name in ("one", "two"):
+            sent = client.send("tools/call", QUESTION, meta={"openai/session": name})
+            asked.append(await sent.result())
+        for number, name in ((0, "two"), (1, "one")):
+            wrong = client.send(
+                "tools/call", again(asked[number], TWO), meta={"openai/session": name}
+            )
+            assert (await wrong.error())["code"] == UNKNOWN
+        for number, name in enumerate(("one", "two")):
+            sent = client.send(
+                "tools/call", again(asked[number], TWO), meta={"openai/session": name}
+            )
+            assert json.loads(text_of(await sent.result())) == TWO
 
 
 async def test_what_names_a_call_opens_nothing_to_others_and_once_to_its_own() -> None:
