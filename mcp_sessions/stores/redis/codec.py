@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
@@ -29,6 +30,8 @@ from mcp_sessions.stores.records import (
     SessionRecord,
     attachment_of,
 )
+
+_MODES = {mode.value.encode(): mode for mode in Mode}
 
 Answer = Any
 """What a script answered: bytes, int, None, and lists of these."""
@@ -227,7 +230,7 @@ def record_of(
     session_id = SessionId(session_id.decode())
     record = SessionRecord(
         session_id,
-        Mode(mode.decode()),
+        _MODES[mode],
         principal_of(owner, maker),
         created_at=float(created),
         expires_at=float(expires),
@@ -258,8 +261,9 @@ def record_of(
     return record
 
 
+@lru_cache(maxsize=1024)
 def principal_of(owner: bytes, maker: bytes) -> Principal:
-    """Who made a session."""
+    """Who made a session; kept, since each of its requests asks."""
     scopes, expires_at = unpacked(maker)
     client_id, issuer, subject = unpacked(owner)
     return Principal(client_id, issuer, subject, frozenset(scopes), expires_at)
