@@ -45,6 +45,7 @@ CASES = [
     Case("SDK, handshake era, JSON mode", "sdk-json", HANDSHAKE),
     Case("ours, handshake era, no session", "ours", HANDSHAKE),
     Case("ours, handshake era, in a session", "ours", HANDSHAKE, session=True),
+    Case("floor, and the SDK's kernel", "kernel", MODERN),
     Case("SDK, modern era", "sdk", MODERN),
     Case("SDK, modern era, JSON mode", "sdk-json", MODERN),
     Case("ours, modern era, no session", "ours", MODERN),

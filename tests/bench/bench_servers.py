@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -21,6 +23,7 @@ from tests.bench.stalls import Stalls
 
 KINDS = {
     "floor": "bare ASGI and orjson: no MCP at all",
+    "kernel": "that, and the SDK's kernel for a modern request: no transport, no checks",
     "sdk": "the SDK's Streamable HTTP as it comes",
     "sdk-json": "the SDK answering JSON instead of SSE",
     "ours": "the same server in a SessionLayer",
@@ -81,7 +84,39 @@ def noisy_layer(
     return layer
 
 
-async def floor(scope: Any, receive: Any, send: Any) -> None:
+Result = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+"""Of a request."""
+
+
+async def nothing(message: dict[str, Any]) -> dict[str, Any]:
+    """No MCP."""
+    return {"content": [], "isError": False}
+
+
+def kernel() -> Result:
+    """What the SDK does with a modern request that its transport has let through."""
+    from mcp.server._streamable_http_modern import (
+        _SingleExchangeDispatchContext as Exchange,  # pyright: ignore[reportPrivateUsage]
+    )
+    from mcp.server.connection import Connection
+    from mcp.server.runner import serve_one
+    from mcp.shared.transport_context import TransportContext
+
+    server = mcp_server()._lowlevel_server  # pyright: ignore[reportPrivateUsage]
+    transport = TransportContext(kind="streamable-http", can_send_request=False)
+
+    async def result(message: dict[str, Any]) -> dict[str, Any]:
+        exchange = Exchange(transport, message["id"], None)
+        connection = Connection.from_envelope("2026-07-28", None, {})
+        method, params = message["method"], message["params"]
+        return await serve_one(
+            server, exchange, method, params, connection=connection, lifespan_state={}
+        )
+
+    return result
+
+
+async def floor(scope: Any, receive: Any, send: Any, result: Result = nothing) -> None:
     """What any HTTP server in Python costs: read JSON, write JSON."""
     import orjson
 
@@ -89,7 +124,7 @@ async def floor(scope: Any, receive: Any, send: Any) -> None:
         return
     message = orjson.loads((await receive())["body"])
     body = orjson.dumps(
-        {"jsonrpc": "2.0", "id": message.get("id"), "result": {"content": [], "isError": False}}
+        {"jsonrpc": "2.0", "id": message.get("id"), "result": await result(message)}
     )
     headers = [
         (b"content-type", b"application/json"),
@@ -115,6 +150,8 @@ def app(kind: str) -> Any:
     match kind:
         case "floor":
             return floor
+        case "kernel":
+            return partial(floor, result=kernel())
         case "sdk":
             return mcp_server().streamable_http_app()
         case "sdk-json":
@@ -156,7 +193,8 @@ def main() -> None:
                 app(kind),
                 port=int(sys.argv[2]),
                 log_level="error",
-                lifespan="off" if kind in ("floor", "echo") else "on",
+                interface="asgi3",
+                lifespan="off" if kind in ("floor", "kernel", "echo") else "on",
                 # As the layer's own, so that nothing but the application differs.
                 ws="websockets-sansio",
                 ws_per_message_deflate=False,
