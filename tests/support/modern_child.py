@@ -85,6 +85,7 @@ def listen(request: Json, misdeed: str) -> None:
         return
     wanted: Json = request["params"]["notifications"]
     listens[request["id"]] = wanted
+    note("listen")
     meta = {f"{PREFIX}/subscriptionId": request["id"]}
     say({"method": ACKNOWLEDGED, "params": {"notifications": wanted, "_meta": meta}})
 

@@ -131,6 +131,9 @@ class Child(ABC):
         self.level: str | None = None
         """The least of a log message that it was told to say; None: it decides itself."""
 
+        self.subscribed: set[str] = set()
+        """The resources of whose changes it was asked to tell."""
+
         self.failure = ""
         """What it did wrong, if that ended it."""
 
@@ -183,12 +186,15 @@ class Child(ABC):
         given = self.result.get("capabilities")
         return cast("Mapping[str, Any]", given) if isinstance(given, dict) else {}
 
-    async def shake_hands(self, client: Mapping[str, Any], versions: Collection[str]) -> None:
+    async def shake_hands(
+        self, client: Mapping[str, Any], versions: Collection[str], uris: Collection[str]
+    ) -> None:
         """Begin.
 
         Args:
             client: The params of ``initialize``.
             versions: Of the protocol, those with a handshake.
+            uris: The resources whose changes are wanted; not all can be asked for that at once.
 
         Raises:
             UpstreamError: It refuses, or ended, or speaks no such version.

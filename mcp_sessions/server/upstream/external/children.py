@@ -207,11 +207,12 @@ class Children:
         return child
 
     async def _shake_hands(self, place: Place, child: Child) -> None:
-        await child.shake_hands(place.client, self.versions)
+        await child.shake_hands(place.client, self.versions, list(place.subscribers))
         again: list[tuple[str, Mapping[str, Any]]] = []
         if place.level is not None:
             again.append(("logging/setLevel", place.level))
-        again += [("resources/subscribe", {"uri": uri}) for uri in place.subscribers]
+        left = [uri for uri in place.subscribers if uri not in child.subscribed]
+        again += [("resources/subscribe", {"uri": uri}) for uri in left]
         for method, params in again:
             try:
                 await child.request(None, method, params)

@@ -60,7 +60,6 @@ class EitherEraChild(Child):
         self._modern: Modern | None = None
         """What it is told with each request; None: it speaks the era before."""
 
-        self._uris: set[str] = set()
         self._listens: dict[int, Heard] = {}
         """Those that were not acknowledged yet."""
 
@@ -81,7 +80,7 @@ class EitherEraChild(Child):
         """A :data:`Hear` of the modern era."""
         if self._modern is None:
             raise AssertionError("only that era listens")
-        params = self._modern.params(wanted_changes(self.capabilities, self._uris))
+        params = self._modern.params(wanted_changes(self.capabilities, self.subscribed))
         request_id = self._next_id()
         self._listens[request_id] = heard
         try:
@@ -96,16 +95,19 @@ class EitherEraChild(Child):
         """Whether a listen was acknowledged."""
         return request_id not in self._listens
 
-    async def shake_hands(self, client: Mapping[str, Any], versions: Collection[str]) -> None:
+    async def shake_hands(
+        self, client: Mapping[str, Any], versions: Collection[str], uris: Collection[str]
+    ) -> None:
         """See :class:`Child`."""
         try:
-            await super().shake_hands(client, versions)
+            await super().shake_hands(client, versions, uris)
         except UpstreamError as refused:
             # Else it was not asked, or nobody knows what it said.
             is_its_own = members_of(refused.error.get("data")).get("reason") != NOT_STARTED
             is_its_own = is_its_own and refused.error.get("code") != OUTCOME_UNKNOWN
             if not (is_its_own and await self._discovers(client, frozenset(versions))):
                 raise
+            self.subscribed.update(uris)
         await self._hear_anew()
 
     async def _hear_anew(self) -> None:
@@ -149,7 +151,9 @@ class EitherEraChild(Child):
         else:
             result = await self._request_modern(modern, call, method, dict(params or {}), sender)
         if is_subscription:
-            change = self._uris.add if method == "resources/subscribe" else self._uris.discard
+            change = (
+                self.subscribed.add if method == "resources/subscribe" else self.subscribed.discard
+            )
             change((params or {})["uri"])
             if modern is not None:
                 await self._hear_anew()
@@ -239,5 +243,5 @@ class EitherEraChild(Child):
         for name in LISTS:
             if members_of(self.capabilities.get(name)).get("listChanged"):
                 await self._client.notified(f"notifications/{name}/list_changed", None)
-        for uri in sorted(self._uris):
+        for uri in sorted(self.subscribed):
             await self._client.notified(UPDATED, {"uri": uri})

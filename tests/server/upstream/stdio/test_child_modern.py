@@ -38,7 +38,7 @@ async def test_one_that_refuses_a_handshake_or_answers_another_version_is_asked_
         assert told["io.modelcontextprotocol/clientCapabilities"] == {"elicitation": {}}
         await client.notify("notifications/roots/list_changed")
         assert await client.text("echo", text="hello") == "hello"
-    assert calls(noted) == ["started", "client", "echo"], "no notification is of that era"
+    assert calls(noted) == ["started", "listen", "client", "echo"], "no notification is of that era"
 
 
 async def test_one_that_speaks_neither_era_does_not_start() -> None:
@@ -94,8 +94,8 @@ async def test_a_call_that_its_client_gives_up_is_cancelled_on_the_pipe(tmp_path
         sent = client.call("wait")
         await until(lambda: "wait" in calls(noted), "it runs")
         await client.notify("notifications/cancelled", {"requestId": sent.id})
-        await until(lambda: len(calls(noted)) > 2, "it was told")
-        assert calls(noted) == ["started", "wait", "cancelled True"]
+        await until(lambda: len(calls(noted)) > 3, "it was told")
+        assert calls(noted) == ["started", "listen", "wait", "cancelled True"]
 
 
 async def test_it_is_listened_to_for_all_that_is_subscribed_and_once() -> None:
@@ -144,3 +144,17 @@ async def test_a_listen_that_the_server_ends_is_begun_again_and_what_it_missed_i
         await stream.has(2)
         assert updates(stream.messages) == ["test://a"]
         assert len(await listens(client)) == 1
+
+
+async def test_the_next_process_listens_once_for_all_that_is_subscribed(tmp_path: Path) -> None:
+    noted = tmp_path / "calls"
+    async with world(server=modern_child(env={"CALLS": str(noted)})) as w:
+        client = await w.connected()
+        await client.start()
+        uris = [f"test://{number}" for number in range(5)]
+        for uri in uris:
+            await client.result("resources/subscribe", {"uri": uri})
+        assert (await client.call("die").error())["code"] == -31012
+        (wanted,) = await listens(client)
+        assert wanted["resourceSubscriptions"] == uris
+    assert calls(noted)[calls(noted).index("die") :] == ["die", "started", "listen"]
