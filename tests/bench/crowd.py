@@ -56,6 +56,10 @@ class Crowd:
     in_all: Counter[str] = field(default_factory=Counter[str])
     """How many streams heard of a resource, the same stream twice if it did."""
 
+    refused: int = 0
+    """Connections that the system did not make."""
+
+    _coming: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
     last_at: float = 0.0
     """When the last event came."""
 
@@ -89,7 +93,7 @@ class Crowd:
             self.in_all[uri] += 1
             self.last_at = time.monotonic()
 
-        return Stream(session, hear)
+        return Stream(session, hear, self._comes_back)
 
     async def subscribe(self) -> dict[str, Any]:
         """Who will have a stream, to all resources."""
@@ -132,21 +136,22 @@ class Crowd:
         """Cut all at once; when."""
         at = time.monotonic()
         for stream in self.streams:
-            stream.is_open = False
             stream.cut()
-        asyncio.get_running_loop().call_later(RETRY, self._come_back)
         return {"at": at}
 
-    def _come_back(self) -> None:
-        self._returning = asyncio.gather(*(self._return(stream) for stream in self.streams))
+    def _comes_back(self, stream: Stream) -> None:
+        """Also what was cut by the other side, or by a system that had no room for it."""
+        coming = asyncio.create_task(self._come_back(stream))
+        self._coming.add(coming)
+        coming.add_done_callback(self._coming.discard)
 
-    async def _return(self, stream: Stream) -> None:
-        """As often as it takes: what a full listener refuses comes again."""
+    async def _come_back(self, stream: Stream) -> None:
         while True:
+            await asyncio.sleep(RETRY)
             try:
                 return await stream.open(self.port)
             except OSError:
-                await asyncio.sleep(RETRY)
+                self.refused += 1
 
     async def back(self) -> dict[str, Any]:
         """Until all streams are open again; when they were."""

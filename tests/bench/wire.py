@@ -216,12 +216,19 @@ class Stream:
 
     Args:
         hear: Called with each event that is one, not only a position.
+        lost: Called when its connection is gone, by whomever it was cut.
     """
 
-    __slots__ = ("_got", "_hear", "connection", "is_open", "last", "session")
+    __slots__ = ("_got", "_hear", "_lost", "connection", "is_open", "last", "session")
 
-    def __init__(self, session: str, hear: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        session: str,
+        hear: Callable[[bytes], None],
+        lost: Callable[[Stream], None] | None = None,
+    ) -> None:
         self._hear = hear
+        self._lost = lost
         self._got = bytearray()
         self.session = session
         self.last: str | None = None
@@ -240,7 +247,13 @@ class Stream:
         self._got.clear()
         self.is_open = False
         self.connection = connection
+        connection.on_lost = self._is_lost
         connection.listen(self._take, self.last)
+
+    def _is_lost(self) -> None:
+        self.is_open = False
+        if self._lost is not None:
+            self._lost(self)
 
     def cut(self) -> None:
         """As :meth:`Connection.reset`."""
