@@ -119,6 +119,10 @@ def tool(request: Json) -> Json | None:
             report = {"progressToken": params.get("_meta", {}).get("progressToken"), "progress": 1}
             say({"method": "notifications/progress", "params": report})
             return text(json.dumps([answer.get("result") for answer in answers]))
+        case "ask in vain":
+            say({"id": "vain", "method": "roots/list"})
+            later.append(read())
+            return text("x" * int(arguments["size"]))
         case "list roots":
             return text(json.dumps(ask("roots/list", {}).get("result")))
         case "wait":

@@ -20,7 +20,7 @@ from typing import Any, Final
 from opentelemetry.trace import Span
 
 from mcp_sessions.background import Background
-from mcp_sessions.core.messages import RequestId, error_body, members_of, wire_error
+from mcp_sessions.core.messages import RequestId, encode, error_body, members_of, wire_error
 from mcp_sessions.core.unheard import Unheard
 from mcp_sessions.errors import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, OutcomeUnknown
 from mcp_sessions.ids import SessionId
@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 _PREFIX: Final = "mcp-sessions-call:"
 """Of a ``requestState``: the rest names a call that waits here."""
+
+_KEPT: Final = 65_536
+"""Bytes of a result that is kept for a client that was asked, and may never come for it."""
 
 _NEEDS: Final = {
     "elicitation/create": "elicitation",
@@ -319,6 +322,14 @@ class Rounds:
         given_up = self._bound.add(name, held.call.principal, whose)
         if given_up is not None:
             self._give_up(given_up)
+        held.outcome.add_done_callback(lambda outcome: self._ended(name, outcome))
+
+    def _ended(self, name: str, outcome: asyncio.Future[dict[str, Any]]) -> None:
+        """Its server did not wait for the answers."""
+        if name not in self._waiting or outcome.exception() is not None:
+            return
+        if len(encode(outcome.result())) > _KEPT:
+            self._give_up(name)
 
     def _give_up(self, name: str) -> None:
         held, timer = self._waiting.pop(name)

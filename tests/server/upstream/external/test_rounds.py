@@ -190,6 +190,24 @@ async def test_where_too_many_wait_the_oldest_goes() -> None:
         assert json.loads(text_of(result)) == TWO
 
 
+@pytest.mark.parametrize("size", [10, 100_000])
+async def test_a_server_that_does_not_wait_for_the_answer_has_its_result_kept_if_that_is_small(
+    size: int,
+) -> None:
+    async with child_world() as w:
+        client = asking(w, roots={})
+        params: Json = {"name": "ask in vain", "arguments": {"size": size}}
+        asked = await client.send("tools/call", params).result()
+        assert await client.text("count") == "2"
+        answer = await client.send(
+            "tools/call", again(asked, {"roots": []}, params=params)
+        ).answer()
+        if size == 10:
+            assert text_of(answer["result"]) == "x" * size
+        else:
+            assert answer["error"]["code"] == UNKNOWN
+
+
 async def test_a_process_that_dies_meanwhile_is_a_definite_answer() -> None:
     async with child_world() as w:
         client = asking(w)
