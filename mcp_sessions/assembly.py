@@ -51,6 +51,7 @@ from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import Outcomes
 from mcp_sessions.server.requests.visibility import check_patterns
 from mcp_sessions.server.upstream.external.children import Starter
+from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream, shell_of
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.modern_rules import ModernRules
@@ -101,12 +102,13 @@ class Assembly:
         hidden: Collection[str] = (),
     ) -> None:
         self.clock = clock
-        remembers = store is not None
+        remembers, declared = store is not None, DeclaredHeaders()
         if isinstance(server, ExternalServer):
             self.shell = shell_of(server, remembers=remembers)
+            self.rules: ModernRules = SdkModernRules(self.shell, declared.of)
         else:
             self.shell = SdkUpstream(server, adds_subscriptions=remembers)
-        self.rules: ModernRules = SdkModernRules(self.shell)
+            self.rules = SdkModernRules(self.shell)
         security = (security or SessionSecurity.default()).bound_to(self.shell.name)
         self.security = security
         try:
@@ -134,7 +136,13 @@ class Assembly:
                 elsewhere = ChildrenElsewhere(bus, store, store.exchange)
             starter = _starter(server, policy.max_message)
             upstream = external = ExternalUpstream(
-                server, starter, self.shell, elsewhere, policy, remembers=remembers
+                server,
+                starter,
+                self.shell,
+                elsewhere,
+                policy,
+                declared,
+                remembers=remembers,
             )
         self.upstream = upstream
         """The wrapped server."""

@@ -195,7 +195,11 @@ def serve(request: Json) -> None:
         case "tools/call":
             result = tool(request)
         case "tools/list":
-            result = {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}
+            schema: Json = {"type": "object"}
+            if sys.argv[1:2] == ["headers"]:
+                region = {"type": "string", "x-mcp-header": "Region"}
+                schema["properties"] = {"region": region}
+            result = {"tools": [{"name": "echo", "inputSchema": schema}]}
         case "resources/list":
             result = {"resources": [{"uri": "test://a", "name": "a"}]}
         case "resources/read":
@@ -242,7 +246,13 @@ def main(misdeed: str = "", argument: str = "") -> None:
             say({"id": "p", "method": "ping"})
         case _:
             pass
-    request = hear()
+    while (request := hear())["method"] != "initialize":
+        if misdeed == "impatient":
+            note("started")
+            sys.exit("that is no handshake")
+        error: Json = {"code": -32601, "message": "Method not found", "data": request["method"]}
+        if "id" in request and misdeed != "mute":
+            say({"id": request["id"], "error": error})
     client = request["params"]
     note("started")
     version = argument if misdeed == "version" else client["protocolVersion"]

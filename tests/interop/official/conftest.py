@@ -1,6 +1,7 @@
 """Fixtures: what is installed, and what each suite says of each server."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,9 +32,19 @@ def outcome_of(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -
             folder: Path = tmp_path_factory.mktemp(f"{suite}-{kind}-{stack}", numbered=False)
             results = folder / "results"
             results.mkdir()
-            with servers.everything_server(
-                installed.everything_server, kind, stack, log=folder / "server.log"
-            ) as url:
+            source = installed.everything_server
+            with ExitStack() as stack_of:
+                behind = None
+                if kind == "url":
+                    log = folder / "behind.log"
+                    behind = stack_of.enter_context(
+                        servers.everything_server(source, "bare", "h11", log=log)
+                    )
+                url = stack_of.enter_context(
+                    servers.everything_server(
+                        source, kind, stack, log=folder / "server.log", behind=behind
+                    )
+                )
                 known[asked] = suites.run(suite, url, installed=installed, into=results)
         return known[asked]
 

@@ -1,11 +1,14 @@
 """Serves the SDK's everything-server, bare or in our layer: ``launcher.py FOLDER KIND STACK``.
 
+Other than that it is a command on a pipe (``launcher.py FOLDER stdio``), or what stands before one.
 It writes the port it listens on to stdout, once it serves, and runs until SIGTERM.
 """
 
 import importlib
+import os
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -37,6 +40,23 @@ def bound(module: Any) -> ASGIApp:
     return SessionLayer(module.mcp, conversations=Conversations()).asgi_app()
 
 
+def command(module: Any) -> ASGIApp:
+    """Ours around a process of it, for each session."""
+    from mcp_sessions import SessionLayer, StdioServer
+
+    folder = str(Path(module.__file__).parents[1])
+    env = {"PYTHONPATH": os.environ["PYTHONPATH"]}
+    server = StdioServer(sys.executable, __file__, folder, "stdio", env=env, warm=2)
+    return SessionLayer(server).asgi_app()
+
+
+def url(_: Any) -> ASGIApp:
+    """Ours before the one that is served somewhere else."""
+    from mcp_sessions import HTTPServer, SessionLayer
+
+    return SessionLayer(HTTPServer(os.environ["EVERYTHING_URL"])).asgi_app()
+
+
 class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -46,19 +66,23 @@ class _Server(uvicorn.Server):
             sys.stdout.flush()
 
 
-def main(folder: str, kind: str, stack: str) -> None:
+def main(folder: str, kind: str, stack: str = "") -> None:
     """Serve.
 
     Args:
         folder: The one with the package ``mcp_everything_server``.
-        kind: ``bare``, ``wrapped`` or ``bound``.
+        kind: ``bare``, ``wrapped`` or ``bound``; ``command`` or ``url``; ``stdio``: on a pipe.
         stack: ``h11``: what uvicorn is without extras, and what the SDK alone installs.
             ``httptools``: with uvloop, what our dependencies bring along.
     """
     sys.path.insert(0, folder)
     sys.dont_write_bytecode = True
     module = importlib.import_module("mcp_everything_server.server")
-    app = {"bare": bare, "wrapped": wrapped, "bound": bound}[kind](module)
+    if kind == "stdio":
+        module.mcp.run(transport="stdio")
+        return
+    kinds = {"bare": bare, "wrapped": wrapped, "bound": bound, "command": command, "url": url}
+    app = kinds[kind](module)
     loop, http = {"h11": ("asyncio", "h11"), "httptools": ("uvloop", "httptools")}[stack]
     config = uvicorn.Config(
         app,

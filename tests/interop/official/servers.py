@@ -11,7 +11,7 @@ from typing import Literal
 
 from tests.interop.official.installs import HERE
 
-Kind = Literal["bare", "wrapped", "bound"]
+Kind = Literal["bare", "wrapped", "bound", "command", "url"]
 Stack = Literal["h11", "httptools"]
 
 START_SECONDS = 30.0
@@ -19,13 +19,16 @@ STOP_SECONDS = 10.0
 
 
 @contextmanager
-def everything_server(folder: Path, kind: Kind, stack: Stack, *, log: Path) -> Generator[str]:
+def everything_server(
+    folder: Path, kind: Kind, stack: Stack, *, log: Path, behind: str | None = None
+) -> Generator[str]:
     """Run it until the block ends, and give its URL.
 
     Args:
         folder: The one with the package ``mcp_everything_server``.
         stack: See ``launcher.py``.
         log: Where it writes what it has to say.
+        behind: Where the bare one is, before which a ``url`` stands.
 
     Raises:
         AssertionError: It did not start, or it did not stop.
@@ -33,6 +36,8 @@ def everything_server(folder: Path, kind: Kind, stack: Stack, *, log: Path) -> G
     command = [sys.executable, str(HERE / "launcher.py"), str(folder), kind, stack]
     # The same packages as in this process, wherever pytest found them.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    if behind is not None:
+        environment["EVERYTHING_URL"] = behind
     with (
         log.open("wb") as messages,
         subprocess.Popen(

@@ -50,6 +50,8 @@ class Suite:
     """Checks that the bare everything-server passes. It fails none."""
 
     departures: tuple[Departure, ...] = ()
+    closes_stream: bool = False
+    """It looks at a stream that the server closes in the middle of a call, and finds it."""
 
     def __str__(self) -> str:
         return f"{self.package}-at-{self.spec_version}"
@@ -69,9 +71,12 @@ SUITES = (
             Departure("server-sse-polling", "server-sse-disconnect-resume", "INFO", "SUCCESS"),
         ),
     ),
-    Suite("conformance-0.2", "2025-11-25", passed=84),
+    Suite("conformance-0.2", "2025-11-25", passed=84, closes_stream=True),
     Suite("conformance-0.2", "2026-07-28", passed=152),
 )
+
+
+CLOSES_STREAM = Departure("server-sse-polling", "server-sse-disconnect-resume", "SUCCESS", "INFO")
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.interop.official.conftest import OutcomeOf
 from tests.interop.official.servers import Kind, Stack
-from tests.interop.official.suites import SUITES, Suite, differences
+from tests.interop.official.suites import CLOSES_STREAM, SUITES, Suite, differences
 
 # The first test installs. Afterwards all of them together take less than a minute.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
@@ -32,7 +32,14 @@ def test_the_bare_server_passes_what_it_is_known_to(
 
 
 @pytest.mark.parametrize(
-    ("kind", "stack"), [("wrapped", "h11"), ("wrapped", "httptools"), ("bound", "httptools")]
+    ("kind", "stack"),
+    [
+        ("wrapped", "h11"),
+        ("wrapped", "httptools"),
+        ("bound", "httptools"),
+        ("command", "httptools"),
+        ("url", "httptools"),
+    ],
 )
 @pytest.mark.parametrize("suite", SUITES, ids=str)
 def test_the_wrapped_server_is_found_to_be_the_same(
@@ -42,7 +49,15 @@ def test_the_wrapped_server_is_found_to_be_the_same(
     bare = outcome_of(suite, "bare", "h11")
     wrapped = outcome_of(suite, kind, stack)
 
-    different, departures_gone = differences(bare, wrapped, but=suite.departures)
+    departures = suite.departures
+    if kind == "command":
+        # On a pipe nobody can close the stream of one request: the suite says that the server
+        # does not do it.
+        departures = tuple(each for each in departures if each.check != CLOSES_STREAM.check)
+        if suite.closes_stream:
+            departures = (*departures, CLOSES_STREAM)
+
+    different, departures_gone = differences(bare, wrapped, but=departures)
 
     if different:
         counts = [(o.count("SUCCESS"), o.count("FAILURE")) for o in (bare, wrapped)]

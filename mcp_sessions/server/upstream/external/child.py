@@ -144,6 +144,11 @@ class Child(ABC):
         self._background = Background()
 
     @property
+    def is_modern(self) -> bool:
+        """Whether it is spoken to in the modern era."""
+        return False
+
+    @property
     @abstractmethod
     def is_over(self) -> bool:
         """Whether nothing can be asked of it any more."""

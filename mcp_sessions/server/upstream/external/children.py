@@ -44,6 +44,10 @@ _PRINCIPALS = 1_000
 """Whose failures to start a child are counted."""
 
 
+class _Ended(UpstreamError):
+    """One that was being started is over."""
+
+
 class Starter(Protocol):
     """Knows what a child is."""
 
@@ -92,6 +96,9 @@ class Children:
         self._rounds = Background()
         self._background = Background()
         self._is_closed = False
+        self._is_of_the_era_before = False
+        """A client of the modern era came, and the server does not speak that."""
+
         self._failures: dict[Principal, tuple[Backoff, float, UpstreamError]] = {}
 
     def run(self) -> None:
@@ -167,7 +174,7 @@ class Children:
             raise _not_started("the layer stops")
         await self._make_room(principal)
         try:
-            child = await self._start(place, principal)
+            child = await self._start_in_an_era(place, principal)
         except UpstreamError as failed:
             self._failed(principal, failed)
             metrics.child_begun("failed")
@@ -176,7 +183,23 @@ class Children:
         self._failures.pop(principal, None)
         return child
 
-    async def _start(self, place: Place, principal: Principal) -> Child:
+    async def _start_in_an_era(self, place: Place, principal: Principal) -> Child:
+        """In that of the client for whom it is, if the server speaks it."""
+        client = place.client
+        if client.get("protocolVersion") in self.versions:
+            return await self._start(place, principal, client)
+        older = {**client, "protocolVersion": max(self.versions)}
+        if self._is_of_the_era_before:
+            return await self._start(place, principal, older)
+        try:
+            child = await self._start(place, principal, client)
+        except _Ended:
+            # Some end at what comes before a handshake.
+            child = await self._start(place, principal, older)
+        self._is_of_the_era_before = not child.is_modern
+        return child
+
+    async def _start(self, place: Place, principal: Principal, client: Mapping[str, Any]) -> Child:
         self._starts[principal] += 1
         try:
             await self._vacate(place)
@@ -190,13 +213,14 @@ class Children:
         self._living[child] = principal
         try:
             async with asyncio.timeout(self.server.start_timeout):
-                await self._shake_hands(place, child)
+                await self._shake_hands(place, child, client)
         except TimeoutError:
             why = f"it did not answer initialize in {self.server.start_timeout:g} seconds"
             raise await self._gave_up(child, why) from None
         except UpstreamError as failed:
             why = child.failure or str(failed.error.get("message"))[:_REASON]
-            raise await self._gave_up(child, why) from failed
+            kind = _Ended if child.is_over else UpstreamError
+            raise kind((await self._gave_up(child, why)).error) from failed
         except BaseException:
             await self._stop(child)
             raise
@@ -206,8 +230,8 @@ class Children:
             self._background.run("telling clients to read again", self._tell_again(place, child))
         return child
 
-    async def _shake_hands(self, place: Place, child: Child) -> None:
-        await child.shake_hands(place.client, self.versions, list(place.subscribers))
+    async def _shake_hands(self, place: Place, child: Child, client: Mapping[str, Any]) -> None:
+        await child.shake_hands(client, self.versions, list(place.subscribers))
         again: list[tuple[str, Mapping[str, Any]]] = []
         if place.level is not None:
             again.append(("logging/setLevel", place.level))

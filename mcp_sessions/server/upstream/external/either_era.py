@@ -2,7 +2,8 @@
 
 Rules:
 
-1. A server of both eras is spoken to in the older one, in which it can ask and tell by itself.
+1. A server of both eras is spoken to in the older one, in which it can ask and tell by itself,
+   and knows its session. Outside of any session a client of the modern era has it in its own.
 2. Whoever asks here need not know. What the modern era has no request for (a log level,
    subscriptions, a ping) is kept here, and goes with each request or with what is listened to. A
    log level that comes with a request is told before it to a server of the other era.
@@ -10,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
@@ -36,6 +38,7 @@ from mcp_sessions.server.upstream.external.child import (
 from mcp_sessions.server.upstream.external.listening import Hear, Heard, Listening
 from mcp_sessions.server.upstream.external.modern import (
     DISCOVER,
+    VERSION,
     Modern,
     wanted_changes,
     with_inputs,
@@ -48,6 +51,9 @@ from mcp_sessions.server.upstream.port import Call, UpstreamError
 logger = logging.getLogger(__name__)
 
 _SET_LEVEL = "logging/setLevel"
+_DISCOVERING = 5.0
+"""Seconds that one has to say that it speaks the modern era."""
+
 _RETRY = 1.0
 """Seconds before a stream is opened again, if the server does not say."""
 
@@ -64,6 +70,11 @@ class EitherEraChild(Child):
         """Those that were not acknowledged yet."""
 
         self._listening = Listening(self._background, _RETRY, self._missed)
+
+    @property
+    def is_modern(self) -> bool:
+        """See :class:`Child`."""
+        return self._modern is not None
 
     @abstractmethod
     def _stream(self) -> Hear | None:
@@ -99,15 +110,24 @@ class EitherEraChild(Child):
         self, client: Mapping[str, Any], versions: Collection[str], uris: Collection[str]
     ) -> None:
         """See :class:`Child`."""
-        try:
-            await super().shake_hands(client, versions, uris)
-        except UpstreamError as refused:
-            # Else it was not asked, or nobody knows what it said.
-            is_its_own = members_of(refused.error.get("data")).get("reason") != NOT_STARTED
-            is_its_own = is_its_own and refused.error.get("code") != OUTCOME_UNKNOWN
-            if not (is_its_own and await self._discovers(client, frozenset(versions))):
-                raise
-            self.subscribed.update(uris)
+        known = frozenset(versions)
+        if client.get("protocolVersion") == VERSION:
+            client = {**client, "protocolVersion": max(versions)}
+            # Some of the era before answer nothing that comes before a handshake.
+            if await self._discovers(client, known, _DISCOVERING):
+                self.subscribed.update(uris)
+            else:
+                await super().shake_hands(client, versions, uris)
+        else:
+            try:
+                await super().shake_hands(client, versions, uris)
+            except UpstreamError as refused:
+                # Else it was not asked, or nobody knows what it said.
+                is_its_own = members_of(refused.error.get("data")).get("reason") != NOT_STARTED
+                is_its_own = is_its_own and refused.error.get("code") != OUTCOME_UNKNOWN
+                if not (is_its_own and await self._discovers(client, known, None)):
+                    raise
+                self.subscribed.update(uris)
         await self._hear_anew()
 
     async def _hear_anew(self) -> None:
@@ -115,11 +135,18 @@ class EitherEraChild(Child):
         if stream is not None:
             await self._listening.begin_anew(stream)
 
-    async def _discovers(self, client: Mapping[str, Any], versions: frozenset[str]) -> bool:
-        """Whether it speaks the modern era instead, which has no handshake."""
+    async def _discovers(
+        self, client: Mapping[str, Any], versions: frozenset[str], within: float | None
+    ) -> bool:
+        """Whether it speaks the modern era, which has no handshake.
+
+        Args:
+            within: Seconds that it has to say so; None: as long as the start may take.
+        """
         self._modern = modern = Modern(client)
-        with suppress(UpstreamError):
-            found = await super().request(None, DISCOVER, modern.params(None))
+        with suppress(UpstreamError, TimeoutError):
+            async with asyncio.timeout(within):
+                found = await super().request(None, DISCOVER, modern.params(None))
             result = modern.handshake(found, client.get("protocolVersion"), versions)
             if result is not None:
                 self.result = result

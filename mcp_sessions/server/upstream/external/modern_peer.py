@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mcp_sessions.core.listening import LISTEN
-from mcp_sessions.core.messages import members_of, meta_of
-from mcp_sessions.server.upstream.port import Call, UpstreamPeer
+from mcp_sessions.core.messages import error_body, members_of, meta_of
+from mcp_sessions.errors import METHOD_NOT_FOUND
+from mcp_sessions.server.upstream.port import Call, UpstreamError, UpstreamPeer
 
 Served = Callable[
     [Call, str | None, dict[str, Any] | None, str | None],
@@ -23,6 +24,11 @@ _ENVELOPE: Final = frozenset(
 
 _SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 _LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
+_REMOVED: Final = frozenset(
+    {"initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"}
+)
+"""What the era before has, and its servers serve."""
+
 _CACHED: Final = frozenset(
     {"tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read"}
 )
@@ -46,6 +52,8 @@ class ModernPeer:
             return await self._shell.request(call, method, params)
         if method == "server/discover":
             return await self._discover(call, params)
+        if method in _REMOVED:
+            raise UpstreamError(error_body(METHOD_NOT_FOUND, "Method not found", method))
         meta = meta_of(params) or {}
         level = meta.get(_LOG_LEVEL)
         left = {name: value for name, value in (params or {}).items() if name != "_meta"}

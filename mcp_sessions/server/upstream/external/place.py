@@ -54,6 +54,9 @@ class Place:
     is_one_client: bool
     """All who ask here are one client, which hears what the child says by itself."""
 
+    is_sessionless: bool
+    """Of whoever asks here outside of sessions: those listen for changes of its lists on a bus."""
+
     is_shared: bool
     """Anybody asks here: what the child says by itself is told as the server's own changes."""
 
@@ -249,7 +252,7 @@ class Place:
         self, method: str, params: Mapping[str, Any] | None
     ) -> list[tuple[Hashable, Way]]:
         """Who is told a change, and how."""
-        if self.is_shared:
+        if self.is_shared or (self.is_sessionless and method != UPDATED):
             return [(None, self.announce)]
         told = list(self.outbounds.items())
         if method == UPDATED and not self.is_one_client:

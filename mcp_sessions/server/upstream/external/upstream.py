@@ -22,7 +22,9 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.children import Children, Starter
+from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Elsewhere, Lease, Moved, Served
+from mcp_sessions.server.upstream.external.modern import VERSION
 from mcp_sessions.server.upstream.external.modern_peer import ModernPeer
 from mcp_sessions.server.upstream.external.place import LISTS, Place
 from mcp_sessions.server.upstream.external.rounds import Asks, Rounds, asks_of, waiting_call
@@ -63,6 +65,7 @@ class ExternalUpstream:
         shell: SdkUpstream,
         elsewhere: Elsewhere | None,
         policy: SessionPolicy,
+        declared: DeclaredHeaders,
         *,
         remembers: bool,
     ) -> None:
@@ -70,6 +73,7 @@ class ExternalUpstream:
 
         Args:
             shell: Stands in for it; see :func:`shell_of`.
+            declared: Learns what its tools want in headers.
             elsewhere: The processes that serve the same sessions; None: there are none.
             remembers: Whether there is a store.
         """
@@ -79,6 +83,7 @@ class ExternalUpstream:
         self.remembers = remembers
         self.children = Children(server, starter, HANDSHAKE_VERSIONS)
         self.rounds = Rounds(policy, self.elsewhere.process if self.elsewhere else None)
+        self.declared = declared
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None]:
@@ -222,7 +227,8 @@ def shell_of(server: ExternalServer, *, remembers: bool) -> SdkUpstream:
 @dataclass(frozen=True, slots=True)
 class Sessionless:
     """Whose a child is that serves the modern-era requests of one principal outside of sessions:
-    those whose clients can be asked the same, which is what it is told of them.
+    those whose clients can be asked the same, which is what it is told of them. Nothing lasts from
+    one of them to the next, so that it is spoken to as its client would.
     """
 
     principal: Principal
@@ -265,10 +271,16 @@ class ExternalPeer:
         Args:
             method: None: nothing; it is there then.
         """
-        asked, elsewhere = (
-            Asked(self._client, method, params, level, self._asks),
-            self._upstream.elsewhere,
-        )
+        served = await self._served(call, method, params, level)
+        if method == "tools/list":
+            self._upstream.declared.learn(served[0])
+        return served
+
+    async def _served(
+        self, call: Call, method: str | None, params: dict[str, Any] | None, level: str | None
+    ) -> Served:
+        asked = Asked(self._client, method, params, level, self._asks)
+        elsewhere = self._upstream.elsewhere
         key = self._key(call)
         if elsewhere is None:
             return await self.here(call, asked, None)
@@ -442,7 +454,7 @@ class ExternalPeer:
                 return call.principal
             case "session":
                 who = self._who(call)
-                if self._asks and isinstance(who, Principal):
+                if self._asks is not None and isinstance(who, Principal):
                     return Sessionless(who, encode(self._asks))
                 return who
 
@@ -462,6 +474,8 @@ class ExternalPeer:
         if self._asks is not None:
             # In the era before it is told what it can ask.
             client = {**client, "capabilities": self._asks}
+        if isinstance(key, Sessionless):
+            client = {**client, "protocolVersion": VERSION}
         return Place(
             self._upstream.children.start,
             self._upstream.shell.publish,
@@ -469,6 +483,7 @@ class ExternalPeer:
             key,
             client,
             is_one_client,
+            isinstance(key, Sessionless),
             self._upstream.server.per == "shared",
             was_served and is_one_client,
             subscribers={uri: {key} for uri in subscriptions} if is_one_client else {},

@@ -7,6 +7,7 @@ compare the two over a corpus of requests. What passes it is served by us.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from mcp.server._streamable_http_modern import (
@@ -20,6 +21,7 @@ from mcp.shared.inbound import (
     classify_inbound_request,
     find_duplicated_routing_header,
     unsupported_protocol_version_rejection,
+    validate_mcp_param_headers,
 )
 from mcp_types import (
     HEADER_MISMATCH,
@@ -29,10 +31,12 @@ from mcp_types import (
 from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 
-from mcp_sessions.core.messages import Notification, Request, error_body
+from mcp_sessions.core.messages import Notification, Request, error_body, members_of
 from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR
 from mcp_sessions.server.upstream.modern_rules import Refused
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
+
+SchemaOf = Callable[[str], Mapping[str, Any] | None]
 
 _VERSION_HEADER: Final = "mcp-protocol-version"
 _PLAIN_TOOLS: Final = 1_000
@@ -52,8 +56,15 @@ def status_of(code: int | None) -> int:
 class SdkModernRules:
     """:class:`~mcp_sessions.server.upstream.modern_rules.ModernRules`, as the SDK has them."""
 
-    def __init__(self, upstream: SdkUpstream) -> None:
+    def __init__(self, upstream: SdkUpstream, declared: SchemaOf | None = None) -> None:
+        """Take them.
+
+        Args:
+            declared: The input schema of a tool that declares headers, where the server itself is
+                outside of this process; None: it is not.
+        """
         self._upstream = upstream
+        self._declared = declared
         # By tool: the input schema in which no header is declared.
         self._plain: dict[str, Any] = {}
 
@@ -83,13 +94,31 @@ class SdkModernRules:
         if isinstance(route, InboundLadderRejection):
             return _rejected(request.id, route)
         upstream = self._upstream
-        if not self._declares_nothing(request):
+        if self._declared is not None:
+            rejection = self._mismatch(request, http_request, self._declared)
+            if rejection is not None:
+                return _rejected(request.id, rejection)
+        elif not self._declares_nothing(request):
             rejection = await mcp_param_rejection(
                 upstream.lowlevel, http_request, request, route, upstream.lifespan_state
             )
             if rejection is not None:
                 return _rejected(request.id, rejection)
         return Request(request.id, request.method, request.params), route
+
+    def _mismatch(
+        self, request: JSONRPCRequest, http_request: HttpRequest, declared: SchemaOf
+    ) -> InboundLadderRejection | None:
+        """What is wrong with the headers that repeat the arguments of a tool."""
+        params = members_of(request.params)
+        name: object = params.get("name")
+        if request.method != "tools/call" or not isinstance(name, str):
+            return None
+        schema = declared(name)
+        if schema is None:
+            return None
+        arguments = members_of(params.get("arguments"))
+        return validate_mcp_param_headers(schema, arguments, http_request.headers)
 
     def _declares_nothing(self, request: JSONRPCRequest) -> bool:
         """Whether this is a call of a tool whose input schema declares no header: then whatever

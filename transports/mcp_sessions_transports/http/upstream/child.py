@@ -273,6 +273,8 @@ class HttpChild(EitherEraChild):
                         last_id = position(event, last_id)
                         retry = event.retry / 1000 if event.retry is not None else retry
                         await self._heard(event, waiting)
+                if last_id is not None and not waiting.future.done():
+                    await _let_go(waiting)
             except FAILURES as broken:
                 if last_id is None:
                     raise
@@ -359,3 +361,12 @@ class HttpChild(EitherEraChild):
 
     def _was_not_asked(self) -> None:
         logger.warning("a URL answers what it was not asked")
+
+
+async def _let_go(waiting: Waiting) -> None:
+    """The server ends the response to what it goes on with: so does this one, whose client comes
+    back for the rest as we do.
+    """
+    close = waiting.call.close_stream if waiting.call is not None else None
+    if close is not None:
+        await close()

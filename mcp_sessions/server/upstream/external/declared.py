@@ -1,0 +1,43 @@
+"""Which arguments a wrapped server wants repeated in headers, as its lists of tools say.
+
+An intermediary may look at such a header only because whoever serves the request has refused one
+that says something else than the request's body does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from mcp_sessions.core.messages import encode
+
+_KEY: Final = b'"x-mcp-header"'
+_TOOLS: Final = 1_000
+_BYTES: Final = 65_536
+"""Of the input schema of one tool."""
+
+
+class DeclaredHeaders:
+    """Those of one server, of the tools that were listed last."""
+
+    def __init__(self) -> None:
+        self._schemas: dict[str, Mapping[str, Any]] = {}
+
+    def of(self, tool: str) -> Mapping[str, Any] | None:
+        """The input schema of a tool, if it declares headers."""
+        return self._schemas.get(tool)
+
+    def learn(self, result: Mapping[str, Any]) -> None:
+        """Take the result of a ``tools/list``."""
+        tools: object = result.get("tools")
+        for tool in cast("list[object]", tools) if isinstance(tools, list) else ():
+            members = cast("dict[str, Any]", tool) if isinstance(tool, dict) else {}
+            name, schema = members.get("name"), members.get("inputSchema")
+            if not isinstance(name, str):
+                continue
+            self._schemas.pop(name, None)
+            said = encode(schema)
+            if isinstance(schema, dict) and _KEY in said and len(said) <= _BYTES:
+                self._schemas[name] = cast("dict[str, Any]", schema)
+        while len(self._schemas) > _TOOLS:
+            del self._schemas[next(iter(self._schemas))]

@@ -1,0 +1,85 @@
+"""In which era a child is spoken to: outside of any session in that of its client, if it has it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_sessions.server.upstream.external import either_era
+from tests.support.children import child_world
+from tests.support.modern import ModernClient
+
+pytestmark = pytest.mark.anyio
+
+
+def starts(noted: Path) -> int:
+    """How often a process was started."""
+    return noted.read_text().split("\n").count("started")
+
+
+@pytest.mark.parametrize(
+    ("misdeed", "first"),
+    [("", 1), ("mute", 1), ("impatient", 2)],
+)
+async def test_a_command_of_the_era_before_serves_whatever_it_does_when_asked_for_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, misdeed: str, first: int
+) -> None:
+    """It refuses, says nothing, or ends: then it is started again, and not asked that any more."""
+    monkeypatch.setattr(either_era, "_DISCOVERING", 0.3)
+    noted = tmp_path / "calls"
+    async with child_world(misdeed, options={"env": {"CALLS": str(noted)}}) as w:
+        client = ModernClient(w.carrier)
+        assert await client.text("count") == "1"
+        assert starts(noted) == first
+        asks = ModernClient(w.carrier, capabilities={"elicitation": {}})
+        assert await asks.text("count") == "1"
+        assert starts(noted) == first + 1
+        connected = await w.connected()
+        assert await connected.text("count") == "1"
+
+
+async def test_one_that_dies_in_either_era_is_said_with_its_last_words() -> None:
+    async with child_world("dies", "key") as w:
+        error = await ModernClient(w.carrier).call("count").error()
+        assert "the key is missing" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"],
+)
+async def test_what_the_modern_era_has_not_it_has_not_here_either(method: str) -> None:
+    """Whatever the server speaks."""
+    async with child_world() as w:
+        client = ModernClient(w.carrier)
+        heard = client.send(method, {"uri": "test://a", "level": "info"})
+        error = await heard.error()
+        assert (error["code"], error["data"], heard.status) == (-32601, method, 404)
+
+
+async def test_who_listens_outside_of_sessions_hears_that_a_list_changed() -> None:
+    async with child_world() as w:
+        client = ModernClient(w.carrier)
+        assert await client.text("count") == "1"
+        listened = await client.listening(None, lists=("tools",))
+        await client.text("changed")
+        await listened.until(
+            lambda: any(
+                each.get("method") == "notifications/tools/list_changed"
+                for each in listened.messages
+            ),
+            "the change",
+        )
+
+
+async def test_headers_that_a_tool_declared_are_compared_once_it_was_listed() -> None:
+    """A proxy may go by them."""
+    async with child_world("headers") as w:
+        client = ModernClient(w.carrier)
+        await client.send("tools/list").result()
+        arguments: dict[str, Any] = {"text": "a", "region": "eu"}
+        mismatch = client.call("echo", arguments, headers={"mcp-param-region": "us"})
+        assert ((await mismatch.error())["code"], mismatch.status) == (-32020, 400)
+        missing = client.call("echo", arguments)
+        assert (await missing.error())["code"] == -32020
+        assert await client.text("echo", arguments, headers={"mcp-param-region": "eu"}) == "a"
