@@ -73,7 +73,8 @@ async def test_what_a_client_lists_is_known() -> None:
         client = ModernClient(w.carrier)
         cursor = (await client.send("tools/list").result())["nextCursor"]
         await client.send("tools/list", {"cursor": cursor}).result()
-        assert await client.text("route", {"region": "eu"}) == "route"
+        headers = {"mcp-param-region": "eu"}
+        assert await client.text("route", {"region": "eu"}, headers=headers) == "route"
         assert routed(modern) == ["eu"]
 
 
