@@ -24,6 +24,7 @@ from tests.bench.stalls import Stalls
 KINDS = {
     "floor": "bare ASGI and orjson: no MCP at all",
     "kernel": "that, and the SDK's kernel for a modern request: no transport, no checks",
+    "comments": "bare ASGI: a comment on every stream, each so many seconds (in place of STORE)",
     "sdk": "the SDK's Streamable HTTP as it comes",
     "sdk-json": "the SDK answering JSON instead of SSE",
     "ours": "the same server in a SessionLayer",
@@ -135,6 +136,22 @@ async def floor(scope: Any, receive: Any, send: Any, result: Result = nothing) -
     await send({"type": "http.response.body", "body": body})
 
 
+def comments(interval: float) -> Any:
+    """What any server in Python costs that keeps a stream alive."""
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        while True:
+            comment = {"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True}
+            await send(comment)
+            await asyncio.sleep(interval)
+
+    return application
+
+
 async def echo(socket: WebSocket) -> None:
     """What any WebSocket server in Python costs: take a text, send it back."""
     await socket.accept("mcp")
@@ -152,6 +169,8 @@ def app(kind: str) -> Any:
             return floor
         case "kernel":
             return partial(floor, result=kernel())
+        case "comments":
+            return comments(float(sys.argv[3]))
         case "sdk":
             return mcp_server().streamable_http_app()
         case "sdk-json":
@@ -194,7 +213,9 @@ def main() -> None:
                 port=int(sys.argv[2]),
                 log_level="error",
                 interface="asgi3",
-                lifespan="off" if kind in ("floor", "kernel", "echo") else "on",
+                # Of what is open when it is to end.
+                timeout_graceful_shutdown=1,
+                lifespan="off" if kind in ("floor", "kernel", "echo", "comments") else "on",
                 # As the layer's own, so that nothing but the application differs.
                 ws="websockets-sansio",
                 ws_per_message_deflate=False,

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -33,6 +34,12 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE = 262_144
 """Bytes that are handed to the network in one step, or one chunk if that is larger."""
+
+_MOMENT = 0.1
+"""Seconds between two moments at which it is looked who was silent for long enough."""
+
+_SPREAD = 0.8
+"""Seconds by which one stream's comment comes earlier than another's, at the most."""
 
 Write = Callable[[list[bytes]], Awaitable[None]]
 Frame = Callable[[LoggedEvent], bytes | None]
@@ -186,29 +193,74 @@ class Outbox:
             idle: Called when there was nothing for ``interval`` seconds; None: never.
             interval: Seconds.
         """
-        while True:
-            self._wake.clear()
-            if self.closed:
-                return
-            if not self._holds:
-                if self._buffer:
-                    chunks = self._next_chunks()
-                    await write(chunks)
-                    self._size -= sum(map(len, chunks))
-                    self._made_room()
-                    continue
-                if any([await feed.refill() for feed in list(self.feeds)]):
-                    continue
-                if self._finished and not self._buffer:
+        silence = Silence(self._loop, interval, self.wake) if idle is not None else None
+        try:
+            while True:
+                self._wake.clear()
+                if self.closed:
                     return
-            if idle is None:
+                if not self._holds:
+                    if self._buffer:
+                        chunks = self._next_chunks()
+                        await write(chunks)
+                        self._size -= sum(map(len, chunks))
+                        self._made_room()
+                        if silence is not None:
+                            silence.broken()
+                        continue
+                    if any([await feed.refill() for feed in list(self.feeds)]):
+                        continue
+                    if self._finished and not self._buffer:
+                        return
+                    if silence is not None and idle is not None and silence.is_due:
+                        silence.broken()
+                        await idle()
+                        continue
                 await self._wake.wait()
-                continue
-            try:
-                async with asyncio.timeout(interval):
-                    await self._wake.wait()
-            except TimeoutError:
-                await idle()
+        finally:
+            if silence is not None:
+                silence.end()
+
+
+class Silence:
+    """Tells when nothing was sent for a while. What is sent costs no timer: the one that runs looks
+    how long ago that was. Those of many streams look at the same moments, since a process that has
+    woken up for one writes to the next ones at half the cost; but not all at one: what was sent to
+    all at once shall not be followed by a comment to all at once.
+    """
+
+    __slots__ = ("_interval", "_loop", "_since", "_tell", "_timer", "is_due")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, interval: float, tell: Callable[[], None]
+    ) -> None:
+        self._loop, self._tell = loop, tell
+        self._interval = interval - random.random() * _SPREAD
+        self.is_due = False
+        """It has lasted ``interval`` seconds."""
+
+        self._since = loop.time()
+        self._timer = self._timer_at(self._since + self._interval)
+
+    def broken(self) -> None:
+        """Something is sent."""
+        self._since = self._loop.time()
+        self.is_due = False
+
+    def end(self) -> None:
+        """Tell nothing more."""
+        self._timer.cancel()
+
+    def _timer_at(self, moment: float) -> asyncio.TimerHandle:
+        return self._loop.call_at(moment // _MOMENT * _MOMENT, self._look)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if now >= self._since + self._interval - _MOMENT:
+            self.is_due = True
+            self._tell()
+            self._since = now
+        self._timer = self._timer_at(self._since + self._interval)
 
 
 class LogFeed:

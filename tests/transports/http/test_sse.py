@@ -315,6 +315,36 @@ async def test_a_silent_stream_sends_comments() -> None:
     await done(task)
 
 
+async def test_silent_streams_are_written_to_at_a_few_moments_and_not_all_at_one() -> None:
+    """A process that woke up for one writes to others as well; what was sent to all at once is not
+    followed by a comment to all at once.
+    """
+
+    class Timed(Peer):
+        async def send(self, message: Message) -> None:
+            await super().send(message)
+            times.append(now())
+
+    times: list[float] = []
+    streams = [stream_of() for _ in range(100)]
+    tasks = [serving(stream, Timed()) for stream in streams]
+    for stream in streams:
+        stream.push(b"x")
+    await cycles()
+    begun = now()
+    times.clear()
+
+    await asyncio.sleep(KEEP_ALIVE + 0.1)
+    assert len(times) == 100
+    assert all(KEEP_ALIVE - 1 < moment - begun <= KEEP_ALIVE for moment in times)
+    moments = {round(moment, 3) for moment in times}
+    assert 4 <= len(moments) <= 10
+    for stream in streams:
+        stream.cut()
+    for task in tasks:
+        await done(task)
+
+
 async def test_a_held_stream_sends_nothing_until_it_is_released() -> None:
     """RES6; two holders, and one that releases twice."""
     stream, peer = stream_of(), Peer()

@@ -28,7 +28,8 @@ from mcp_sessions_transports.http.io import HttpCall
 from mcp_sessions_transports.outbox import LogFeed, Outbox
 
 KEEP_ALIVE = 15.0
-"""Seconds without an event after which a comment is sent, so that no proxy closes."""
+"""Seconds without an event after which a comment is sent, or up to one less, so that no proxy
+closes."""
 
 RETRY = 1_000
 """Milliseconds after which a client of a closed stream should come back."""
