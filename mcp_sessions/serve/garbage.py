@@ -31,7 +31,11 @@ class Collections:
         """Set aside what has stayed, if it is much. Cheap where nothing was collected."""
         _, younger, oldest = gc.get_stats()
         seen = younger["collections"] + oldest["collections"]
-        if seen != self._seen:
+        # The collector begins when more was made than went. Where each new object takes the place
+        # of one that was set aside it does not, and all are new: ten for each stream that was told
+        # something, of thousands.
+        is_new = len(gc.get_objects(generation=0)) >= self._many
+        if seen != self._seen or is_new:
             self._seen = seen
             set_aside_if_many(self._many)
 
@@ -42,7 +46,7 @@ def set_aside_if_many(many: int) -> bool:
     What is only passing by when that happens, and ends as a cycle, is garbage for ever: it
     happens once for some thousand new sessions, and what passes by is the requests of that moment.
     """
-    if len(gc.get_objects(generation=2)) < many:
+    if sum(len(gc.get_objects(generation=each)) for each in (0, 2)) < many:
         return False
     gc.collect()
     is_much = len(gc.get_objects(generation=2)) >= many

@@ -59,3 +59,18 @@ def test_it_is_looked_again_as_soon_as_something_has_become_old() -> None:
     gc.collect(1)
     looking.look()
     assert gc.get_freeze_count() >= frozen + 3_000
+
+
+def test_what_takes_the_place_of_what_was_set_aside_is_set_aside_before_it_is_everything() -> None:
+    """The collector never begins by itself there, and then had to look at all at once."""
+    sessions = [Session() for _ in range(20_000)]
+    set_aside_everything()
+    looking = Collections(3_000)
+    looking.look()
+    most = 0
+    for number in range(len(sessions)):
+        sessions[number] = Session()
+        if number % 1_000 == 0:
+            looking.look()
+            most = max(most, len(gc.get_objects()))
+    assert most < 8_000
