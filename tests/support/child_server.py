@@ -79,6 +79,12 @@ def tool(request: Json) -> Json | None:
             return text(arguments["text"])
         case "count":
             return text(count)
+        case "mark":
+            note(f"ran {arguments['text']}")
+            return text(count)
+        case "mark_and_wait":
+            note(f"ran {arguments['text']}")
+            time.sleep(600)
         case "pid":
             return text(os.getpid())
         case "params":

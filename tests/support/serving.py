@@ -25,8 +25,14 @@ STARTED_WITHIN = 40.0  # seconds; importing the SDK takes one or two
 
 
 @contextmanager
-def serving(here: Path, *arguments: str) -> Generator[subprocess.Popen[str]]:
-    """A process that serves on a free port; it is gone afterwards."""
+def serving(
+    here: Path, *arguments: str, within: float = STARTED_WITHIN
+) -> Generator[subprocess.Popen[str]]:
+    """A process that serves on a free port; it is gone afterwards.
+
+    Args:
+        within: Seconds after which it is killed, whatever it does.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "mcp_sessions.cli", "serve", "--port", "0", *arguments],
         cwd=here,
@@ -36,7 +42,7 @@ def serving(here: Path, *arguments: str) -> Generator[subprocess.Popen[str]]:
         text=True,
     )
     # Bounds every read from it: killed, it has no more to say.
-    watch = threading.Timer(STARTED_WITHIN, process.kill)
+    watch = threading.Timer(within, process.kill)
     watch.start()
     try:
         with process:
