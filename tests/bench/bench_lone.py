@@ -31,6 +31,9 @@ class Measured(NamedTuple):
 
     name: str
     pid: int
+    wake: Callable[[], None]
+    """Before each round: a server closes a connection that was idle for some seconds."""
+
     run: Callable[[int], None]
     beside: str
     most: float | None = None
@@ -43,6 +46,10 @@ def over_http(kind: str, aim: float | None, stack: ExitStack) -> Iterator[Measur
     stack.callback(server.stop)
     case = Case("", kind, HANDSHAKE)
     clients = [bench_calls.Client(case, server.port) for _ in range(AT_ONCE)]
+
+    def wake() -> None:
+        for client in clients:
+            client.wake()
 
     def lone(calls: int) -> None:
         for _ in range(calls):
@@ -60,11 +67,13 @@ def over_http(kind: str, aim: float | None, stack: ExitStack) -> Iterator[Measur
             clients[0].initialize()
 
     pid = server.process.pid
-    yield Measured(f"HTTP, {kind}, alone", pid, lone, "HTTP, sdk-json, alone", aim)
-    yield Measured(f"HTTP, {kind}, {AT_ONCE} in flight", pid, together, f"HTTP, {kind}, alone")
+    alone = f"HTTP, {kind}, alone"
+    yield Measured(alone, pid, wake, lone, "HTTP, sdk-json, alone", aim)
+    yield Measured(f"HTTP, {kind}, {AT_ONCE} in flight", pid, wake, together, alone)
     if kind != "floor":
         most = 400.0 if kind == "ours" else None
-        yield Measured(f"HTTP, {kind}, handshake", pid, handshakes, "HTTP, sdk, handshake", most)
+        name, beside = f"HTTP, {kind}, handshake", "HTTP, sdk, handshake"
+        yield Measured(name, pid, wake, handshakes, beside, most)
 
 
 def over_stdio(kind: str, aim: float | None, stack: ExitStack) -> Iterator[Measured]:
@@ -84,8 +93,9 @@ def over_stdio(kind: str, aim: float | None, stack: ExitStack) -> Iterator[Measu
             for _ in range(AT_ONCE):
                 client.get()
 
-    yield Measured(f"{kind}, alone", client.pid, lone, "sdk-stdio, alone", aim)
-    yield Measured(f"{kind}, {AT_ONCE} in flight", client.pid, together, f"{kind}, alone")
+    alone, many = f"{kind}, alone", f"{kind}, {AT_ONCE} in flight"
+    yield Measured(alone, client.pid, client.call, lone, "sdk-stdio, alone", aim)
+    yield Measured(many, client.pid, client.call, together, alone)
 
 
 def measure(calls: int) -> tuple[list[Measured], dict[str, float]]:
@@ -102,6 +112,7 @@ def measure(calls: int) -> tuple[list[Measured], dict[str, float]]:
         least: dict[str, float] = {}
         for number in range(ROUNDS + 1):
             for row in rows:
+                row.wake()
                 before = cpu_of(row.pid)
                 row.run(calls)
                 spent = (cpu_of(row.pid) - before) / calls * 1_000_000

@@ -40,5 +40,6 @@ def fails(
 
 
 def is_keyed(arguments: dict[str, Any]) -> bool:
-    """Whether an admission is that of a request with a key."""
-    return arguments.get("key") is not None
+    """Whether an admission is that of a request with a key, by itself or with its connection's."""
+    current = arguments.get("current")
+    return arguments.get("key") is not None or (current is not None and current.key is not None)
