@@ -1,6 +1,7 @@
 """npm's ``server-everything`` behind the layer: a stock client gets what it gets directly."""
 
 import asyncio
+import json
 import os
 import re
 import socket
@@ -24,6 +25,18 @@ pytestmark = [pytest.mark.anyio, pytest.mark.full]
 
 HOME = HERE / "server_everything"
 PROGRAM = str(HOME / "node_modules/@modelcontextprotocol/server-everything/dist/index.js")
+
+
+ASKED_FOR: dict[str, dict[str, Any]] = {
+    "echo": {"message": "hello"},
+    "get-structured-content": {"location": "New York"},
+    "get-tiny-image": {},
+    "get-resource-reference": {"resourceType": "Text", "resourceId": 1},
+    "trigger-elicitation-request": {},
+    "trigger-sampling-request": {"prompt": "x", "maxTokens": 10},
+    "get-roots-list": {},
+}
+"""Calls of the newer TypeScript client."""
 
 
 async def _elicit(context: Any, params: Any) -> types.ElicitResult:
@@ -101,6 +114,58 @@ async def test_a_stock_client_gets_what_it_gets_directly_of_the_same_server_at_a
         async with client(url, mode="legacy") as stock:
             expected = await seen(stock)
         await expect_served(HTTPServer(url), expected)
+
+
+async def test_a_stock_typescript_client_gets_what_it_gets_directly() -> None:
+    """All of that, and completions, a log and updates that come by themselves; in the newer era
+    what that has a way for, which the server itself does not speak.
+    """
+    node = node_project(HOME)
+    clients = {name: node_project(HERE / name) for name in ("typescript", "typescript2")}
+    older = [clients["typescript"], str(HERE / "typescript/everything.mjs")]
+    newer = [clients["typescript2"], str(HERE / "typescript2/everything.mjs")]
+    expected = await said_by(*older, "stdio", PROGRAM)
+    assert expected["updated"] and len(expected["asked"]) == 2
+    async with at_a_url(node) as url:
+        for server in (StdioServer(node, PROGRAM), HTTPServer(url)):
+            layer = SessionLayer(server)
+            app = layer.asgi_app()
+            async with layer.lifespan(), listening(app) as port:
+                here = f"http://127.0.0.1:{port}/mcp"
+                assert await said_by(*older, "http", here) == expected
+                for mode in ("legacy", "2026-07-28"):
+                    found = await said_by(*newer, here, mode, CALLS=json.dumps(ASKED_FOR))
+                    version = found.pop("version")
+                    assert version == (mode if mode != "legacy" else "2025-11-25")
+                    calls = found.pop("calls")
+                    for name in ASKED_FOR:
+                        assert calls[name] == expected["calls"][name], (mode, name)
+                    known = expected | {"tools": [without_tasks(t) for t in expected["tools"]]}
+                    found["tools"] = [without_tasks(tool) for tool in found["tools"]]
+                    for name, value in found.items():
+                        assert value == known[name], (mode, name)
+
+
+def without_tasks(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as the client leaves it in an era in which it has no such tasks."""
+    return {name: value for name, value in tool.items() if name != "execution"}
+
+
+async def said_by(*command: str, **env: str) -> dict[str, Any]:
+    """What a program writes: one JSON object."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=PIPE, stderr=PIPE, env={**os.environ, **env}
+    )
+    try:
+        async with asyncio.timeout(60):
+            written, errors = await process.communicate()
+        assert process.returncode == 0, errors.decode()[-2000:]
+        # Some of its resources say when they were made.
+        return json.loads(re.sub(rb"created at [\d:]+ ?[AP]?M?", b"created", written))
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 def test_the_example_of_a_file_serves_both_of_its_servers() -> None:
