@@ -19,6 +19,8 @@ mcp_sessions.store_errors        calls that the store failed                stor
 mcp_sessions.background_failures work that nobody awaits failed             work, error
 mcp_sessions.children            processes, or sessions of a URL, that were outcome
                                  begun for the wrapped server
+mcp_sessions.children_running    those that there are (up and down)
+mcp_sessions.children_over       those that are no more                     reason
 ================================ ========================================== ====================
 
 No attribute names a session, a principal or a resource: there is one time series for each
@@ -31,7 +33,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import Counter
+    from opentelemetry.metrics import Counter, UpDownCounter
 
 SCOPE = "mcp_sessions"
 """The name of the instrumentation scope."""
@@ -97,6 +99,17 @@ def child_begun(outcome: str) -> None:
     _counter("children").add(1, {"outcome": outcome})
 
 
+def child_runs() -> None:
+    """There is one more of them."""
+    _up_down("children_running").add(1)
+
+
+def child_over(reason: str) -> None:
+    """One of them is no more: it ``died``, or was ``ended`` here."""
+    _up_down("children_running").add(-1)
+    _counter("children_over").add(1, {"reason": reason})
+
+
 _DESCRIPTIONS = {
     "sessions": "Sessions made",
     "ended": "Sessions over",
@@ -109,6 +122,8 @@ _DESCRIPTIONS = {
     "store_errors": "Calls that the store failed",
     "background_failures": "Work that nobody awaits failed",
     "children": "Children of the wrapped server that were begun",
+    "children_running": "Children of the wrapped server that there are",
+    "children_over": "Children of the wrapped server that are no more",
 }
 
 
@@ -117,3 +132,11 @@ def _counter(name: str) -> Counter:
     from opentelemetry.metrics import get_meter
 
     return get_meter(SCOPE).create_counter(f"{SCOPE}.{name}", description=_DESCRIPTIONS[name])
+
+
+@cache
+def _up_down(name: str) -> UpDownCounter:
+    from opentelemetry.metrics import get_meter
+
+    meter = get_meter(SCOPE)
+    return meter.create_up_down_counter(f"{SCOPE}.{name}", description=_DESCRIPTIONS[name])

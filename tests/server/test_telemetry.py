@@ -83,6 +83,35 @@ def test_what_happens_to_sessions_is_counted() -> None:
     }
 
 
+def test_a_command_has_spans_as_a_server_in_python_has_them_and_its_processes_are_counted() -> None:
+    seen = told("command")
+    calls = [
+        (name, attributes.get("error.type"), attributes.get("mcp_sessions.session"))
+        for name, attributes in seen["spans"]
+        if name in ("tools/call echo", "tools/call die", "no/method")
+    ]
+    assert calls == [
+        ("tools/call echo", None, seen["session"]),
+        ("no/method", "-32601", seen["session"]),
+        ("tools/call die", "-31012", seen["session"]),
+        ("tools/call echo", None, None),
+    ]
+    assert seen["traces"][-1] == "4bf92f3577b34da6a3ce929d0e0e4736"
+    assert seen["spans"][-1][1]["mcp.protocol.version"] == "2026-07-28"
+    assert seen["id"] not in json.dumps([seen["spans"], seen["points"]])
+    points = {
+        (name.removeprefix("mcp_sessions."), *attributes.values()): value
+        for name, attributes, value in seen["points"]
+        if "children" in name
+    }
+    assert points == {
+        ("children", "started"): 2,
+        ("children_running",): 0,
+        ("children_over", "died"): 1,
+        ("children_over", "ended"): 1,
+    }
+
+
 def test_work_that_fails_where_nobody_awaits_it_is_counted() -> None:
     """What an operator is told to alert on; with its kind, and without what it says."""
     seen = told("failing")

@@ -24,6 +24,7 @@ from mcp_sessions import Conversations
 from mcp_sessions.ids import digest
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.records import SessionRecord
+from tests.support.children import child
 from tests.support.modern import ModernClient
 from tests.support.raw import in_session
 from tests.support.virtual_time import VirtualTimeLoop
@@ -105,10 +106,24 @@ async def conversation() -> dict[str, Any]:
         return {"bound": digest(bound), "named": digest(named), "audit": audited}
 
 
+async def command() -> dict[str, Any]:
+    """Calls of a command, in both eras, one of which its process does not survive."""
+    async with world(server=child()) as w:
+        client = await w.connected()
+        session_id = (await client.start())["sessionId"]
+        await client.text("echo", text="x")
+        await client.error("no/method")
+        await client.call("die").error()
+        modern = ModernClient(w.carrier)
+        trace_of = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+        await modern.text("echo", {"text": "x"}, meta=trace_of)
+        return {"session": digest(session_id), "id": session_id}
+
+
 def main() -> None:
     """Do it, and print what was seen."""
     bare = sys.argv[1:] == ["bare"]
-    tells = {"failing": failing, "conversation": conversation}
+    tells = {"failing": failing, "conversation": conversation, "command": command}
     tell = tells.get(" ".join(sys.argv[1:]), story)
     audit = logging.getLogger("mcp_sessions.audit")
     audit.addHandler(Kept())
@@ -120,7 +135,9 @@ def main() -> None:
         tracing.add_span_processor(SimpleSpanProcessor(spans))
         trace.set_tracer_provider(tracing)
         metrics.set_meter_provider(MeterProvider(metric_readers=[reader]))
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+    # Other processes know no time but the real one.
+    loop = None if tell is command else VirtualTimeLoop
+    with asyncio.Runner(loop_factory=loop) as runner:
         names = runner.run(tell())
     read = reader.get_metrics_data()
     points = [

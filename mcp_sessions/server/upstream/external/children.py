@@ -155,7 +155,7 @@ class Children:
             if self._background.tasks:
                 await asyncio.wait(self._background.tasks, timeout=_CLOSING)
             await self._background.close()
-            await asyncio.gather(*(child.stop() for child in self._living))
+            await asyncio.gather(*(self._stop(child) for child in list(self._living)))
         finally:
             for child in self._living:
                 child.kill()
@@ -211,6 +211,7 @@ class Children:
             if not self._starts[principal]:
                 del self._starts[principal]
         self._living[child] = principal
+        metrics.child_runs()
         try:
             async with asyncio.timeout(self.server.start_timeout):
                 await self._shake_hands(place, child, client)
@@ -273,8 +274,10 @@ class Children:
 
     async def _stop(self, child: Child) -> None:
         if child in self._living:
+            reason = "died" if child.is_over else "ended"
             await child.stop()
-            self._living.pop(child, None)
+            if self._living.pop(child, None) is not None:
+                metrics.child_over(reason)
 
     async def _round(self) -> None:
         loop = asyncio.get_running_loop()

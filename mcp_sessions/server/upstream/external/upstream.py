@@ -28,6 +28,7 @@ from mcp_sessions.server.upstream.external.modern import VERSION
 from mcp_sessions.server.upstream.external.modern_peer import ModernPeer
 from mcp_sessions.server.upstream.external.place import LISTS, Place
 from mcp_sessions.server.upstream.external.rounds import Asks, Rounds, asks_of, waiting_call
+from mcp_sessions.server.upstream.external.spans import traced
 from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamPeer
 from mcp_sessions.server.upstream.sdk.kernel import (
     HANDSHAKE_VERSIONS,
@@ -271,7 +272,11 @@ class ExternalPeer:
         Args:
             method: None: nothing; it is there then.
         """
-        served = await self._served(call, method, params, level)
+        work = self._served(call, method, params, level)
+        if method is None:
+            return await work
+        version = VERSION if self._asks is not None else self._client.get("protocolVersion")
+        served = await traced(call, method, params, version, work)
         if method == "tools/list":
             self._upstream.declared.learn(served[0])
         return served

@@ -1,0 +1,74 @@
+"""The span of a request that a child serves, as the SDK opens one for a request that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import Any, Final
+
+from opentelemetry.propagate import extract
+from opentelemetry.trace import SpanKind, StatusCode, get_current_span, get_tracer
+
+from mcp_sessions.core.messages import meta_of
+from mcp_sessions.server.upstream.external.elsewhere import Served
+from mcp_sessions.server.upstream.port import Call, UpstreamError
+from mcp_sessions.server.upstream.sdk.spans import CONVERSATION, SESSION_DIGEST, is_tracing
+
+_TRACER: Final = "mcp_sessions"
+
+
+async def traced(
+    call: Call,
+    method: str,
+    params: Mapping[str, Any] | None,
+    version: object,
+    work: Awaitable[Served],
+) -> Served:
+    """What ``work`` brings, in a span if the application has set a tracer provider.
+
+    Args:
+        version: Of the protocol, as its client speaks it.
+    """
+    if not is_tracing():
+        return await work
+    name = (params or {}).get("name")
+    target = name if isinstance(name, str) else None
+    attributes = {"mcp.method.name": method, "mcp.protocol.version": str(version)}
+    if call.request_id is not None:
+        attributes["jsonrpc.request.id"] = str(call.request_id)
+    if method == "tools/call":
+        attributes["gen_ai.operation.name"] = "execute_tool"
+        attributes |= {"gen_ai.tool.name": target} if target is not None else {}
+    elif method == "prompts/get" and target is not None:
+        attributes["gen_ai.prompt.name"] = target
+    if call.session is not None:
+        attributes |= {
+            SESSION_DIGEST: call.session,
+            CONVERSATION: call.conversation or call.session,
+        }
+    carried = extract(meta_of(params) or {})
+    with get_tracer(_TRACER).start_as_current_span(
+        f"{method} {target}" if target else method,
+        kind=SpanKind.SERVER,
+        attributes=attributes,
+        # What names no parent is a child of what is open here.
+        context=carried if get_current_span(carried).get_span_context().is_valid else None,
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
+        call.is_traced(span)
+        try:
+            served = await work
+        except UpstreamError as failed:
+            code = str(failed.error.get("code"))
+            span.set_attributes({"error.type": code, "rpc.response.status_code": code})
+            span.set_status(StatusCode.ERROR, str(failed.error.get("message")))
+            raise
+        except Exception as failed:
+            # Its text may hold anything.
+            span.set_attribute("error.type", type(failed).__qualname__)
+            span.set_status(StatusCode.ERROR)
+            raise
+        if method == "tools/call" and served[0].get("isError") is True:
+            span.set_attribute("error.type", "tool_error")
+            span.set_status(StatusCode.ERROR)
+        return served
