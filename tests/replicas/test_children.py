@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from mcp_sessions import HTTPServer
 from mcp_sessions.server.cluster import child_host, children
 from tests.support import replicas
 from tests.support.children import child, children_of, is_alive, modern_child, until
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
 from tests.support.raw import Json, in_session, keyed, text_of
 from tests.support.replicas import Cluster, cluster, lost
+from tests.support.urls import stock_url
 from tests.support.world import Toolbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.on_network]
@@ -55,6 +57,28 @@ async def test_a_session_has_one_process_wherever_its_requests_come() -> None:
         assert counted == ["7", "8", "9"]
         own = {await client.text("pid", meta=in_session(None)) for _ in range(6)}
         assert len(own) == 1, "what its connection asks outside of it has one as well"
+
+
+async def test_a_session_has_one_session_at_a_url_wherever_its_requests_come() -> None:
+    """All replicas ask the same one, whichever connection its client has."""
+    async with stock_url() as url:
+
+        def server() -> tuple[Toolbox, object]:
+            return Toolbox(), HTTPServer(url)
+
+        async with cluster(3, server=server) as c:
+            client = c.spread(await c[0].connected())
+            session = (await client.start())["sessionId"]
+            meta = in_session(session)
+            counted = [await client.text("count", meta=meta) for _ in range(7)]
+            assert counted == [str(number) for number in range(1, 8)]
+            stream = await client.get().started()
+            await client.result("resources/subscribe", {"uri": "test://a", "_meta": meta})
+            await client.text("update", uri="test://a", meta=meta)
+            await stream.has(1)
+            other = c.spread(await c[1].connected())
+            await other.resume(session)
+            assert await other.text("count", meta=meta) == "8"
 
 
 async def test_first_requests_that_come_everywhere_at_once_start_one() -> None:
