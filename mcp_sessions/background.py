@@ -83,11 +83,8 @@ class Background:
 
     async def close(self) -> None:
         """Cancel every task and wait for it. More can be run afterwards."""
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
         # They raise nothing that was not told (rule 1).
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stopped(*(task for task in self._tasks if task is not asyncio.current_task()))
 
     def _start(
         self, what: str, work: Coroutine[Any, Any, Any], context: Context | None
@@ -129,6 +126,23 @@ def _is_cancelled() -> bool:
     """Whether the task itself was cancelled, and not something that it waited for."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
+
+
+async def stopped(*tasks: asyncio.Task[Any]) -> list[BaseException]:
+    """Cancel tasks and wait until they ended.
+
+    Who is cancelled meanwhile is told of that cancellation, and of none of the tasks' own, as
+    ``asyncio.gather`` would: a cancel scope around the caller would not know it for its own.
+
+    Returns:
+        What they raised, in their order, except that they were cancelled.
+    """
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+    raised = (None if task.cancelled() else task.exception() for task in tasks)
+    return [failed for failed in raised if failed is not None]
 
 
 def watched(what: str, task: asyncio.Task[Any]) -> None:

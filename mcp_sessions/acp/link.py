@@ -23,7 +23,7 @@ from mcp_sessions.acp import refusals
 from mcp_sessions.acp.outgoing import Outgoing
 from mcp_sessions.acp.questions import Json, Questions
 from mcp_sessions.acp.wire import MessageTooLong, Wire
-from mcp_sessions.background import watched
+from mcp_sessions.background import stopped, watched
 from mcp_sessions.core.messages import (
     Malformed,
     Notification,
@@ -128,8 +128,7 @@ class Link:
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
+            await stopped(reader)
             self.questions.close()
         if not reader.cancelled() and (failed := reader.exception()) is not None:
             raise failed
@@ -151,15 +150,11 @@ class Link:
             await asyncio.wait(
                 {waiting, writer}, timeout=within, return_when=asyncio.FIRST_COMPLETED
             )
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
+            await stopped(waiting)
         self.outgoing.close()
         if writer is not None:
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            await stopped(writer)
+        await stopped(*self._tasks)
 
     async def _read(self) -> None:
         while True:

@@ -30,6 +30,7 @@ from mcp_sessions.acp.options import Options
 from mcp_sessions.acp.params import session_id_of
 from mcp_sessions.acp.questions import Json
 from mcp_sessions.acp.registry import Registry, for_agent
+from mcp_sessions.background import stopped
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.stores.contract import SessionStore
 
@@ -86,8 +87,7 @@ class Prompts:
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await stopped(task)
             raise
         if turn.fault is not None:
             if not task.cancelled():

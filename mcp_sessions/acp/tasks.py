@@ -7,6 +7,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from mcp_sessions.background import stopped
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -25,8 +27,7 @@ async def ended_with_caller(work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await stopped(task)
         raise
     if task.cancelled():
         raise WorkCancelled

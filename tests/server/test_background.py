@@ -3,9 +3,10 @@
 import asyncio
 import logging
 
+import anyio
 import pytest
 
-from mcp_sessions.background import Background, give_way, watched
+from mcp_sessions.background import Background, give_way, stopped, watched
 from mcp_sessions.errors import StoreUnavailable
 from tests.support.virtual_time import cycles
 
@@ -128,6 +129,37 @@ async def test_an_owner_that_closes_cancels_and_waits() -> None:
     await cycles()
     await background.close()
     assert sorted(ended) == ["loop", "work"]
+
+
+async def test_what_is_stopped_has_ended_and_tells_what_it_raised() -> None:
+    ended: list[str] = []
+
+    async def works(name: str, failure: Exception | None) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(1)
+            ended.append(name)
+            if failure is not None:
+                raise failure
+
+    failure = OSError("gone")
+    tasks = [asyncio.create_task(works("one", None)), asyncio.create_task(works("two", failure))]
+    await asyncio.sleep(0)
+    assert await stopped(*tasks) == [failure]
+    assert ended == ["one", "two"]
+    assert await stopped() == []
+
+
+async def test_who_is_cancelled_while_it_stops_others_hears_of_its_own_cancellation() -> None:
+    """A cancel scope knows it again: nothing comes out of it."""
+    other = asyncio.create_task(asyncio.Event().wait())
+    await asyncio.sleep(0)
+    with anyio.CancelScope() as scope:
+        asyncio.get_running_loop().call_soon(scope.cancel)
+        await stopped(other)
+    assert scope.cancelled_caught
+    assert other.cancelled()
 
 
 async def test_between_two_pieces_of_a_long_work_a_small_request_is_served() -> None:

@@ -23,7 +23,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
 
-from mcp_sessions.background import give_way, watched
+from mcp_sessions.background import give_way, stopped, watched
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.coalescing import coalescing_key
 from mcp_sessions.core.messages import notification_message, plain_draft
@@ -122,8 +122,7 @@ class ChangeBroadcaster:
         if fan_out is not None:
             if not self._waiting.is_away:
                 await asyncio.wait({fan_out}, timeout=_LAST_WORDS)
-            fan_out.cancel()
-            await asyncio.gather(fan_out, return_exceptions=True)
+            await stopped(fan_out)
         self._waiting.close()
 
     # --- telling -----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive
 
+from mcp_sessions.background import stopped
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import WatchedChannel
@@ -112,8 +113,7 @@ class ModernChannel(WatchedChannel):
             await asyncio.wait({watcher, self._turn}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             timer.cancel()
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
+            await stopped(watcher)
 
     def _silent(self) -> None:
         # So long without a word that a proxy might close: stream, and say that we live.

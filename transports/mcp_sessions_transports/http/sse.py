@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Send
 
+from mcp_sessions.background import stopped
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import Position, SessionId
@@ -103,14 +104,12 @@ class SseStream(Outbox):
             is_whole = writer.done() and not self.closed
         finally:
             self.cut()
-            watcher.cancel()
-            writer.cancel()
-            results = await asyncio.gather(watcher, writer, return_exceptions=True)
-        for result in results:
+            failures = await stopped(watcher, writer)
+        for failure in failures:
             # OSError: the server says that the peer is gone, which is how streams end.
-            if isinstance(result, Exception) and not isinstance(result, OSError):
-                raise result
-        return is_whole and results[1] is None
+            if not isinstance(failure, OSError):
+                raise failure
+        return is_whole and not writer.cancelled() and writer.exception() is None
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, BinaryIO
 
+from mcp_sessions.background import stopped
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.served import Served
@@ -75,13 +76,10 @@ class StdioBinding:
                 await asyncio.wait({writer}, timeout=_LAST_WORDS)
         finally:
             await connection.gone()
-            reader.cancel()
-            writer.cancel()
-            cut.cancel()
-            results = await asyncio.gather(reader, writer, cut, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception) and not isinstance(result, OSError):
-                raise result
+            failures = await stopped(reader, writer, cut)
+        for failure in failures:
+            if not isinstance(failure, OSError):
+                raise failure
 
     async def _read(self, connection: DuplexConnection, wire_in: BinaryIO) -> None:
         limit = self._served.policy.max_message

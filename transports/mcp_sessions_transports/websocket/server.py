@@ -13,6 +13,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from mcp_sessions.background import stopped
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
 from mcp_sessions_transports.credentials import CredentialWatch
@@ -126,15 +127,12 @@ class WebSocketBinding:
                 # Before the store is told: what the client asks meanwhile nobody reads.
                 await closing.say(send)
             await connection.gone()
-            reader.cancel()
-            writer.cancel()
-            cut.cancel()
-            results = await asyncio.gather(reader, writer, cut, return_exceptions=True)
+            failures = await stopped(reader, writer, cut)
             await closing.say(send)
             logger.debug("websocket %s closed", digest(connection.client.id))
-        for result in results:
-            if isinstance(result, Exception) and not isinstance(result, OSError):
-                raise result
+        for failure in failures:
+            if not isinstance(failure, OSError):
+                raise failure
 
     async def _read(self, connection: DuplexConnection, receive: Receive, closing: Closing) -> None:
         policy = self._served.policy

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mcp_sessions import metrics
-from mcp_sessions.background import Background
+from mcp_sessions.background import Background, stopped
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import error_body, wire_error
 from mcp_sessions.errors import INTERNAL_ERROR, LimitReached
@@ -147,9 +147,7 @@ class Children:
         self._is_closed = True
         try:
             starting = [place.starting for place in self._places.values() if place.starting]
-            for task in starting:
-                task.cancel()
-            await asyncio.gather(*starting, return_exceptions=True)
+            await stopped(*starting)
             await self._rounds.close()
             await self.telling.close()
             if self._background.tasks:
@@ -263,8 +261,7 @@ class Children:
 
     async def _end(self, place: Place) -> None:
         if place.starting is not None:
-            place.starting.cancel()
-            await asyncio.gather(place.starting, return_exceptions=True)
+            await stopped(place.starting)
         await self._vacate(place)
 
     async def _vacate(self, place: Place) -> None:
