@@ -77,6 +77,13 @@ def ours(*options: str) -> Proxy:
     return Proxy([*command, "--log-level", "error", *options, "--", *COMMAND], port)
 
 
+def bare() -> Proxy:
+    """Bare ASGI, orjson and a pipe: no MCP at all."""
+    port = free_port()
+    command = [sys.executable, "-m", "tests.bench.bench_servers", "pipe", str(port), *COMMAND]
+    return Proxy(command, port)
+
+
 def mcp_proxy() -> Proxy:
     """One child for all."""
     home = CACHE / "mcp-proxy"
@@ -123,9 +130,12 @@ def install(command: list[str]) -> None:
         raise Absent(str(failed)) from failed
 
 
+OURS = Case("ours, handshake era, in a session", "ours", HANDSHAKE, session=True)
+
 CASES = [
+    (Case("floor (bare ASGI + orjson + a pipe)", "pipe", HANDSHAKE), bare),
     (Case("ours, handshake era, no session", "ours", HANDSHAKE), ours),
-    (Case("ours, handshake era, in a session", "ours", HANDSHAKE, session=True), ours),
+    (OURS, ours),
     (Case("ours, modern era, in a session", "ours", MODERN, session=True), ours),
     (Case("mcp-proxy", "mcp-proxy", HANDSHAKE), mcp_proxy),
     (Case("supergateway", "supergateway", HANDSHAKE), supergateway),
@@ -197,7 +207,7 @@ def starts() -> dict[str, float]:
 def rows(calls: int) -> Iterator[Row]:
     """With the ratio of the others to ours."""
     figures = measure(calls)
-    ours = figures[CASES[1][0].name]
+    ours = figures[OURS.name]
     assert not isinstance(ours, Absent)
     for case, _ in CASES:
         figure = figures[case.name]

@@ -1,6 +1,6 @@
 """The servers that the other modules drive, a process each.
 
-python -m tests.bench.bench_servers KIND [PORT [STORE]]
+python -m tests.bench.bench_servers KIND [PORT [STORE | COMMAND [ARG …]]]
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tests.bench.stalls import Stalls
 KINDS = {
     "floor": "bare ASGI and orjson: no MCP at all",
     "kernel": "that, and the SDK's kernel for a modern request: no transport, no checks",
+    "pipe": "that, and a command (in place of STORE and after): its line in, its line out",
     "comments": "bare ASGI: a comment on every stream, each so many seconds (in place of STORE)",
     "sdk": "the SDK's Streamable HTTP as it comes",
     "sdk-json": "the SDK answering JSON instead of SSE",
@@ -35,6 +36,8 @@ KINDS = {
     "sdk-stdio": "the SDK's stdio as it comes; no PORT",
     "ours-stdio": "the same server in a SessionLayer; no PORT",
 }
+
+BARE = frozenset({"floor", "kernel", "pipe", "echo", "comments"})
 
 STORE = "MCP_SESSIONS_BENCH_STORE"
 """The environment variable with the store of what is served from the command line."""
@@ -117,6 +120,30 @@ def kernel() -> Result:
     return result
 
 
+def piped(command: list[str]) -> Result:
+    """What any server in Python costs that has a command answer: of a connection with one call at
+    a time, without anything that could go wrong.
+    """
+    import orjson
+
+    started: list[asyncio.subprocess.Process] = []
+
+    async def result(message: dict[str, Any]) -> dict[str, Any]:
+        if not started:
+            pipe = asyncio.subprocess.PIPE
+            program = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+            started.append(program)
+        child = started[0]
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(orjson.dumps(message) + b"\n")
+        if "id" not in message:
+            return {}
+        return orjson.loads(await child.stdout.readline())["result"]
+
+    return result
+
+
 async def floor(scope: Any, receive: Any, send: Any, result: Result = nothing) -> None:
     """What any HTTP server in Python costs: read JSON, write JSON."""
     import orjson
@@ -169,6 +196,8 @@ def app(kind: str) -> Any:
             return floor
         case "kernel":
             return partial(floor, result=kernel())
+        case "pipe":
+            return partial(floor, result=piped(sys.argv[3:]))
         case "comments":
             return comments(float(sys.argv[3]))
         case "sdk":
@@ -215,7 +244,7 @@ def main() -> None:
                 interface="asgi3",
                 # Of what is open when it is to end.
                 timeout_graceful_shutdown=1,
-                lifespan="off" if kind in ("floor", "kernel", "echo", "comments") else "on",
+                lifespan="off" if kind in BARE else "on",
                 # As the layer's own, so that nothing but the application differs.
                 ws="websockets-sansio",
                 ws_per_message_deflate=False,

@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanKind, StatusCode, get_current_span, get_trac
 from mcp_sessions.core.messages import meta_of
 from mcp_sessions.server.upstream.external.elsewhere import Served
 from mcp_sessions.server.upstream.port import Call, UpstreamError
-from mcp_sessions.server.upstream.sdk.spans import CONVERSATION, SESSION_DIGEST, is_tracing
+from mcp_sessions.server.upstream.sdk.spans import CONVERSATION, SESSION_DIGEST
 
 _TRACER: Final = "mcp_sessions"
 
@@ -23,13 +23,11 @@ async def traced(
     version: object,
     work: Awaitable[Served],
 ) -> Served:
-    """What ``work`` brings, in a span if the application has set a tracer provider.
+    """What ``work`` brings, in a span.
 
     Args:
         version: Of the protocol, as its client speaks it.
     """
-    if not is_tracing():
-        return await work
     name = (params or {}).get("name")
     target = name if isinstance(name, str) else None
     attributes = {"mcp.method.name": method, "mcp.protocol.version": str(version)}

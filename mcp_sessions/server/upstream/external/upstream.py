@@ -36,6 +36,7 @@ from mcp_sessions.server.upstream.sdk.kernel import (
     advertise_subscriptions,
     bare_server,
 )
+from mcp_sessions.server.upstream.sdk.spans import is_tracing
 from mcp_sessions.stores.records import Peer
 
 Json = dict[str, Any]
@@ -85,11 +86,14 @@ class ExternalUpstream:
         self.children = Children(server, starter, HANDSHAKE_VERSIONS)
         self.rounds = Rounds(policy, self.elsewhere.process if self.elsewhere else None)
         self.declared = declared
+        self.is_tracing = False
+        """Whether the application has set a tracer provider."""
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None]:
         """See :class:`Upstream`. Afterwards there is no child."""
         async with self.shell.lifespan():
+            self.is_tracing = is_tracing()
             self.children.run()
             try:
                 yield
@@ -275,8 +279,10 @@ class ExternalPeer:
         work = self._served(call, method, params, level)
         if method is None:
             return await work
-        version = VERSION if self._asks is not None else self._client.get("protocolVersion")
-        served = await traced(call, method, params, version, work)
+        if self._upstream.is_tracing:
+            version = VERSION if self._asks is not None else self._client.get("protocolVersion")
+            work = traced(call, method, params, version, work)
+        served = await work
         if method == "tools/list":
             self._upstream.declared.learn(served[0])
         return served
