@@ -11,23 +11,44 @@ from opentelemetry.trace import SpanKind, StatusCode, get_current_span, get_trac
 from mcp_sessions.core.messages import meta_of
 from mcp_sessions.server.upstream.external.elsewhere import Served
 from mcp_sessions.server.upstream.port import Call, UpstreamError
-from mcp_sessions.server.upstream.sdk.spans import CONVERSATION, SESSION_DIGEST
+from mcp_sessions.server.upstream.sdk.spans import CONVERSATION, SESSION_DIGEST, is_tracing
 
 _TRACER: Final = "mcp_sessions"
 
 
-async def traced(
+class Spans:
+    """Makes them, if the application has set a tracer provider."""
+
+    def __init__(self) -> None:
+        self._are_made = False
+
+    def look(self) -> None:
+        """See whether it has."""
+        self._are_made = is_tracing()
+
+    def around(
+        self,
+        call: Call,
+        method: str,
+        params: Mapping[str, Any] | None,
+        version: object,
+        work: Awaitable[Served],
+    ) -> Awaitable[Served]:
+        """What ``work`` brings, in a span of its own.
+
+        Args:
+            version: Of the protocol, as its client speaks it.
+        """
+        return _traced(call, method, params, version, work) if self._are_made else work
+
+
+async def _traced(
     call: Call,
     method: str,
     params: Mapping[str, Any] | None,
     version: object,
     work: Awaitable[Served],
 ) -> Served:
-    """What ``work`` brings, in a span.
-
-    Args:
-        version: Of the protocol, as its client speaks it.
-    """
     name = (params or {}).get("name")
     target = name if isinstance(name, str) else None
     attributes = {"mcp.method.name": method, "mcp.protocol.version": str(version)}

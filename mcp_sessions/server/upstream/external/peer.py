@@ -1,0 +1,328 @@
+"""One client, as the server outside of this process sees it: which child is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from typing import Any, Final, cast
+
+from mcp_sessions.core.messages import encode
+from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.ids import SessionId
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.children import Children
+from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
+from mcp_sessions.server.upstream.external.elsewhere import Asked, Elsewhere, Lease, Moved, Served
+from mcp_sessions.server.upstream.external.modern import VERSION
+from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.rounds import Asks, Rounds, waiting_call
+from mcp_sessions.server.upstream.external.spans import Spans
+from mcp_sessions.server.upstream.port import Call, Outbound
+from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
+
+Json = dict[str, Any]
+
+OURS: Final[Mapping[str, Any]] = {
+    "protocolVersion": max(HANDSHAKE_VERSIONS),
+    "capabilities": {},
+    "clientInfo": {"name": "mcp-sessions", "version": version("mcp-sessions")},
+}
+"""What a child is told that serves several clients."""
+
+_ENDED_HERE: Final = frozenset(
+    {"notifications/initialized", "notifications/cancelled", "notifications/progress"}
+)
+"""What a client says to the layer; each child is told of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """A wrapped server, and what its clients share."""
+
+    server: ExternalServer
+    shell: SdkUpstream
+    """Stands in for it where it has no part."""
+
+    children: Children
+    rounds: Rounds
+    declared: DeclaredHeaders
+    spans: Spans
+    elsewhere: Elsewhere | None
+    """The processes that serve the same sessions; None: there are none, or no child is a
+    session's."""
+
+    remembers: bool
+    """Whether there is a store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sessionless:
+    """Whose a child is that serves the modern-era requests of one principal outside of sessions:
+    those whose clients can be asked the same, which is what it is told of them. Nothing lasts from
+    one of them to the next, so that it is spoken to as its client would.
+    """
+
+    principal: Principal
+    asks: bytes
+
+
+@dataclass(eq=False)
+class ExternalPeer:
+    """One client, as its child sees it."""
+
+    _wrapped: Wrapped
+    _client: Mapping[str, Any]
+    _outbound: Outbound | None
+    """None: it came on no connection."""
+
+    _session_id: SessionId | None
+    _subscriptions: Collection[str]
+    _was_served: bool
+    _beside: ExternalPeer | None = None
+    """Itself outside of its session."""
+
+    _asks: Asks | None = None
+    """See :attr:`Asked.asks`."""
+
+    async def request(
+        self, call: Call, method: str, params: dict[str, Any] | None, level: str | None = "debug"
+    ) -> dict[str, Any]:
+        """See :class:`UpstreamPeer`.
+
+        Args:
+            level: The least of a log message that this request's client wants; None: none.
+        """
+        return (await self.served(call, method, params, level))[0]
+
+    async def served(
+        self, call: Call, method: str | None, params: dict[str, Any] | None, level: str | None
+    ) -> Served:
+        """Ask its child, wherever that is; see :meth:`request`.
+
+        Args:
+            method: None: nothing; it is there then.
+        """
+        work = self._served(call, method, params, level)
+        if method is None:
+            return await work
+        version = VERSION if self._asks is not None else self._client.get("protocolVersion")
+        served = await self._wrapped.spans.around(call, method, params, version, work)
+        if method == "tools/list":
+            self._wrapped.declared.learn(served[0])
+        return served
+
+    async def _served(
+        self, call: Call, method: str | None, params: dict[str, Any] | None, level: str | None
+    ) -> Served:
+        asked = Asked(self._client, method, params, level, self._asks)
+        elsewhere = self._wrapped.elsewhere
+        key = self._key(call)
+        if elsewhere is None:
+            return await self.here(call, asked, None)
+        if not isinstance(key, str):
+            waiting = waiting_call(params) if self._asks is not None else None
+            served = await elsewhere.go_on(waiting, call, asked) if waiting is not None else None
+            return served or await self.here(call, asked, None)
+        session_id = SessionId(key)
+        while True:
+            lease = await elsewhere.lease(session_id)
+            try:
+                if lease.is_here:
+                    return await self.here(call, asked, lease)
+                # What this process had of it is another's now.
+                self._wrapped.children.over(session_id)
+                return await elsewhere.ask(lease, call, asked)
+            except Moved:
+                # It was asked nothing.
+                continue
+
+    async def here(self, call: Call, asked: Asked, lease: Lease | None) -> Served:
+        """Ask its child in this process.
+
+        Args:
+            lease: By which it is here; None: there is no other.
+
+        Raises:
+            Moved: It is not here any more.
+        """
+        check = None
+        if lease is None or self._wrapped.elsewhere is None:
+            place = self.place(call)
+        else:
+            self._leave_old(lease)
+            place = self.place(call, lease.inherited)
+            place.held_by(lease.holder)
+            check = partial(self._wrapped.elsewhere.check, lease)
+        method, params = asked.method, asked.params
+        if method == "ping" and place.living is None:
+            return {}, {}
+        if method is None:
+            child = place.living or await place.started(call.principal)
+            return {}, child.result
+        if method in ("resources/subscribe", "resources/unsubscribe"):
+            result = await self._subscribe(place, call, method, params or {}, check)
+        else:
+
+            def work(call: Call) -> Awaitable[Json]:
+                return place.request(call, asked.sender, method, params, check)
+
+            result = await (
+                work(call)
+                if asked.asks is None
+                else self._wrapped.rounds.serve(
+                    call, self._who(call), asked.asks, method, params, work
+                )
+            )
+        child = place.living
+        return result, child.result if child is not None else {}
+
+    def _leave_old(self, lease: Lease) -> None:
+        """What this process had of the session is of the time before another one had it."""
+        known = self._wrapped.children.known(lease.session_id)
+        if known is None or known.holder == lease.holder:
+            return
+        if known.holder is not None or lease.inherited is not None:
+            self._wrapped.children.over(lease.session_id)
+
+    async def _subscribe(
+        self,
+        place: Place,
+        call: Call,
+        method: str,
+        params: dict[str, Any],
+        check: Callable[[], Awaitable[None]] | None,
+    ) -> dict[str, Any]:
+        """A child is subscribed as long as anybody here is, if it has that."""
+        who, uri = self._who(call), params["uri"]
+        child = place.living or await place.started(call.principal)
+        resources: Any = child.capabilities.get("resources")
+        result: dict[str, Any] = {}
+        is_served = isinstance(resources, dict) and bool(cast(Json, resources).get("subscribe"))
+        subscribed = place.subscribers.setdefault(uri, set())
+        others = subscribed - {who}
+        try:
+            if is_served and (method == "resources/subscribe" or not others):
+                result = await place.request(call, None, method, params, check)
+            if method == "resources/subscribe":
+                subscribed.add(who)
+            else:
+                subscribed.discard(who)
+        finally:
+            if not subscribed:
+                place.subscribers.pop(uri, None)
+        return result
+
+    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
+        """See :class:`UpstreamPeer`. A child that is not there yet has nothing to be told."""
+        if method in _ENDED_HERE:
+            return
+        key, elsewhere = self._key(call), self._wrapped.elsewhere
+        if elsewhere is not None and isinstance(key, str):
+            if await elsewhere.notify(SessionId(key), method, params):
+                return
+        place = self.place(call)
+        if place.living is not None:
+            await place.notify(place.living, method, params)
+
+    def belongs_to(self, session_id: SessionId) -> None:
+        """See :class:`NewPeer`."""
+        self._session_id = session_id
+        self._wrapped.children.rename(self, session_id)
+
+    async def close(self) -> None:
+        """See :class:`UpstreamPeer`. What is a session's goes on."""
+        if self._session_id is None and self._outbound is not None:
+            self._wrapped.children.over(self)
+
+    async def child(self, call: Call) -> Child:
+        """Its child, which is started if there is none.
+
+        Raises:
+            UpstreamError: It cannot be started.
+        """
+        place = self.place(call)
+        return place.living or await place.started(call.principal)
+
+    def place(self, call: Call, inherited: Collection[str] | None = None) -> Place:
+        """Where its child is.
+
+        Args:
+            inherited: See :attr:`Lease.inherited`.
+        """
+        key, who = self._key(call), self._who(call)
+        is_one_client = self._wrapped.server.per == "session" and not isinstance(
+            key, (Principal, Sessionless)
+        )
+        make = partial(self._new_place, key, is_one_client, inherited)
+        children = self._wrapped.children
+        if inherited is None and children.known(key) is None:
+            self._take_along(key, call)
+        place = children.place(key, make)
+        if self._outbound is not None and self._wrapped.remembers:
+            place.outbounds[who] = self._outbound
+        return place
+
+    def _take_along(self, key: Hashable, call: Call) -> None:
+        """A session that begins has the child that its client's handshake was made with, if that
+        was not used for anything else.
+        """
+        own = self._own if self._beside is None else self._beside._own
+        is_new = not self._was_served and (
+            call.bound_session is not None or not self._subscriptions
+        )
+        if own is not None and own != key and is_new and self._wrapped.server.per == "session":
+            self._wrapped.children.hand_over(own, key)
+
+    @property
+    def _own(self) -> Hashable:
+        """Of the place that is its connection's, or its session's; None: it has none."""
+        if self._session_id is not None:
+            return self._session_id
+        return self if self._outbound is not None else None
+
+    def _key(self, call: Call) -> Hashable:
+        """Of its place."""
+        match self._wrapped.server.per:
+            case "shared":
+                return None
+            case "principal":
+                return call.principal
+            case "session":
+                who = self._who(call)
+                if self._asks is not None and isinstance(who, Principal):
+                    return Sessionless(who, encode(self._asks))
+                return who
+
+    def _who(self, call: Call) -> Hashable:
+        if call.bound_session is not None:
+            return call.bound_session
+        if self._session_id is not None:
+            return self._session_id
+        return self if self._outbound is not None else call.principal
+
+    def _new_place(
+        self, key: Hashable, is_one_client: bool, inherited: Collection[str] | None
+    ) -> Place:
+        subscriptions = self._subscriptions if inherited is None else inherited
+        was_served = self._was_served or inherited is not None
+        client = self._client if is_one_client else OURS
+        if self._asks is not None:
+            # In the era before it is told what it can ask.
+            client = {**client, "capabilities": self._asks}
+        if isinstance(key, Sessionless):
+            client = {**client, "protocolVersion": VERSION}
+        return Place(
+            self._wrapped.children.start,
+            self._wrapped.shell.publish,
+            self._wrapped.children.telling,
+            key,
+            client,
+            is_one_client,
+            isinstance(key, Sessionless),
+            self._wrapped.server.per == "shared",
+            was_served and is_one_client,
+            subscribers={uri: {key} for uri in subscriptions} if is_one_client else {},
+        )
