@@ -212,6 +212,9 @@ def serve(request: Json) -> None:
             roots = ask("roots/list", {}).get("result")
             contents = [{"uri": params["uri"], "text": json.dumps(roots)}]
             result = {"contents": contents}
+        case "resources/subscribe" if params["uri"] == "test://refused":
+            say({"id": request["id"], "error": {"code": -32602, "message": "no such resource"}})
+            return
         case "resources/subscribe":
             subscribed.append(params["uri"])
         case "resources/unsubscribe":

@@ -17,7 +17,7 @@ from mcp_sessions import SessionSecurity
 from tests.support import apps
 from tests.support.children import child, modern_child
 from tests.support.duplex import DECLARED, ELICITS, DuplexWorld, duplex_world
-from tests.support.modern import ModernClient, session_meta
+from tests.support.modern import SUBSCRIPTION_ID, ModernClient, session_meta
 from tests.support.raw import event_ids, in_session, keyed, text_of, uris
 from tests.support.urls import stock_server
 from tests.support.world import Ctx, Toolbox
@@ -200,3 +200,21 @@ async def test_a_modern_client_is_asked_in_a_result_and_brings_the_answer_with_i
             params |= {"inputResponses": answers, "requestState": asked["requestState"]}
             result = await client.send("tools/call", params, session=session).result()
             assert result["resultType"] == "complete" and "two" in text_of(result)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SERVERS if kind.endswith("command")])
+async def test_who_names_no_session_hears_of_the_resources_that_it_listens_for(kind: str) -> None:
+    """And of no others, whoever else listens; after the acknowledgement, under the listen's id."""
+    async with served(kind) as w:
+        client = ModernClient(w.inner.carrier)
+        one = await client.listening(None, "test://a", "test://b")
+        other = await client.listening(None, "test://b")
+        for name in "abc":
+            await client.text("update", {"uri": f"test://{name}"})
+        assert uris((await one.has(3))[1:]) == ["test://a", "test://b"]
+        told = (await other.has(2))[1:]
+        assert uris(told) == ["test://b"]
+        assert told[0]["params"]["_meta"][SUBSCRIPTION_ID] == other.id
+        other.leave()
+        await client.text("update", {"uri": "test://b"})
+        assert uris((await one.has(4))[3:]) == ["test://b"], "one of two left: the other listens on"

@@ -25,6 +25,7 @@ from mcp_sessions.core.messages import (
     error_body,
     error_message,
     id_of,
+    members_of,
     meta_of,
     notification_message,
     parse,
@@ -190,6 +191,11 @@ class Child(ABC):
         """What it declared."""
         given = self.result.get("capabilities")
         return cast("Mapping[str, Any]", given) if isinstance(given, dict) else {}
+
+    @property
+    def has_subscriptions(self) -> bool:
+        """Whether it declared that resources can be subscribed to."""
+        return bool(members_of(self.capabilities.get("resources")).get("subscribe"))
 
     async def shake_hands(
         self, client: Mapping[str, Any], versions: Collection[str], uris: Collection[str]

@@ -142,6 +142,22 @@ class Children:
         for other in self._places.values():
             other.leave(key)
 
+    def unheard(self, place: Place, who: Hashable) -> None:
+        """A client of the modern era listens no more: of what nobody else wants to hear the child
+        need not tell.
+        """
+        before = list(place.subscribers)
+        place.leave(who)
+        self.telling.forget((place.key, who))
+        left = [uri for uri in before if uri not in place.subscribers]
+        principal = self._living.get(place.child) if place.child is not None else None
+        if left and principal is not None and not self._is_closed:
+            self._background.run("the end of a listen", self._settle(place, left, principal))
+
+    async def _settle(self, place: Place, uris: list[str], principal: Principal) -> None:
+        for uri in uris:
+            await place.settle(uri, principal)
+
     async def close(self) -> None:
         """End all of them."""
         self._is_closed = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,6 +43,9 @@ class ModernPeer:
     _served: Served
     """Has its child serve a request; the result, and what the child answered to ``initialize``."""
 
+    _hears: Callable[[Call, Mapping[str, Any] | None], AbstractAsyncContextManager[Call]]
+    """Has its child tell what a listen wants to hear."""
+
     _shell: UpstreamPeer
 
     async def request(
@@ -49,7 +53,8 @@ class ModernPeer:
     ) -> dict[str, Any]:
         """See :class:`UpstreamPeer`."""
         if method == LISTEN:
-            return await self._shell.request(call, method, params)
+            async with self._hears(call, params) as heard:
+                return await self._shell.request(heard, method, params)
         if method == "server/discover":
             return await self._discover(call, params)
         if method in _REMOVED:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Hashable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from mcp_sessions.core.messages import encode
+from mcp_sessions.core.listening import LISTEN, Filter
+from mcp_sessions.core.messages import encode, wire_error
+from mcp_sessions.errors import LimitReached
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
@@ -16,11 +19,12 @@ from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Elsewhere, Lease, Moved, Served
+from mcp_sessions.server.upstream.external.heard import Listen
 from mcp_sessions.server.upstream.external.modern import VERSION
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.external.rounds import Asks, Rounds, waiting_call
 from mcp_sessions.server.upstream.external.spans import Spans
-from mcp_sessions.server.upstream.port import Call, Outbound
+from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamError
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 
 Json = dict[str, Any]
@@ -56,6 +60,9 @@ class Wrapped:
 
     remembers: bool
     """Whether there is a store."""
+
+    max_subscriptions: int
+    """Of one listen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +205,11 @@ class ExternalPeer:
         """A child is subscribed as long as anybody here is, if it has that."""
         who, uri = self._who(call), params["uri"]
         child = place.living or await place.started(call.principal)
-        resources: Any = child.capabilities.get("resources")
         result: dict[str, Any] = {}
-        is_served = isinstance(resources, dict) and bool(cast(Json, resources).get("subscribe"))
         subscribed = place.subscribers.setdefault(uri, set())
         others = subscribed - {who}
         try:
-            if is_served and (method == "resources/subscribe" or not others):
+            if child.has_subscriptions and (method == "resources/subscribe" or not others):
                 result = await place.request(call, None, method, params, check)
             if method == "resources/subscribe":
                 subscribed.add(who)
@@ -214,6 +219,30 @@ class ExternalPeer:
             if not subscribed:
                 place.subscribers.pop(uri, None)
         return result
+
+    @asynccontextmanager
+    async def hears(self, call: Call, params: Mapping[str, Any] | None) -> AsyncGenerator[Call]:
+        """Its child tells what a listen outside of sessions wants to hear, as long as that lasts.
+
+        Yields:
+            The call for whom acknowledges it.
+
+        Raises:
+            UpstreamError: Its params are malformed, or its child cannot be started; -31011,
+                ``max_subscriptions``: it names more resources.
+        """
+        self._wrapped.shell.validate(LISTEN, VERSION, params)
+        listen = Listen(call, Filter(params or {}))
+        if len(listen.uris) > self._wrapped.max_subscriptions:
+            raise UpstreamError(wire_error(LimitReached("max_subscriptions")))
+        place = self.place(call)
+        place.is_heard_by(listen, listen.uris)
+        try:
+            for uri in sorted(listen.uris):
+                await place.settle(uri, call.principal)
+            yield listen.call
+        finally:
+            self._wrapped.children.unheard(place, listen)
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
         """See :class:`UpstreamPeer`. A child that is not there yet has nothing to be told."""

@@ -6,9 +6,11 @@ One child follows the other there, each started by the request that needs it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 from mcp_sessions.background import watched
 from mcp_sessions.errors import INVALID_REQUEST, METHOD_NOT_FOUND
@@ -25,6 +27,8 @@ from mcp_sessions.server.upstream.port import (
     PeerRequest,
     UpstreamError,
 )
+
+logger = logging.getLogger(__name__)
 
 LISTS = ("tools", "prompts", "resources")
 UPDATED = "notifications/resources/updated"
@@ -71,6 +75,11 @@ class Place:
 
     subscribers: dict[str, set[Hashable]] = field(default_factory=dict[str, set[Hashable]])
     """By URI."""
+
+    turns: WeakValueDictionary[str, asyncio.Lock] = field(
+        default_factory=WeakValueDictionary[str, asyncio.Lock]
+    )
+    """By URI: one subscription after the other."""
 
     level: Mapping[str, Any] | None = None
     """The params of the last ``logging/setLevel``."""
@@ -200,6 +209,35 @@ class Place:
             if who in subscribed:
                 subscribed.remove(who)
                 subscribed.add(name)
+
+    def is_heard_by(self, who: Outbound, uris: Collection[str]) -> None:
+        """A client of the modern era listens, for changes of these resources as well."""
+        self.outbounds[who] = who
+        for uri in uris:
+            self.subscribers.setdefault(uri, set()).add(who)
+
+    async def settle(self, uri: str, principal: Principal) -> None:
+        """Have its child, if it can, tell of a resource's changes if anybody here wants to hear
+        them, for whom it is started, and not otherwise.
+
+        Raises:
+            UpstreamError: It cannot be started.
+        """
+        turn = self.turns.setdefault(uri, asyncio.Lock())
+        async with turn:
+            is_wanted = uri in self.subscribers
+            child = self.living
+            if child is None and is_wanted:
+                # Which subscribes to all.
+                child = await self.started(principal)
+            if child is None or is_wanted == (uri in child.subscribed):
+                return
+            method = "resources/subscribe" if is_wanted else "resources/unsubscribe"
+            if child.has_subscriptions:
+                try:
+                    await child.request(None, method, {"uri": uri})
+                except UpstreamError as refused:
+                    logger.warning("a child refuses %s: %s", method, refused)
 
     def leave(self, who: Hashable) -> None:
         """Nothing is told to that client any more."""

@@ -71,6 +71,7 @@ class ExternalUpstream:
             Spans(),
             reachable,
             remembers,
+            policy.max_subscriptions,
         )
 
     @asynccontextmanager
@@ -149,7 +150,8 @@ class ExternalUpstream:
         peer = ExternalPeer(
             self._wrapped, client, outbound, session_id, subscriptions, was_served, None, asks
         )
-        return ModernPeer(peer.served, self._wrapped.shell.modern_peer(route, outbound, session_id))
+        shell = self._wrapped.shell.modern_peer(route, outbound, session_id)
+        return ModernPeer(peer.served, peer.hears, shell)
 
     def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
         """See :class:`Upstream`."""

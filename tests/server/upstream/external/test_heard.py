@@ -1,0 +1,161 @@
+"""A client of the modern era that names no session listens: what its child says of changes.
+
+The rules are those of `mcp_sessions/server/upstream/external/heard.py`.
+"""
+
+import json
+import logging
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from mcp_sessions import HTTPServer
+from tests.server.upstream.external.test_upstream import user
+from tests.support.children import child_world, is_alive, until
+from tests.support.modern import SUBSCRIPTION_ID, Heard, ModernClient
+from tests.support.modern_server import ModernServer, modern_url
+from tests.support.raw import RawClient, uris
+from tests.support.world import World, world
+
+pytestmark = pytest.mark.anyio
+
+LISTS = "notifications/tools/list_changed"
+
+
+async def update(client: ModernClient, *names: str) -> None:
+    """Have resources change."""
+    for name in names:
+        await client.text("update", {"uri": f"test://{name}"})
+
+
+async def subscribed(client: ModernClient) -> list[str]:
+    """At its child."""
+    return json.loads(await client.text("state"))["subscribed"]
+
+
+async def told(heard: Heard, count: int) -> list[str]:
+    """Which resources changed, once there are as many events."""
+    return uris(await heard.has_events(count))
+
+
+async def clients(w: World, *names: str) -> list[ModernClient]:
+    """One of each user."""
+    return [ModernClient(await w.carrier_of(user(name))) for name in names]
+
+
+@pytest.mark.parametrize("per", ["session", "principal"])
+async def test_it_hears_of_its_own_child_and_nobody_else_does(per: str) -> None:
+    async with child_world(options={"per": per}) as w:
+        ann, bob = await clients(w, "ann", "bob")
+        of_ann = await ann.listening(None, "test://a", lists=("tools",))
+        of_bob = await bob.listening(None, "test://a", "test://b")
+        await update(ann, "a")
+        await update(bob, "b")
+        assert await told(of_ann, 1) == ["test://a"]
+        assert await told(of_bob, 1) == ["test://b"]
+        await ann.text("changed")
+        event = (await of_ann.has_events(2))[1]
+        assert event["method"] == LISTS
+        assert event["params"]["_meta"][SUBSCRIPTION_ID] == of_ann.id
+
+
+async def test_who_shares_a_child_with_all_hears_what_it_listens_for() -> None:
+    async with child_world(options={"per": "shared"}) as w:
+        ann, bob = await clients(w, "ann", "bob")
+        of_ann = await ann.listening(None, "test://a")
+        of_bob = await bob.listening(None, "test://b")
+        await update(bob, "a", "b")
+        assert await told(of_ann, 1) == ["test://a"]
+        assert await told(of_bob, 1) == ["test://b"]
+        assert await subscribed(ann) == ["test://a", "test://b"]
+
+
+async def test_a_child_is_subscribed_as_long_as_anybody_listens() -> None:
+    async with child_world() as w:
+        client = ModernClient(w.carrier)
+        one = await client.listening(None, "test://a", "test://b")
+        other = await client.listening(None, "test://b")
+        assert await subscribed(client) == ["test://a", "test://b"]
+        one.leave()
+        while await subscribed(client) != ["test://b"]:
+            pass
+        again = await client.listening(None, "test://a")
+        await update(client, "a", "b")
+        assert await told(other, 1) == ["test://b"]
+        assert await told(again, 1) == ["test://a"]
+        for heard in (other, again):
+            heard.leave()
+        while await subscribed(client):
+            pass
+
+
+async def test_who_listens_to_a_child_that_died_is_told_when_there_is_another() -> None:
+    async with child_world() as w:
+        client = ModernClient(w.carrier)
+        heard = await client.listening(None, "test://a")
+        pid = int(await client.text("pid"))
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: not is_alive(pid), "the child is dead")
+        # Nobody may have noticed yet; what asks then is not answered, and it is noticed.
+        await client.send("tools/call", {"name": "state"}).done()
+        assert await subscribed(client) == ["test://a"]
+        assert await told(heard, 1) == ["test://a"], "it may have changed"
+        await update(client, "a")
+        assert await told(heard, 2) == ["test://a", "test://a"]
+
+
+async def test_a_url_of_the_modern_era_tells_it_too() -> None:
+    async with modern_url(ModernServer()) as url, world(server=HTTPServer(url)) as w:
+        client = ModernClient(w.carrier)
+        heard = await client.listening(None, "test://a")
+        await update(client, "b", "a")
+        assert await told(heard, 1) == ["test://a"]
+
+
+async def test_what_is_no_listen_and_what_is_too_much_is_refused() -> None:
+    async with child_world(max_subscriptions=2) as w:
+        client = ModernClient(w.carrier)
+        many = await client.listen(None, *(f"test://{name}" for name in "abc")).error()
+        assert (many["code"], many["data"]["limit"]) == (-31011, "max_subscriptions")
+        wrong: dict[str, Any] = {"notifications": {"resourceSubscriptions": 7}}
+        assert (await client.send("subscriptions/listen", wrong).error())["code"] == -32602
+        assert (await client.send("subscriptions/listen", {}).error())["code"] == -32602
+        heard = await client.listening(None, "test://a", "test://b")
+        await update(client, "b")
+        assert await told(heard, 1) == ["test://b"]
+
+
+async def test_a_resource_that_the_child_refuses_to_tell_of_is_not_heard_and_others_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with child_world() as w:
+        client = ModernClient(w.carrier)
+        with caplog.at_level(logging.WARNING):
+            heard = await client.listening(None, "test://a", "test://refused")
+        assert "refuses resources/subscribe" in caplog.text
+        await update(client, "a")
+        assert await told(heard, 1) == ["test://a"]
+
+
+async def test_a_child_that_does_not_start_is_the_answer() -> None:
+    async with child_world("dies", "licence") as w:
+        client = ModernClient(w.carrier)
+        error = await client.listen(None, "test://a").error()
+        assert error["data"] == {"reason": "not_started", "started": False}
+
+
+async def test_a_session_beside_it_hears_its_own() -> None:
+    """Of one principal's one child: neither takes the other's subscription away."""
+    async with child_world(options={"per": "principal"}) as w:
+        modern, older = ModernClient(w.carrier), RawClient(w.carrier)
+        await older.initialize()
+        stream = await older.get().started()
+        await older.result("resources/subscribe", {"uri": "test://a"})
+        heard = await modern.listening(None, "test://a")
+        heard.leave()
+        heard = await modern.listening(None, "test://b")
+        await update(modern, "a", "b")
+        assert await told(heard, 1) == ["test://b"]
+        assert uris(await stream.has(1)) == ["test://a"]
