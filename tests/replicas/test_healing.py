@@ -1,10 +1,11 @@
 """The rounds heal what messages did not bring, for ever: nothing that goes wrong ends them."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 import pytest
 
+from mcp_sessions.ids import SessionId
 from mcp_sessions.server.cluster.handlers import ClusterHandlers
 from mcp_sessions.server.cluster.shared_bus import ROUND, SharedBus
 from tests.support.raw import at_most, uris
@@ -58,8 +59,8 @@ async def test_what_is_wrong_with_one_step_of_a_round_keeps_no_other_from_being_
         async def counts() -> None:
             done.append(c.clock())
 
-        def steps(handlers: ClusterHandlers) -> list[Step]:
-            return [fails, *own(handlers), counts]
+        def steps(handlers: ClusterHandlers, carrying: Collection[SessionId]) -> list[Step]:
+            return [fails, *own(handlers, carrying), counts]
 
         own = ClusterHandlers.round
         monkeypatch.setattr(ClusterHandlers, "round", steps)

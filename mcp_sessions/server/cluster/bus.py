@@ -7,7 +7,7 @@ A process always has a bus. That of one which shares its store with others is in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Protocol, TypeGuard
 
 from mcp_sessions.background import Background
@@ -44,8 +44,14 @@ class Handlers(Protocol):
         """Somebody here watches a stream of a session that is over."""
         ...
 
-    def round(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
-        """The steps of one round: each finds in the store what no message brought."""
+    def round(
+        self, carrying: Collection[SessionId]
+    ) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
+        """The steps of one round: each finds in the store what no message brought.
+
+        Args:
+            carrying: Connections that carry sessions, of those that are watched here.
+        """
         ...
 
 

@@ -6,8 +6,9 @@ message says; see :mod:`mcp_sessions.server.cluster.messages`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, assert_never
 
 from mcp_sessions.core.log import Draft
@@ -69,8 +70,12 @@ class HttpStreams(Protocol):
         """Another process serves a response stream, or does not any more."""
         ...
 
-    async def round(self) -> None:
-        """Make good what a process that died left undone."""
+    async def round(self, carrying: Collection[SessionId]) -> None:
+        """Make good what a process that died left undone.
+
+        Args:
+            carrying: Connections that carry sessions, of those that have a stream open here.
+        """
         ...
 
 
@@ -154,9 +159,10 @@ class ClusterHandlers:
         """See :class:`~mcp_sessions.server.cluster.bus.Handlers`."""
         await self._forget(session_id, None)
 
-    def round(self) -> Sequence[Callable[[], Work]]:
+    def round(self, carrying: Collection[SessionId]) -> Sequence[Callable[[], Work]]:
         """See :class:`~mcp_sessions.server.cluster.bus.Handlers`."""
-        steps = (self._joining.round, self._check_sessions, self._streams.round)
+        streams = partial(self._streams.round, carrying)
+        steps = (self._joining.round, self._check_sessions, streams)
         return (*steps, self._children[1].round) if self._children is not None else steps
 
     async def _check_sessions(self) -> None:

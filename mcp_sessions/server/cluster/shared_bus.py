@@ -190,12 +190,15 @@ class SharedBus(ClusterBus):
             StoreUnavailable: What is left waits for the next round.
         """
         keys = list(self._watchers)
+        carrying: set[SessionId] = set()
         for start in range(0, len(keys), _AT_ONCE):
             some = keys[start : start + _AT_ONCE]
             heads = await self._store.heads(some)
             for key, head in zip(some, heads, strict=True):
+                if head.carries:
+                    carrying.add(key[0])
                 await _alone(self._looked(key, head))
-        for step in self._handlers.round() if self._handlers is not None else ():
+        for step in self._handlers.round(carrying) if self._handlers is not None else ():
             await _alone(step())
 
     async def _looked(self, key: _Key, head: StreamHead) -> None:

@@ -29,9 +29,6 @@ from mcp_sessions.server.joint_admission import JointAdmission
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Mode, SessionRecord
 
-_AT_ONCE = 64
-"""Connections that one question to the store is about."""
-
 
 @dataclass(slots=True, eq=False, repr=False)
 class TransportSessions:
@@ -115,19 +112,6 @@ class TransportSessions:
         """
         for session_id in await connection.catch_up():
             await self._attachments.displace(session_id, Detached.EVICTED)
-
-    async def catch_up_all(self, connections: Sequence[StoredConnection]) -> None:
-        """As :meth:`catch_up`, of each that carries a session.
-
-        Raises:
-            StoreUnavailable: Not all of it was relayed.
-        """
-        for start in range(0, len(connections), _AT_ONCE):
-            some = connections[start : start + _AT_ONCE]
-            heads = await self._store.heads([(each.session_id, GET_STREAM) for each in some])
-            for connection, head in zip(some, heads, strict=True):
-                if head.carries:
-                    await self.catch_up(connection)
 
     # --- GET streams -------------------------------------------------------------------------
 

@@ -7,11 +7,11 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from mcp_sessions.ids import ConnectionId
+from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import StreamRead
@@ -45,7 +45,7 @@ class ClusterStreams:
         channel = responses.channels.get(message.stream)
         return channel.left_elsewhere(sender) if channel is not None else None
 
-    async def round(self) -> None:
+    async def round(self, carrying: Collection[SessionId]) -> None:
         """See :class:`~mcp_sessions.server.cluster.handlers.HttpStreams`; and forget what is
         not in use.
         """
@@ -64,7 +64,9 @@ class ClusterStreams:
                 await self._connections.let_go(connection)
             for channel in list(responses.channels.values()):
                 await self._check_readers(channel)
-        await self._sessions.catch_up_all(streaming)
+        for connection in streaming:
+            if connection.session_id in carrying:
+                await self._sessions.catch_up(connection)
 
     async def _check_readers(self, channel: PostChannel) -> None:
         # One that is gone is taken out, and others come, while this waits for the store.
