@@ -12,7 +12,10 @@ from urllib.parse import urlsplit
 from mcp_sessions.cli.logs import complain
 from mcp_sessions.errors import ConfigurationError
 
-_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_VARIABLE = re.compile(
+    r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{(?:input|command|config):[^}]*\}"
+)
+"""The last are of an editor. Sent as they stand they would pass for a key."""
 
 INTERRUPTED = 130
 """The exit status that shells give to a command that Ctrl-C ended."""
@@ -101,12 +104,14 @@ def expanded(text: str) -> str:
     """The text with ``${NAME}`` (or ``${env:NAME}``) of the environment, or ``${NAME:-default}``.
 
     Raises:
-        ConfigurationError: One is not set, and has no default.
+        ConfigurationError: One is not set, and has no default; or only an editor knows it.
     """
 
     def value(found: re.Match[str]) -> str:
-        name = found[1]
+        name: str | None = found[1]
         default: str | None = found[2]
+        if name is None:
+            raise ConfigurationError(f"{found[0]} is an editor's: write ${{NAME}}, a variable here")
         known = os.environ.get(name, default)
         if known is None:
             raise ConfigurationError(f"{name} is not set here")

@@ -25,6 +25,11 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _LARGEST: Final = 1_048_576
 """Bytes of a file."""
 
+_STRING = r'"(?:[^"\\]|\\.)*(?:"|\Z)'
+_COMMENT: Final = re.compile(rf"({_STRING})|//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+_LAST_COMMA: Final = re.compile(rf"({_STRING})|,(?=\s*[}}\]])", re.DOTALL)
+"""What editors allow in JSON. What is no string is found behind the strings only."""
+
 _OF_COMMAND: Final = frozenset({"command", "args", "env", "cwd"})
 _OF_URL: Final = frozenset({"url", "headers"})
 _OURS: Final = {
@@ -37,8 +42,16 @@ _OURS: Final = {
 }
 """Members that no host has, as ``StdioServer`` and ``HTTPServer`` call them."""
 
-_USED: Final = _OF_COMMAND | _OF_URL | _OURS.keys() | {"type", "disabled"}
-_TYPES: Final = {"stdio": _OF_COMMAND, "http": _OF_URL, "streamable-http": _OF_URL}
+_USED: Final = _OF_COMMAND | _OF_URL | _OURS.keys() | {"type", "disabled", "enabled"}
+_TYPES: Final = {
+    "stdio": _OF_COMMAND,
+    "http": _OF_URL,
+    "streamable-http": _OF_URL,
+    "streamableHttp": _OF_URL,
+    "streamable_http": _OF_URL,
+}
+_URLS: Final = ("serverUrl", "httpUrl")
+"""What some hosts call ``url``."""
 
 
 def servers_of(file: str, given: Mapping[str, Any]) -> dict[str, ExternalServer]:
@@ -62,7 +75,15 @@ def servers_of(file: str, given: Mapping[str, Any]) -> dict[str, ExternalServer]
             if not isinstance(entry, dict):
                 raise ConfigurationError("must be an object")
             members = cast("dict[str, Any]", entry)
-            if members.get("disabled") is True:
+            for each in _URLS:
+                if each in members and "url" not in members:
+                    members = {**members, "url": members[each]}
+                    del members[each]
+            switches = {each: members.get(each) for each in ("disabled", "enabled")}
+            for each, value in switches.items():
+                if value is not None and not isinstance(value, bool):
+                    raise ConfigurationError(f"{each} must be true or false")
+            if switches["disabled"] or switches["enabled"] is False:
                 logger.info("%s: %s is disabled", file, name)
                 continue
             unused = sorted(members.keys() - _USED)
@@ -86,7 +107,7 @@ def _entries(file: str) -> dict[str, Any]:
         raise ConfigurationError(f"{file}: more than {_LARGEST} bytes")
     try:
         # A name that is there twice would hide a server.
-        value = json.loads(text, object_pairs_hook=_unique)
+        value = json.loads(_without_comments(text), object_pairs_hook=_unique)
     except json.JSONDecodeError as failed:
         raise ConfigurationError(f"{file}, line {failed.lineno}: {failed.msg}") from failed
     except (ValueError, RecursionError) as failed:
@@ -97,6 +118,17 @@ def _entries(file: str) -> dict[str, Any]:
     if not isinstance(entries, dict):
         raise ConfigurationError(f'{file}: must be {{"mcpServers": {{NAME: {{…}}}}}}')
     return cast("dict[str, Any]", entries)
+
+
+def _without_comments(text: bytes) -> str:
+    """The JSON in what editors write, line by line where it was."""
+
+    def blank(found: re.Match[str]) -> str:
+        return found[1] or re.sub(r"[^\n]", " ", found[0])
+
+    # A file may be UTF-16, as JSON may, and begin with a mark that says so.
+    decoded = text.decode(json.detect_encoding(text)).removeprefix("\ufeff")
+    return _LAST_COMMA.sub(blank, _COMMENT.sub(blank, decoded))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -110,7 +142,7 @@ def _server(members: dict[str, Any], given: Mapping[str, Any]) -> ExternalServer
     kind = members.get("type", "http" if "url" in members else "stdio")
     if kind == "sse":
         raise ConfigurationError("the transport of 2024 (sse) is not spoken, only Streamable HTTP")
-    if kind not in _TYPES:
+    if not isinstance(kind, str) or kind not in _TYPES:
         raise ConfigurationError(f"type: stdio or http, not {kind!r}")
     foreign = sorted(members.keys() & (_OF_COMMAND | _OF_URL) - _TYPES[kind])
     if foreign:
@@ -129,6 +161,8 @@ def _server(members: dict[str, Any], given: Mapping[str, Any]) -> ExternalServer
     args: Any = members.get("args", [])
     if not isinstance(args, list) or not all(isinstance(each, str) for each in cast(Any, args)):
         raise ConfigurationError("args must be a list of strings")
+    if members.get("command") is None:
+        raise ConfigurationError("command must be a string, if there is no url")
     command = _text(members, "command")
     cwd = _text(members, "cwd") if members.get("cwd") is not None else None
     arguments = [expanded(each) for each in cast("list[str]", args)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 from urllib.parse import urlsplit, urlunsplit
@@ -40,13 +41,20 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     own = _own(arguments)
     parser = _parser()
     command = list(arguments[len(own) + 1 :])
-    options = parser.parse_args(own, argparse.Namespace(command=command, url=None))
+    options, more = parser.parse_known_args(own, argparse.Namespace(command=command, url=None))
+    target: str = options.target or ""
+    if not command and not target.endswith(".py") and shutil.which(target):
+        parser.error(f"a command stands after --: mcp-sessions serve -- {target} ...")
+    if more:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
     if options.config is not None:
         if options.target is not None or command:
             parser.error("either --config or one server is served, not both")
         options = argparse.Namespace(**{**vars(options), "target": options.config})
     elif options.target is None and not command:
-        parser.error("the following arguments are required: TARGET or -- COMMAND [ARG ...]")
+        parser.error(
+            "the following arguments are required: TARGET or -- COMMAND, a URL or --config"
+        )
     elif options.target is not None and command:
         parser.error(f"either {options.target} or a command is served, not both")
     if command:

@@ -118,6 +118,18 @@ def test_options_that_make_no_sense_are_one_line(
     assert said in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("more", [[], ["-y", "server-everything"], ["server.js"]])
+def test_who_forgets_what_stands_before_a_command_is_told(
+    more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--port", "0", "cat", *more])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "a command stands after --: mcp-sessions serve -- cat ..." in error
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize("of", ["command", "config"])
 def test_what_is_to_be_hidden_nobody_sees(tmp_path: Path, of: str) -> None:
     """Of any server, which need not know of it: a tool that is not to be had here."""

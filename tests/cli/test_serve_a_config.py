@@ -144,6 +144,7 @@ def test_what_hosts_write_is_read(
         "url": {"url": "https://host/mcp", "headers": {"Authorization": "Bearer ${env:TOKEN}"}},
         "typed": {"type": "streamable-http", "url": "https://${HOST:-other}/mcp", "per": "shared"},
         "off": {"disabled": True},
+        "not-on": {"enabled": False},
     }
     given = {"per": "principal", "max_children": 9, "start_timeout": 2.0}
     servers = servers_of(written(tmp_path, entries, "servers"), given)
@@ -167,6 +168,11 @@ def test_what_hosts_write_is_read(
     [
         ([], "a: must be an object"),
         ({}, "a: command must be a string"),
+        ({"command": None}, "a: command must be a string, if there is no url"),
+        ({**ENTRY, "disabled": "yes"}, "a: disabled must be true or false"),
+        ({**ENTRY, "enabled": []}, "a: enabled must be true or false"),
+        ({"type": ["http"], "url": "https://host/"}, "a: type: stdio or http"),
+        ({**ENTRY, "env": {"K": "${input:key}"}}, "a: env.K: ${input:key} is an editor's"),
         ({"command": "no-such-command"}, "a: command not found: no-such-command"),
         ({**ENTRY, "args": "-y"}, "a: args must be a list of strings"),
         ({**ENTRY, "env": {"A": 1}}, "a: env must be an object of strings"),
@@ -197,8 +203,45 @@ def test_an_entry_that_cannot_be_served_is_named_in_one_line(
 
 
 @pytest.mark.parametrize(
+    "entry",
+    [
+        {"serverUrl": "https://host/mcp"},
+        {"httpUrl": "https://host/mcp"},
+        {"type": "streamableHttp", "url": "https://host/mcp", "disabled": False},
+        {"type": "streamable_http", "url": "https://host/mcp", "enabled": True},
+    ],
+)
+def test_what_hosts_call_a_url_is_one(
+    tmp_path: Path, entry: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    (server,) = servers_of(written(tmp_path, {"a": entry}), {}).values()
+    assert isinstance(server, HTTPServer) and server.url == "https://host/mcp"
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_comments_and_last_commas_are_read_over_as_editors_do(
+    tmp_path: Path, encoding: str
+) -> None:
+    file = tmp_path / "mcp.json"
+    text = """{ // the "servers" of this, and /* no comment
+  "servers": {
+    "a": {"url": "https://host//mcp/*x*/", "headers": {"A": "b\\\\", "C": ",}",}, /* "x": 1
+    */ },
+  }, // last
+}"""
+    file.write_text(text, encoding=encoding)
+    (server,) = servers_of(str(file), {}).values()
+    assert isinstance(server, HTTPServer) and server.url == "https://host//mcp/*x*/"
+    assert server.headers == {"A": "b\\", "C": ",}"}
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("{/*\n*/\nb}", "line 3"),
+        ('{"mcpServers": {"a": "', "Unterminated string"),
+        ("{/*", "line 1"),
         ("", "line 1: Expecting value"),
         ('{\n"mcpServers": {"a": {}}\n"b"}', "line 3"),
         ("[]", 'must be {"mcpServers"'),
