@@ -20,23 +20,33 @@ def set_aside_everything() -> None:
     gc.freeze()
 
 
+FEW = 300
+"""New objects that cost little to look at ten times a second."""
+
+
 class Collections:
     """Looks how many there are, as often as something can have become old since."""
 
     def __init__(self, many: int = MANY) -> None:
         self._many = many
         self._seen = 0
+        self._replaced = 0
+        """New objects that became older here, since it was looked how many there are."""
 
     def look(self) -> None:
         """Set aside what has stayed, if it is much. Cheap where nothing was collected."""
+        # The collector begins when more was made than went. Where each new object takes the place
+        # of one that was set aside it does not, and all stay new: ten for each stream that was told
+        # something, of thousands. To count them costs as much as there are.
+        new = len(gc.get_objects(generation=0))
+        if new >= FEW:
+            gc.collect(0)
+            self._replaced += new
         _, younger, oldest = gc.get_stats()
         seen = younger["collections"] + oldest["collections"]
-        # The collector begins when more was made than went. Where each new object takes the place
-        # of one that was set aside it does not, and all are new: ten for each stream that was told
-        # something, of thousands.
-        is_new = len(gc.get_objects(generation=0)) >= self._many
-        if seen != self._seen or is_new:
+        if seen != self._seen or self._replaced >= self._many:
             self._seen = seen
+            self._replaced = 0
             set_aside_if_many(self._many)
 
 
@@ -46,7 +56,7 @@ def set_aside_if_many(many: int) -> bool:
     What is only passing by when that happens, and ends as a cycle, is garbage for ever: it
     happens once for some thousand new sessions, and what passes by is the requests of that moment.
     """
-    if sum(len(gc.get_objects(generation=each)) for each in (0, 2)) < many:
+    if len(gc.get_objects()) < many:
         return False
     gc.collect()
     is_much = len(gc.get_objects(generation=2)) >= many
