@@ -44,7 +44,7 @@ class Stalls:
 
     def _taken(self) -> Mapping[str, float]:
         taken = {
-            "stall": self._longest * 1e3,
+            "stall": round(self._longest * 1e3, 3),
             "by_clock": self._longest_by_clock * 1e3,
             "collection": self._longest_collection * 1e3,
             "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
