@@ -154,7 +154,8 @@ class Callers:
     async def touch(self, *uris: str) -> None:
         """Change resources, one after the other; each answer comes when all were told."""
         async with self._connected() as connection:
-            connection.session = self._sessions[0]
+            # Not the first, which is called with the same request id at the same moment.
+            connection.session = self._sessions[-1]
             for uri in uris:
                 await connection.ask("tools/call", {"name": "touch", "arguments": {"uri": uri}})
 
