@@ -266,7 +266,16 @@ class Assembly:
         self.availability = availability = Availability()
         self.health = Health(store, clock, availability)
         self.draining = draining = Draining(
-            self.endpoints, store, connections, attachments, runner, owed, policy, bus, availability
+            self.endpoints,
+            store,
+            connections,
+            attachments,
+            runner,
+            owed,
+            policy,
+            bus,
+            availability,
+            upstream,
         )
         self.lifetime = Lifetime(
             store,

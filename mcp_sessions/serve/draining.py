@@ -22,6 +22,7 @@ from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.requests.runner import RequestRunner
+from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions_transports.duplex import DuplexTransport
 from mcp_sessions_transports.http.channel import http_transport
@@ -50,6 +51,7 @@ class Draining:
     _policy: SessionPolicy
     _bus: ClusterBus
     _availability: Availability
+    _upstream: Upstream
 
     def announce(self) -> None:
         """Say that the process is about to stop. Everything is served."""
@@ -79,7 +81,7 @@ class Draining:
                     transport.close_when_quiet()
                 else:
                     await self._tell_draining(connection)
-        left = await self._runner.drain(grace)
+        left, _ = await asyncio.gather(self._runner.drain(grace), self._upstream.leave(grace))
         # Not before: until then it answers what others wait for.
         await self._bus.leave()
         if left:

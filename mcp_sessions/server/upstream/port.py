@@ -263,6 +263,12 @@ class Upstream(Protocol):
         """Publish a change on the server's own bus; False if it has none."""
         ...
 
+    async def leave(self, grace: float) -> None:
+        """The layer drains: what begins now has so many seconds to begin, and nothing does after
+        that.
+        """
+        ...
+
     async def session_over(self, session_id: SessionId) -> None:
         """A session of any mode is over: what is kept for it ends."""
         ...

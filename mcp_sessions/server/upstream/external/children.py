@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,6 +40,8 @@ _CLOSING = 10.0
 
 _REASON = 300
 """Characters of a server's own error that are in that of its start."""
+
+_LEAVING = "the layer stops"
 
 _PRINCIPALS = 1_000
 """Whose failures to start a child are counted."""
@@ -96,6 +99,7 @@ class Children:
         self._rounds = Background()
         self._background = Background()
         self._is_closed = False
+        self._is_leaving = False
         self._is_of_the_era_before = False
         """A client of the modern era came, and the server does not speak that."""
 
@@ -158,12 +162,23 @@ class Children:
         for uri in uris:
             await place.settle(uri, principal)
 
+    async def leave(self, grace: float) -> None:
+        """See :class:`~mcp_sessions.server.upstream.port.Upstream`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                while starting := self._starting():
+                    await asyncio.wait(starting)
+        self._is_leaving = True
+        await stopped(*self._starting())
+
+    def _starting(self) -> list[asyncio.Task[Child | UpstreamError]]:
+        return [place.starting for place in self._places.values() if place.starting is not None]
+
     async def close(self) -> None:
         """End all of them."""
-        self._is_closed = True
+        self._is_closed = self._is_leaving = True
         try:
-            starting = [place.starting for place in self._places.values() if place.starting]
-            await stopped(*starting)
+            await stopped(*self._starting())
             await self._rounds.close()
             await self.telling.close()
             if self._background.tasks:
@@ -184,11 +199,16 @@ class Children:
         known = self._failures.get(principal)
         if known is not None and asyncio.get_running_loop().time() < known[1]:
             raise known[2]
-        if self._is_closed:
-            raise _not_started("the layer stops")
+        if self._is_leaving:
+            raise _not_started(_LEAVING)
         await self._make_room(principal)
         try:
             child = await self._start_in_an_era(place, principal)
+        except asyncio.CancelledError:
+            if not self._is_leaving:
+                raise
+            # Who waits for it was not cancelled, and is answered.
+            raise _not_started(_LEAVING) from None
         except UpstreamError as failed:
             self._failed(principal, failed)
             metrics.child_begun("failed")

@@ -183,6 +183,10 @@ class ExternalUpstream:
         """See :class:`Upstream`."""
         await self._wrapped.shell.echo(method, params)
 
+    async def leave(self, grace: float) -> None:
+        """See :class:`Upstream`."""
+        await self.children.leave(grace)
+
     async def session_over(self, session_id: SessionId) -> None:
         """See :class:`Upstream`."""
         if self._wrapped.elsewhere is not None:

@@ -291,6 +291,9 @@ class SdkUpstream:
         finally:
             _ECHOES.reset(token)
 
+    async def leave(self, grace: float) -> None:
+        """See :class:`Upstream`. It runs already."""
+
     async def session_over(self, session_id: SessionId) -> None:
         """See :class:`Upstream`. What is kept for a session is kept by its peers."""
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions.server.upstream.external import either_era
-from tests.support.children import child_world
+from tests.support.children import child_world, until
 from tests.support.modern import ModernClient
 
 pytestmark = pytest.mark.anyio
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 def starts(noted: Path) -> int:
     """How often a process was started."""
-    return noted.read_text().split("\n").count("started")
+    return noted.read_text().split("\n").count("started") if noted.exists() else 0
 
 
 @pytest.mark.parametrize(
@@ -83,3 +83,19 @@ async def test_headers_that_a_tool_declared_are_compared_once_it_was_listed() ->
         missing = client.call("echo", arguments)
         assert (await missing.error())["code"] == -32020
         assert await client.text("echo", arguments, headers={"mcp-param-region": "eu"}) == "a"
+
+
+async def test_who_waits_for_one_that_starts_while_the_layer_drains_is_answered(
+    tmp_path: Path,
+) -> None:
+    """In the grace that calls have: what waits for a handshake is no call yet."""
+    noted = tmp_path / "calls"
+    async with child_world("silent", options={"env": {"CALLS": str(noted)}}) as w:
+        info = {"name": "raw", "version": "1"}
+        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
+        sent = w.client().send("initialize", params)
+        await until(lambda: starts(noted) == 1, "it is started")
+        await w.layer.drain(0.2)
+        error = await sent.error()
+        assert error["data"] == {"reason": "not_started", "started": False}
+        assert "the layer stops" in error["message"]
