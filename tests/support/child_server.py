@@ -164,6 +164,9 @@ def tool(request: Json) -> Json | None:
             sys.stdout.write('{"jsonrpc":"2.0","id":')
             sys.stdout.flush()
             sys.exit(0)
+        case "no_id":
+            say({"id": json.loads(arguments["id"]), "result": text("whose?")})
+            return text("later")
         case "other_id":
             say({"id": 4711, "result": text("wrong")})
             return None

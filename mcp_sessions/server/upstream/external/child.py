@@ -297,6 +297,10 @@ class Child(ABC):
             # One with a method is a request of its own, whose id is no answer's.
             asks = isinstance(value, dict) and "method" in value
             answered = None if asks else id_of(cast(object, value))
+            if answered is None and not asks and _is_answer(cast(object, value)):
+                # Whose it is nobody knows, and who waits for it would for ever.
+                self._was_not_asked()
+                return
             self._malformed(answered, line, f"malformed: {malformed}")
             return
         match message:
@@ -381,3 +385,9 @@ class Child(ABC):
 
     def _refuse(self, request_id: RequestId, code: int, text: str, data: Any = None) -> None:
         self._write(error_message(request_id, error_body(code, text, data)))
+
+
+def _is_answer(value: object) -> bool:
+    """Whether a message that is malformed answers something."""
+    members = members_of(value)
+    return members.get("jsonrpc") == "2.0" and ("result" in members or "error" in members)

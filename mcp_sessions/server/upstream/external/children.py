@@ -140,6 +140,7 @@ class Children:
         """Whoever that is asks nothing more: a place of its own ends, with its child."""
         place = self._places.pop(key, None)
         if place is not None:
+            place.end()
             if not self._is_closed:
                 self._background.run("the end of a child", self._end(place))
             return
@@ -201,6 +202,9 @@ class Children:
             raise known[2]
         if self._is_leaving:
             raise _not_started(_LEAVING)
+        if place.is_over:
+            # Nobody would end that child: its place is no longer known.
+            raise _not_started("whose it is asks nothing more")
         await self._make_room(principal)
         try:
             child = await self._start_in_an_era(place, principal)

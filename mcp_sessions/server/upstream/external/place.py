@@ -90,6 +90,9 @@ class Place:
     child: Child | None = None
     starting: asyncio.Task[Child | UpstreamError] | None = None
     used_at: float = 0.0
+    is_over: bool = False
+    """Nobody asks here any more who was not here before: it starts no child."""
+
     keeps_nothing: bool = True
     """Its children were asked nothing that one may remember."""
 
@@ -177,6 +180,10 @@ class Place:
             return failed
         finally:
             self.starting = None
+
+    def end(self) -> None:
+        """Whoever is still here has the child that it has, and no other."""
+        self.is_over = True
 
     def occupy(self, child: Child) -> None:
         """That is its child from now on."""

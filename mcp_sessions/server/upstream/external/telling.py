@@ -119,11 +119,16 @@ class Telling:
             who: Names the client, and what it is told about.
             is_change: It can be told twice, and what waits says it as well.
         """
+        try:
+            said = encode(params)
+        except TypeError as failed:
+            # It holds what JSON cannot say: whoever reads the child goes on.
+            report(_WHAT, failed)
+            return
         waiting = self._waiting.get(who)
         if waiting is None:
             waiting = self._waiting[who] = _Waiting()
             waiting.task = self._background.run(_WHAT, self._work(who, waiting))
-        said = encode(params)
         name = (method, said) if is_change else object()
         if name in waiting.told:
             return

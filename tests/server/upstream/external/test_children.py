@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.server.upstream.external import either_era
+from mcp_sessions.server.upstream.port import UpstreamError
 from tests.support.children import child_world, until
 from tests.support.modern import ModernClient
 
@@ -99,3 +101,16 @@ async def test_who_waits_for_one_that_starts_while_the_layer_drains_is_answered(
         error = await sent.error()
         assert error["data"] == {"reason": "not_started", "started": False}
         assert "the layer stops" in error["message"]
+
+
+async def test_who_was_at_a_place_that_is_over_starts_no_child_that_nobody_would_end() -> None:
+    async with child_world() as w:
+        upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+        client = await w.connected()
+        assert await client.text("count") == "1"
+        ((key, place),) = upstream.children._places.items()
+        upstream.children.over(key)
+        await until(lambda: not upstream.children._living, "its child is ended")
+        with pytest.raises(UpstreamError):
+            await place.started(ANONYMOUS)
+        assert not upstream.children._living

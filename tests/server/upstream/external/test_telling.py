@@ -129,3 +129,12 @@ async def test_who_is_forgotten_and_who_is_left_at_the_end_hear_nothing_more() -
         client.takes.set()
     await asyncio.sleep(1)
     assert (gone.heard, left.heard) == ([], [])
+
+
+@pytest.mark.fails_in_background("a notification of a child")
+async def test_what_json_cannot_say_is_left_out_and_ends_nobodys_reading() -> None:
+    telling, client = Telling(), Client()
+    for n in (1, [10**30, float("inf")], 2):
+        telling.later("client", client.way, LOG, {"n": n}, is_change=False)
+    await telling.told("client")
+    assert client.heard == [1, 2]

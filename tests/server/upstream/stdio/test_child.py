@@ -117,6 +117,15 @@ async def test_who_waits_for_one_that_ends_is_told_that_nobody_knows(tool: str) 
         await expect_served(client)
 
 
+@pytest.mark.parametrize("given", ["1.5", "null", "true", "[1]"])
+async def test_an_answer_with_an_id_that_is_none_ends_the_process(given: str) -> None:
+    """Whose it is nobody knows, and who waits for it would for ever."""
+    async with child_world() as w:
+        client = await w.connected()
+        assert (await client.call("no_id", id=given).error())["code"] == -31012
+        await expect_served(client)
+
+
 async def test_a_malformed_answer_is_an_error_of_its_request_alone() -> None:
     async with child_world() as w:
         client = await w.connected()

@@ -4,8 +4,9 @@ The promises are those of ``auth`` in `mcp_sessions.http_server`.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 
+import httpx2
 import pytest
 
 from mcp_sessions import HTTPServer
@@ -18,6 +19,8 @@ from tests.support.world import World, world
 
 pytestmark = pytest.mark.anyio
 
+SECRET = "s3cr3t"
+Flow = Generator[httpx2.Request, httpx2.Response, None]
 UPDATED = "notifications/resources/updated"
 
 
@@ -129,3 +132,32 @@ async def test_what_the_server_says_by_itself_is_heard_with_the_next_one() -> No
         server.say(UPDATED, {"uri": "test://a"})
         await until(lambda: any(m["method"] == UPDATED for m in stream.messages), "the change")
         assert issuer.asked >= 2
+
+
+class _Broken(httpx2.Auth):
+    """An application's own, with a defect."""
+
+    is_broken = False
+
+    def auth_flow(self, request: httpx2.Request) -> Flow:
+        if self.is_broken:
+            raise RuntimeError(SECRET)
+        yield request
+
+
+@pytest.mark.fails_in_background("a request to a URL", "the end of a session at a URL")
+async def test_a_defect_of_the_applications_own_is_an_answer_and_no_silence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server, auth = UrlServer(), _Broken()
+    async with url_of(server) as url, world(server=HTTPServer(url, auth=auth)) as w:
+        client = await w.connected()
+        await client.start()
+        assert await client.text("count") == "1"
+        auth.is_broken = True
+        assert (await client.call("count").error())["code"] == -31012
+        assert SECRET not in caplog.text
+        auth.is_broken = False
+        assert await client.text("count") == "2"
+        auth.is_broken = True
+    assert "the end of a session at a URL failed" in caplog.text

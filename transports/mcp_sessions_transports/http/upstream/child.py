@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import httpx2
 
+from mcp_sessions.background import report
 from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import (
     Answer,
@@ -113,6 +114,9 @@ class HttpChild(EitherEraChild):
                         pass
         except (*FAILURES, TimeoutError, UpstreamError) as failed:
             logger.debug("the end of a session was not told: %s", said(failed))
+        except Exception as defect:
+            # As of a request: of an application's own.
+            report("the end of a session at a URL", defect)
         finally:
             await self._wire.close()
 
@@ -242,6 +246,10 @@ class HttpChild(EitherEraChild):
             if isinstance(broken, httpx2.TimeoutException) and not waiting.future.done():
                 about = {"requestId": request_id, "reason": "no answer in time"}
                 self._write(notification_message(CANCELLED, about))
+        except Exception as defect:
+            # The boundary to what an application gave (``auth=``): whoever waits is answered.
+            report("a request to a URL", defect)
+            failed = unknown("it could not be sent, or not be read")
         if waiting.future.done():
             return
         if isinstance(failed, Forgotten):
