@@ -185,6 +185,11 @@ def tool(request: Json) -> Json | None:
                 sys.stderr.write(f"error {number} " + "e" * 80 + "\n")
             sys.stderr.flush()
             return text("told")
+        case "pings":
+            # Whose answers it does not read.
+            for number in range(int(arguments["count"])):
+                say({"id": f"{number} " + "p" * int(arguments["size"]), "method": "ping"})
+            time.sleep(600)
         case "deaf":
             os.close(0)
             say({"id": request["id"], "result": text("deaf")})

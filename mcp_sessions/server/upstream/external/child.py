@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 from mcp_sessions.background import Background
@@ -105,6 +106,10 @@ class Client(Protocol):
         ...
 
 
+Later = Callable[[], Coroutine[Any, Any, None]]
+"""What has to be done, and may wait."""
+
+
 class Forgotten(UpstreamError):
     """The child is over, and did not run what it was asked."""
 
@@ -171,12 +176,14 @@ class Child(ABC):
         """Hand over what is no request. Never waits."""
 
     @abstractmethod
-    async def _drain(self) -> None:
-        """Wait until it took what it was handed."""
+    async def _room(self) -> None:
+        """Wait until it can be handed more. Raises nothing: should it be over, the next request
+        hears of that.
+        """
 
     @abstractmethod
-    async def _submit(self, request_id: int, message: Mapping[str, Any]) -> None:
-        """Hand over a request, and wait until it took it."""
+    def _submit(self, request_id: int, message: Mapping[str, Any]) -> None:
+        """Hand over a request."""
 
     @abstractmethod
     def _skip(self, line: bytes, why: str) -> None:
@@ -242,6 +249,8 @@ class Child(ABC):
     async def _exchange(
         self, request_id: int, call: Call | None, method: str, params: Mapping[str, Any] | None
     ) -> dict[str, Any]:
+        # Who leaves meanwhile has asked nothing.
+        await self._room()
         if self.is_over:
             raise Forgotten
         if progress_token(params) is not None:
@@ -252,7 +261,7 @@ class Child(ABC):
         future = asyncio.get_running_loop().create_future()
         self._open[request_id] = Waiting(future, call)
         try:
-            await self._submit(request_id, message)
+            self._submit(request_id, message)
             answer = await future
         except asyncio.CancelledError:
             if (future.cancelled() or not future.done()) and method not in _UNCANCELLED:
@@ -267,8 +276,8 @@ class Child(ABC):
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """Notify it."""
+        await self._room()
         self._write(notification_message(method, params))
-        await self._drain()
 
     # --- what it says ------------------------------------------------------------------------
 
@@ -280,17 +289,20 @@ class Child(ABC):
         for task in self._asked.values():
             task.cancel()
 
-    async def _take(self, line: bytes, about: Call | None = None) -> None:
+    def _take(self, line: bytes, about: Call | None = None) -> Later | None:
         """It said something.
 
         Args:
             about: On whose way back; None: that is not known.
+
+        Returns:
+            What has to be done before the next thing that it said is taken.
         """
         try:
             value = decode(line)
         except ValueError:
             self._malformed(None, line, "no JSON")
-            return
+            return None
         try:
             message = parse(value)
         except Malformed as malformed:
@@ -300,16 +312,17 @@ class Child(ABC):
             if answered is None and not asks and _is_answer(cast(object, value)):
                 # Whose it is nobody knows, and who waits for it would for ever.
                 self._was_not_asked()
-                return
+                return None
             self._malformed(answered, line, f"malformed: {malformed}")
-            return
+            return None
         match message:
             case Answer():
                 self._answered(message)
             case Request():
                 self._question(message, about)
             case Notification():
-                await self._notified(message, about)
+                return partial(self._notified, message, about)
+        return None
 
     def _malformed(self, request_id: RequestId | None, line: bytes, why: str) -> None:
         waiting = self._open.get(request_id) if request_id is not None else None
@@ -374,14 +387,15 @@ class Child(ABC):
             result = await self._client.asked(
                 request.method, request.params, report if token is not None else None, about
             )
+            answer = result_message(request.id, result)
         except PeerError as refused:
             self._refuse(request.id, refused.code, refused.message, refused.data)
         except Exception:
             self._refuse(request.id, INTERNAL_ERROR, "Internal error")
             raise
         else:
-            self._write(result_message(request.id, result))
-            await self._drain()
+            await self._room()
+            self._write(answer)
 
     def _refuse(self, request_id: RequestId, code: int, text: str, data: Any = None) -> None:
         self._write(error_message(request_id, error_body(code, text, data)))

@@ -17,12 +17,13 @@ from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import encode
 from mcp_sessions.ids import name_for_handlers
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.child import Child, Client, Forgotten
+from mcp_sessions.server.upstream.external.child import Child, Client, Forgotten, Later
 from mcp_sessions.server.upstream.external.either_era import EitherEraChild
 from mcp_sessions.server.upstream.external.listening import Hear, Heard
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions.server.upstream.stdio.process import ChildProcess, Processes, TooLong
+from mcp_sessions.server.upstream.stdio.output import Line, TooLong
+from mcp_sessions.server.upstream.stdio.process import ChildProcess, Processes
 from mcp_sessions.server.upstream.stdio.warm import Label, WarmProcesses
 from mcp_sessions.stdio_server import StdioServer
 
@@ -30,6 +31,10 @@ logger = logging.getLogger(__name__)
 
 _JUNK: Final = 1_048_576
 """Bytes that are no message, of one child."""
+
+_UNREAD: Final = 4
+"""Of the longest messages, as many bytes as a child may leave unread that is told something which
+waits for nobody: what answers its pings, above all."""
 
 _DIGITS: Final = 32
 """Hexadecimal ones, that name a principal or a session to its process."""
@@ -96,12 +101,13 @@ class StdioChild(EitherEraChild):
         self._process = process
         self._longest = longest
         self._junk = 0
-        self._reading = self._background.run("reading from a child process", self._read())
+        self._is_over = False
+        process.output.read(longest, self._hear_line, self._give_up, self._background)
 
     @property
     def is_over(self) -> bool:
         """See :class:`Child`."""
-        return self._reading.done()
+        return self._is_over
 
     async def stop(self) -> None:
         """See :class:`Child`."""
@@ -109,6 +115,7 @@ class StdioChild(EitherEraChild):
             await self._process.stop()
         finally:
             await self._background.close()
+            self._process.output.leave()
 
     def kill(self) -> None:
         """See :class:`Child`."""
@@ -118,18 +125,19 @@ class StdioChild(EitherEraChild):
         """See :class:`Child`."""
         return await self._process.last_words()
 
-    def _write(self, message: bytes) -> None:
-        self._process.write(message)
-
-    async def _drain(self) -> None:
+    async def _room(self) -> None:
         try:
-            await self._process.drain()
+            await self._process.room()
         except OSError:
             self._break("it takes no more input")
 
-    async def _submit(self, request_id: int, message: Mapping[str, Any]) -> None:
-        self._write(encode(message))
-        await self._drain()
+    def _write(self, message: bytes) -> None:
+        self._process.write(message)
+        if self._process.untaken > _UNREAD * self._longest:
+            self._break("it does not read what it is told")
+
+    def _submit(self, request_id: int, message: Mapping[str, Any]) -> None:
+        self._process.write(encode(message))
 
     def _break(self, failure: str) -> None:
         """It is of no use any more: it is killed, which ends what it was asked."""
@@ -137,18 +145,17 @@ class StdioChild(EitherEraChild):
             self.failure = failure
             logger.warning("a child process is ended: %s", failure)
         self._process.kill()
+        self._process.output.leave()
 
-    async def _read(self) -> None:
-        try:
-            async for line in self._process.lines(self._longest):
-                if self.failure:
-                    break
-                if isinstance(line, TooLong):
-                    self._too_long(line)
-                else:
-                    await self._take(line)
-        finally:
-            self._give_up()
+    def _give_up(self) -> None:
+        self._is_over = True
+        super()._give_up()
+
+    def _hear_line(self, line: Line) -> Later | None:
+        if isinstance(line, TooLong):
+            self._too_long(line)
+            return None
+        return self._take(line)
 
     def _stream(self) -> Hear | None:
         return self._listen if self._modern is not None else None

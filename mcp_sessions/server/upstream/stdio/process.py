@@ -9,16 +9,22 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, Process, SubprocessStreamProtocol
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from mcp_sessions.background import Background
+from mcp_sessions.server.upstream.stdio.output import Output
 from mcp_sessions.stdio_server import StdioServer
 
 logger = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
 _CHUNK = 65_536
+_INPUT, _OUTPUT = 0, 1
+_UNTAKEN = 65_536
+"""Bytes that a process did not take, above which nothing more is handed to it by who can wait."""
+
 _CLOSING = 1.0
 """Seconds that a process has to end by itself when its input ended."""
 
@@ -38,21 +44,36 @@ _TAIL = 300
 """Characters of stderr that are told to a client."""
 
 
-class TooLong(Exception):
-    """A line of more bytes than may be; its beginning and its end."""
-
-    def __init__(self, head: bytes, tail: bytes) -> None:
-        super().__init__("a line is too long")
-        self.head = head
-        self.tail = tail
-
-
 class _Protocol(SubprocessStreamProtocol):
-    """Hears that the process is over, also while others hold its pipes."""
+    """Hears that the process is over, also while others hold its pipes; and what it writes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(limit=_CHUNK, loop=loop)
         self.exited = asyncio.Event()
+        self.output = Output()
+        self.written = asyncio.Event()
+        """It writes nothing any more."""
+
+        self.takes_input = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        pipe = cast(asyncio.SubprocessTransport, transport).get_pipe_transport(_OUTPUT)
+        self.output.opened(cast(asyncio.ReadTransport, pipe))
+
+    def pipe_data_received(self, fd: int, data: bytes | str) -> None:
+        if fd == _OUTPUT and isinstance(data, bytes):
+            self.output.feed(data)
+        else:
+            super().pipe_data_received(fd, data)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        super().pipe_connection_lost(fd, exc)
+        if fd == _OUTPUT:
+            self.written.set()
+            self.output.end()
+        elif fd == _INPUT:
+            self.takes_input = False
 
     def process_exited(self) -> None:
         super().process_exited()
@@ -96,7 +117,7 @@ class Processes:
         )
         self._living.add(transport.get_pid())
         process = Process(transport, protocol, loop)
-        return ChildProcess(process, transport, protocol.exited, self, label)
+        return ChildProcess(process, transport, protocol, self, label)
 
     def over(self, group: int) -> None:
         """Nothing of a process group is left."""
@@ -151,21 +172,22 @@ class ChildProcess:
         self,
         process: Process,
         transport: asyncio.SubprocessTransport,
-        exited: asyncio.Event,
+        protocol: _Protocol,
         processes: Processes,
         label: Callable[[], str],
     ) -> None:
-        if process.stdin is None or process.stdout is None or process.stderr is None:
+        if process.stdin is None or process.stderr is None:
             raise AssertionError("it was started with three pipes")
+        self.output = protocol.output
         self._process = process
-        self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
+        self._stdin, self._stderr = process.stdin, process.stderr
         self._transport = transport
-        self._exited = exited
+        self._protocol = protocol
+        self._exited = protocol.exited
         self._processes = processes
         self._label = label
         self._tail = ""
         self._is_swept = False
-        self._is_read = asyncio.Event()
         self._background = Background()
         self._background.run("watching a child process", self._watch())
         self._errors = self._background.run("reading a child's stderr", self._read_errors())
@@ -192,45 +214,26 @@ class ChildProcess:
         ended = "it did not end" if code is None else f"it ended with status {code}"
         return f"{ended}: {self._tail}" if self._tail else ended
 
-    def write(self, line: bytes) -> None:
-        """Hand over one line, without its end. Never waits."""
-        self._stdin.write(line + b"\n")
+    @property
+    def untaken(self) -> int:
+        """Bytes that it was handed and did not take yet."""
+        return self._stdin.transport.get_write_buffer_size()
 
-    async def drain(self) -> None:
-        """Wait until it took enough.
+    def write(self, line: bytes) -> None:
+        """Hand over one line, without its end. Never waits; what it cannot take is dropped."""
+        if self._protocol.takes_input:
+            self._stdin.write(line + b"\n")
+
+    async def room(self) -> None:
+        """Wait until it took most of what it was handed.
 
         Raises:
             OSError: It takes nothing any more.
         """
-        await self._stdin.drain()
-
-    async def lines(self, longest: int) -> AsyncGenerator[bytes | TooLong]:
-        """What it writes, until it is over; of a line that is too long no more than ``longest``
-        bytes are held at any time.
-        """
-        held: list[bytes] = []
-        size = 0
-        head: bytes | None = None
-        while True:
-            chunk = await self._stdout.read(_CHUNK)
-            if not chunk:
-                self._is_read.set()
-                return
-            *ends, rest = chunk.split(b"\n")
-            for end in ends:
-                held.append(end)
-                line, held, size = b"".join(held), [], 0
-                if head is not None or len(line) > longest:
-                    yield TooLong(head if head is not None else line[:_CHUNK], line[-_CHUNK:])
-                    head = None
-                elif line.strip():
-                    yield line
-            held.append(rest)
-            size += len(rest)
-            if size > longest or head is not None:
-                line = b"".join(held)
-                head = line[:_CHUNK] if head is None else head
-                held, size = [line[-_CHUNK:]], 0
+        while self.untaken > _UNTAKEN and self._protocol.takes_input:
+            await self._stdin.drain()
+        if not self._protocol.takes_input:
+            raise BrokenPipeError
 
     async def stop(self) -> None:
         """End it and all of its group: its input ends, then it is told, then it is killed."""
@@ -260,7 +263,7 @@ class ChildProcess:
         # What it wrote is read; but one that left its group may hold the pipes for ever.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DRAINING):
-                await self._is_read.wait()
+                await self._protocol.written.wait()
                 await asyncio.wait({self._errors})
         self._transport.close()
 

@@ -179,11 +179,46 @@ async def test_a_flood_on_stderr_is_read_and_its_log_is_bounded(
     assert len(caplog.records) < 2_000
 
 
+async def test_one_that_asks_and_does_not_read_is_ended(caplog: pytest.LogCaptureFixture) -> None:
+    """What answers its pings waits for nobody, and would be held for ever."""
+    async with child_world() as w:
+        client = await w.connected()
+        sent = client.call("pings", count=400, size=65_536)
+        assert (await sent.error())["code"] == -31012
+        await expect_served(client)
+    assert any("does not read" in record.getMessage() for record in caplog.records)
+
+
+async def test_what_is_cancelled_before_one_could_take_it_never_runs(tmp_path: Path) -> None:
+    """One that takes no input is handed no more than it was: what its clients give up is gone."""
+    notes = tmp_path / "notes"
+    async with child_world(options={"env": {"CALLS": str(notes)}}) as w:
+        client = await w.connected()
+        pid = int(await client.text("pid"))
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            taken = client.call("echo", text="x" * 1_000_000)
+            for number in range(5):
+                given_up = client.call("mark", text=f"{number} " + "x" * 1_000_000)
+                await asyncio.sleep(0)
+                await client.notify("notifications/cancelled", {"requestId": given_up.id})
+                assert (await given_up.error())["message"] == "Request cancelled"
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await taken.result()
+        await expect_served(client)
+        assert [word for word in noted(notes) if not word.startswith("{")] == [
+            *("started", "pid", "echo", "echo")
+        ]
+
+
 async def test_one_that_hears_nothing_any_more_is_replaced() -> None:
     async with child_world() as w:
         client = await w.connected()
         assert await client.text("deaf") == "deaf"
-        assert (await client.call("count").error())["code"] == -31012
+        # Asked when that was not heard of yet, nobody knows whether it ran.
+        answer = await client.call("count").answer()
+        assert "result" in answer or answer["error"]["code"] == -31012
         await expect_served(client)
 
 

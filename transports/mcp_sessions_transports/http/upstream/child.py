@@ -155,8 +155,9 @@ class HttpChild(EitherEraChild):
         told = self._tell(message, self._last_message)
         self._last_message = self._background.run("a message to a URL", told)
 
-    async def _drain(self) -> None:
-        if self._last_message is not None:
+    async def _room(self) -> None:
+        # What was said before it has come by then.
+        if self._last_message is not None and not self._last_message.done():
             await asyncio.wait({self._last_message})
 
     async def _tell(self, message: bytes, before: asyncio.Task[None] | None) -> None:
@@ -217,10 +218,8 @@ class HttpChild(EitherEraChild):
             headers |= self._param_headers.of(message["params"])
         return headers
 
-    async def _submit(self, request_id: int, message: Mapping[str, Any]) -> None:
+    def _submit(self, request_id: int, message: Mapping[str, Any]) -> None:
         waiting = self._open[request_id]
-        if self._last_message is not None and not self._last_message.done():
-            await self._drain()
         task = self._background.run("a request to a URL", self._post(request_id, message, waiting))
         self._posts.add(task)
         task.add_done_callback(self._posts.discard)
@@ -273,7 +272,10 @@ class HttpChild(EitherEraChild):
                 self._wire.joined(response)
             if not is_sse(response):
                 if "json" in response.headers.get("content-type", ""):
-                    await self._take(await whole(response, limit=self._longest), waiting.call)
+                    body = await whole(response, limit=self._longest)
+                    later = self._take(body, waiting.call)
+                    if later is not None:
+                        await later()
                 return unknown("what it answered is no answer")
             try:
                 async with aclosing(events_of(response, self._longest)) as events:
@@ -327,7 +329,9 @@ class HttpChild(EitherEraChild):
                 return
             raise EventTooLarge
         if event.data and event.event == "message":
-            await self._take(event.data, waiting.call if waiting is not None else None)
+            later = self._take(event.data, waiting.call if waiting is not None else None)
+            if later is not None:
+                await later()
 
     async def _said_by_itself(self, event: ReadEvent) -> None:
         await self._heard(event, None)

@@ -1,0 +1,212 @@
+"""What a process writes on its output: lines, within bounds, each taken in its order.
+
+A line is taken as it comes, in the same turn of the event loop, as long as none has anybody wait.
+What comes meanwhile is held, and of much of it no more is read until that is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from mcp_sessions.background import Background, give_way, report
+from mcp_sessions.server.upstream.external.child import Later
+
+CHUNK: Final = 65_536
+"""Bytes that are held before no more is read; of a line that is too long, of each end of it."""
+
+_AT_ONCE: Final = 100
+"""Lines that are taken before others have their turn."""
+
+_READING: Final = "reading from a child process"
+
+
+class TooLong:
+    """A line of more bytes than may be; its beginning and its end."""
+
+    __slots__ = ("head", "tail")
+
+    def __init__(self, head: bytes, tail: bytes) -> None:
+        self.head = head
+        self.tail = tail
+
+
+Line = bytes | TooLong
+"""One that is not blank, without its end."""
+
+Take = Callable[[Line], Later | None]
+"""Takes a line; what has to be done before the next one is."""
+
+
+class Lines:
+    """Bytes, as they come, in lines.
+
+    Args:
+        longest: Bytes of one; of what is longer no more are held at any time.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._held: list[bytes] = []
+        self._size = 0
+        self._head: bytes | None = None
+
+    @property
+    def held(self) -> int:
+        """Bytes of the line that did not end yet."""
+        return sum(map(len, self._held)) + len(self._head or b"")
+
+    def of(self, chunk: bytes) -> Iterator[Line]:
+        """The lines that end in a chunk. All have to be taken, before the next chunk comes."""
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            line = end
+            if self._held:
+                self._held.append(end)
+                line, self._held, self._size = b"".join(self._held), [], 0
+            if self._head is not None or len(line) > self._longest:
+                yield TooLong(line[:CHUNK] if self._head is None else self._head, line[-CHUNK:])
+                self._head = None
+            elif line and not line.isspace():
+                yield line
+        if rest:
+            self._held.append(rest)
+            self._size += len(rest)
+        if self._size > self._longest or self._head is not None:
+            line = b"".join(self._held)
+            self._head = line[:CHUNK] if self._head is None else self._head
+            self._held, self._size = [line[-CHUNK:]], 0
+
+
+class Output:
+    """The output of one process. What comes before somebody reads it is held as well."""
+
+    def __init__(self) -> None:
+        self.has_ended = False
+        """Nothing comes any more."""
+
+        self._pipe: asyncio.ReadTransport | None = None
+        self._chunks: deque[bytes] = deque()
+        self._size = 0
+        self._is_paused = False
+        self._reader: _Reader | None = None
+        self._is_at_work = False
+        self._is_left = False
+
+    def opened(self, pipe: asyncio.ReadTransport) -> None:
+        """It comes from there."""
+        self._pipe = pipe
+
+    def feed(self, chunk: bytes) -> None:
+        """The process wrote that."""
+        if self._is_left:
+            return
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+        self._go_on()
+        pipe = self._pipe
+        if self._size > CHUNK and not self._is_paused and pipe and not pipe.is_closing():
+            self._is_paused = True
+            pipe.pause_reading()
+
+    def end(self) -> None:
+        """It writes nothing any more."""
+        self.has_ended = True
+        self._go_on()
+
+    def read(
+        self, longest: int, take: Take, over: Callable[[], None], background: Background
+    ) -> None:
+        """Somebody takes it, from its beginning, one time.
+
+        Args:
+            longest: Bytes of a line.
+            over: Called when no line is taken any more.
+            background: Where it is taken while somebody has to wait.
+        """
+        self._reader = _Reader(Lines(longest), take, over, background)
+        self._go_on()
+
+    def leave(self) -> None:
+        """No line is taken any more: what comes is dropped."""
+        reader, self._reader = self._reader, None
+        self._is_left = True
+        self._chunks.clear()
+        self._size = 0
+        self._resume()
+        if reader is not None:
+            reader.over()
+
+    def _go_on(self) -> None:
+        if self._reader is None or self._is_at_work:
+            return
+        try:
+            later = self._take_some()
+        except Exception as defect:
+            report(_READING, defect)
+            self.leave()
+            return
+        if later is not None:
+            self._work(later)
+        elif self.has_ended:
+            self.leave()
+
+    def _take_some(self) -> Later | None:
+        """Take lines until one has somebody wait, or others have their turn."""
+        for _ in range(_AT_ONCE):
+            line = self._next()
+            if line is None or self._reader is None:
+                return None
+            later = self._reader.take(line)
+            if later is not None:
+                return later
+        return give_way
+
+    def _next(self) -> Line | None:
+        while self._reader is not None:
+            line = next(self._reader.now, None)
+            if line is not None or not self._chunks:
+                return line
+            chunk = self._chunks.popleft()
+            self._size -= len(chunk)
+            self._resume()
+            self._reader.now = self._reader.lines.of(chunk)
+        return None
+
+    def _resume(self) -> None:
+        pipe = self._pipe
+        if self._is_paused and self._size <= CHUNK and pipe is not None and not pipe.is_closing():
+            self._is_paused = False
+            pipe.resume_reading()
+
+    def _work(self, later: Later) -> None:
+        if self._reader is None:
+            return
+        self._is_at_work = True
+        self._reader.background.run(_READING, self._at_work(later))
+
+    async def _at_work(self, later: Later | None) -> None:
+        try:
+            while later is not None:
+                await later()
+                later = self._take_some()
+        except BaseException:
+            self.leave()
+            raise
+        finally:
+            self._is_at_work = False
+        self._go_on()
+
+
+@dataclass(slots=True, eq=False)
+class _Reader:
+    """Who takes what is written."""
+
+    lines: Lines
+    take: Take
+    over: Callable[[], None]
+    background: Background
+    now: Iterator[Line] = iter(())
