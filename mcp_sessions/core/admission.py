@@ -58,7 +58,8 @@ def admission(
         held: See :func:`~mcp_sessions.core.lifetime.is_over`.
         fencing_epoch: The session's as the caller knows it; None: whichever it is.
     """
-    if session.principal != principal:
+    # One and the same, mostly: of nobody who authenticates.
+    if session.principal is not principal and session.principal != principal:
         return Admission.REFUSED
     if is_over(now=now, expires_at=session.expires_at, ends_at=session.ends_at, held=held):
         return Admission.REFUSED

@@ -50,7 +50,8 @@ MAX_INSTANCE = 64
 RequestId = str | int
 
 _INSTANCE = re.compile(r"[\x21-\x7e]+", re.ASCII)
-_LARGE_INTEGER = re.compile(rb"[0-9]{19}")
+_DIGITS_ALIKE = bytes(0x31 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
+_LARGE_INTEGER = b"1" * 19
 
 
 @dataclass(slots=True)
@@ -99,7 +100,8 @@ def decode(body: bytes) -> Any:
     Raises:
         ValueError: It holds none (bad JSON, bad UTF-8, too deep).
     """
-    if _LARGE_INTEGER.search(body) is None:
+    # No expression, which looks at each byte of a large message ten times as long.
+    if _LARGE_INTEGER not in body.translate(_DIGITS_ALIKE):
         return orjson.loads(body)
     # orjson reads an integer beyond 64 bits as a float, which is another number.
     try:
@@ -168,7 +170,7 @@ def parse(value: Any) -> Message:
     """
     if not isinstance(value, dict):
         raise Malformed("a message is a JSON object")
-    message = cast(dict[str, Any], value)
+    message = cast("dict[str, Any]", value)
     if message.get("jsonrpc") != "2.0":
         raise Malformed('"jsonrpc" must be "2.0"')
     if "method" in message:
@@ -186,7 +188,7 @@ def parse(value: Any) -> Message:
         result = message["result"]
         if not isinstance(result, dict):
             raise Malformed('"result" must be an object')
-        return Answer(_request_id(message.get("id")), cast(dict[str, Any], result), None)
+        return Answer(_request_id(message.get("id")), cast("dict[str, Any]", result), None)
     if "error" in message:
         error = message["error"]
         if not _is_error(error):

@@ -46,20 +46,19 @@ class ClosingResponses:
         """Each response is the last on its connection."""
         self._are_last = True
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve one request or connection."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
 
-        async def sending(message: Message) -> None:
+        def sending(message: Message) -> Awaitable[None]:
             # Also of a request that began before.
             if self._are_last and message["type"] == "http.response.start":
                 headers = [*message.get("headers", ()), (b"connection", b"close")]
                 message = {**message, "headers": headers}
-            await send(message)
+            return send(message)
 
-        await self._app(scope, receive, sending)
+        return self._app(scope, receive, sending)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +222,7 @@ def http_config(app: ASGIApp, *, log_level: str, max_message: int) -> uvicorn.Co
     """
     return uvicorn.Config(
         app,
+        interface="asgi3",
         log_level=log_level,
         access_log=False,
         timeout_graceful_shutdown=5,

@@ -250,8 +250,7 @@ class CurrentUse:
     """The request's key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(NamedTuple):
     """A request may be served; its session's idle time starts anew."""
 
     record: SessionRecord

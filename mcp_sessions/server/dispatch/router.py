@@ -69,6 +69,7 @@ from mcp_sessions.stores.records import Peer, SessionRecord
 logger = logging.getLogger(__name__)
 
 Register = Callable[[Peer], Awaitable[ClientConnection]]
+Arrival = tuple[ConnectionId, RequestId] | None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -96,9 +97,7 @@ class Router:
     _bus: ClusterBus
     _audit: Audit
     _visibility: Visibility
-    _arriving: set[tuple[ConnectionId, RequestId]] = field(
-        init=False, default_factory=set[tuple[ConnectionId, RequestId]]
-    )
+    _arriving: set[Arrival] = field(init=False, default_factory=set[Arrival])
 
     # --- what bindings call ------------------------------------------------------------------
 
@@ -203,7 +202,8 @@ class Router:
         try:
             # ASC20: a malformed key is refused before anything else.
             key = None if is_ours else request_key(request.params)
-            with self._arrival(request, inbound):
+            here = self._arrives(request, inbound)
+            try:
                 if is_ours:
                     result = await self._methods.serve(request, inbound)
                     if inbound.modern:
@@ -211,6 +211,8 @@ class Router:
                     await inbound.answer(inbound.result(request.id, result))
                 else:
                     await self._serve(request, inbound, key)
+            finally:
+                self._arriving.discard(here)
         except WireError as refused:
             await _refuse(request, inbound, wire_error(refused))
         except UpstreamError as failed:
@@ -300,19 +302,22 @@ class Router:
             raise LimitReached("max_running_requests")
         load.add(whose)
         try:
-            await self._let_in(request, inbound, key, whose)
+            if key is None:
+                await self._serve_now(request, inbound, whose)
+            else:
+                await self._let_in(request, inbound, key, whose)
         finally:
             load.remove(whose)
 
     async def _let_in(
-        self, request: Request, inbound: Inbound, key: RequestKey | None, whose: Hashable
+        self, request: Request, inbound: Inbound, key: RequestKey, whose: Hashable
     ) -> None:
         session_id = None
         # If it is let in with its connection, the lock is held.
         is_let_in = inbound.joint is not None and inbound.joint.is_let_in
-        if key is not None and not is_let_in:
+        if not is_let_in:
             session_id = await self._associations.session_of(request.params, inbound)
-        if key is None or session_id is None:
+        if session_id is None:
             await self._serve_now(request, inbound, whose)
             return
         async with self._idempotency.begin_of((session_id, key)):
@@ -331,9 +336,12 @@ class Router:
             if key is None or session_id != known_in or self._runner.draining:
                 # Its connection went on to another session, or this process stops.
                 raise OutcomeUnknown
-            with self._arrival(request, inbound):
+            here = self._arrives(request, inbound)
+            try:
                 async with self._idempotency.begin_of((known_in, key)):
                     await self._serve_now(request, inbound, waiter.load, instead_of)
+            finally:
+                self._arriving.discard(here)
         except WireError as refused:
             await _refuse(request, inbound, wire_error(refused))
         except UpstreamError as failed:
@@ -424,18 +432,16 @@ class Router:
             if inbound.connection is None or inbound.modern:
                 await peer.close()
 
-    @contextmanager
-    def _arrival(self, request: Request, inbound: Inbound) -> Generator[None]:
+    def _arrives(self, request: Request, inbound: Inbound) -> Arrival:
         """Until it runs, or is refused, a request's id is taken all the same: two of one id may
-        come while the store is still asked for the first one's session.
+        come while the store is still asked for the first one's session. It is in ``_arriving``.
 
         Raises:
             InvalidRequest: ``DUPLICATE_ID``: a request with its id is still open.
         """
         connection = inbound.connection
         if connection is None:
-            yield
-            return
+            return None
         here = (connection.id, request.id)
         running = connection.requests.get(request.id)
         if (
@@ -445,10 +451,7 @@ class Router:
         ):
             raise InvalidRequest(InvalidReason.DUPLICATE_ID, "a request with this id is still open")
         self._arriving.add(here)
-        try:
-            yield
-        finally:
-            self._arriving.discard(here)
+        return here
 
     async def _cancel(self, params: Mapping[str, Any] | None, inbound: Inbound) -> None:
         running: OpenRequest | None = None

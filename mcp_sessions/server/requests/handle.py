@@ -192,6 +192,11 @@ class SessionHandle:
         for uri in list(filter(is_hidden, self._connections.sessionless_subscriptions(self._pipe))):
             self._connections.subscribe_sessionless(self._pipe, uri, on=False)
 
+    @property
+    def has_state(self) -> bool:
+        """Whether its state was asked for, and may have been changed."""
+        return self._state is not None
+
     async def store_state(self) -> SessionRecord | None:
         """Apply what the request changed; the session as it is then, None if unchanged.
 

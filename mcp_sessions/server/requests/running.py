@@ -10,7 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from dataclasses import InitVar, dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from opentelemetry.trace import Span
 
@@ -209,7 +209,7 @@ class RunningRequest:
         finally:
             if close_peer:
                 await peer.close()
-        if result is not None and self.handle is not None:
+        if result is not None and self.handle is not None and self.handle.has_state:
             try:
                 stored = await self.handle.store_state()
                 if self.record is not None:
@@ -239,7 +239,8 @@ class RunningRequest:
         finally:
             # Until here the same request, sent again, could join: the store did not know better.
             self._at_work.kept(self)
-        await self._settled()
+        if self._withdrawals:
+            await self._settled()
         for waiter in self.waiters:
             message, code = self._outcomes.answer(self, waiter, outcome)
             try:
@@ -372,8 +373,7 @@ class RunningRequest:
 
     async def _settled(self) -> None:
         """Wait until what was withdrawn is on its way, not for ever: nothing follows the answer."""
-        if self._withdrawals:
-            await asyncio.wait(self._withdrawals, timeout=self._outcomes.policy.slow_timeout)
+        await asyncio.wait(self._withdrawals, timeout=self._outcomes.policy.slow_timeout)
 
     def _withdraw(self, message: bytes, log_key: str) -> None:
         task = self._at_work.spawn(self._emit(message, log_key))
@@ -384,8 +384,7 @@ class RunningRequest:
         await self.waiters[-1].inbound.channel.emit(message, log_key)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """A result or, if that is None, an error."""
 
     result: dict[str, Any] | None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -135,33 +135,28 @@ class StreamableHttp:
         if retry_after is not None and (is_modern or scope["method"] != "POST"):
             await _unavailable(send, _DRAINING, retry_after)
             return
-        if is_modern:
-            await _guarded(self._modern.serve(self._call(scope, receive, send, headers)), send)
-            return
-        refused = self._guard.check(headers)
+        refused = None if is_modern else self._guard.check(headers)
         if refused is not None:
             status, text = refused
             await send_text(send, status, text)
             return
         call = self._call(scope, receive, send, headers)
         try:
-            await _guarded(self._handshake.serve(call, draining=retry_after is not None), send)
+            if is_modern:
+                await self._modern.serve(call)
+            else:
+                await self._handshake.serve(call, draining=retry_after is not None)
         except Draining:
             await _unavailable(send, _DRAINING, retry_after or 0)
+        except StoreUnavailable as failed:
+            # A line for each request, not a traceback: what is wrong is not in this program.
+            logger.error("the session store is away: %s", failed)
+            await _unavailable(send, "the session store is away", RETRY_AFTER_STORE)
 
     def _call(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> HttpCall:
         principal = self._principal_of(scope)
         watch = partial(self._credentials.over, scope, principal)
         return HttpCall(scope, receive, send, headers, principal, watch)
-
-
-async def _guarded(serving: Coroutine[Any, Any, None], send: Send) -> None:
-    try:
-        await serving
-    except StoreUnavailable as failed:
-        # A line for each request, not a traceback: what is wrong is not in this program.
-        logger.error("the session store is away: %s", failed)
-        await _unavailable(send, "the session store is away", RETRY_AFTER_STORE)
 
 
 async def _unavailable(send: Send, text: str, retry_after: float) -> None:

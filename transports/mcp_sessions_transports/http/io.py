@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -60,8 +61,7 @@ class HttpCall:
         return b"last-event-id" in self.headers
 
 
-@dataclass(frozen=True, slots=True)
-class Post:
+class Post(NamedTuple):
     """What a client posts."""
 
     body: bytes

@@ -176,9 +176,9 @@ class Child(ABC):
         """Hand over what is no request. Never waits."""
 
     @abstractmethod
-    async def _room(self) -> None:
-        """Wait until it can be handed more. Raises nothing: should it be over, the next request
-        hears of that.
+    def _room(self) -> Coroutine[Any, Any, None] | None:
+        """What has to be waited for until it can be handed more, which raises nothing; None:
+        nothing.
         """
 
     @abstractmethod
@@ -250,7 +250,9 @@ class Child(ABC):
         self, request_id: int, call: Call | None, method: str, params: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         # Who leaves meanwhile has asked nothing.
-        await self._room()
+        room = self._room()
+        if room is not None:
+            await room
         if self.is_over:
             raise Forgotten
         if progress_token(params) is not None:
@@ -276,8 +278,13 @@ class Child(ABC):
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """Notify it."""
-        await self._room()
-        self._write(notification_message(method, params))
+        await self._hand_over(notification_message(method, params))
+
+    async def _hand_over(self, message: bytes) -> None:
+        room = self._room()
+        if room is not None:
+            await room
+        self._write(message)
 
     # --- what it says ------------------------------------------------------------------------
 
@@ -394,8 +401,7 @@ class Child(ABC):
             self._refuse(request.id, INTERNAL_ERROR, "Internal error")
             raise
         else:
-            await self._room()
-            self._write(answer)
+            await self._hand_over(answer)
 
     def _refuse(self, request_id: RequestId, code: int, text: str, data: Any = None) -> None:
         self._write(error_message(request_id, error_body(code, text, data)))

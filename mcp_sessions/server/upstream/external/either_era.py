@@ -167,7 +167,7 @@ class EitherEraChild(Child):
         if modern is None:
             if sender is not None and sender.level in LEVELS:
                 await self._have_said(sender.level)
-            result = await super().request(call, method, params)
+            result = await self._exchange(self._next_id(), call, method, params)
             if method == _SET_LEVEL:
                 self.level = (params or {}).get("level")
         elif method == _SET_LEVEL:

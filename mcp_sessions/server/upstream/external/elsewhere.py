@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.upstream.external.child import Sender
@@ -37,8 +37,7 @@ class Lease:
     """Another process had it, which is dead: the session's subscriptions. None: none had."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """What a child is asked, but for the call that it is."""
 
     client: Mapping[str, Any]

@@ -126,9 +126,9 @@ class ExternalPeer:
     ) -> Served:
         asked = Asked(self._client, method, params, level, self._asks)
         elsewhere = self._wrapped.elsewhere
-        key = self._key(call)
         if elsewhere is None:
             return await self.here(call, asked, None)
+        key = self._key(call, self._who(call))
         if not isinstance(key, str):
             waiting = waiting_call(params) if self._asks is not None else None
             served = await elsewhere.go_on(waiting, call, asked) if waiting is not None else None
@@ -171,18 +171,15 @@ class ExternalPeer:
             return {}, child.result
         if method in ("resources/subscribe", "resources/unsubscribe"):
             result = await self._subscribe(place, call, method, params or {}, check)
+        elif asked.asks is None:
+            result = await place.request(call, None, method, params, check)
         else:
 
             def work(call: Call) -> Awaitable[Json]:
                 return place.request(call, asked.sender, method, params, check)
 
-            result = await (
-                work(call)
-                if asked.asks is None
-                else self._wrapped.rounds.serve(
-                    call, self._who(call), asked.asks, method, params, work
-                )
-            )
+            who, rounds = self._who(call), self._wrapped.rounds
+            result = await rounds.serve(call, who, asked.asks, method, params, work)
         child = place.living
         return result, child.result if child is not None else {}
 
@@ -248,7 +245,7 @@ class ExternalPeer:
         """See :class:`UpstreamPeer`. A child that is not there yet has nothing to be told."""
         if method in _ENDED_HERE:
             return
-        key, elsewhere = self._key(call), self._wrapped.elsewhere
+        key, elsewhere = self._key(call, self._who(call)), self._wrapped.elsewhere
         if elsewhere is not None and isinstance(key, str):
             if await elsewhere.notify(SessionId(key), method, params):
                 return
@@ -281,7 +278,8 @@ class ExternalPeer:
         Args:
             inherited: See :attr:`Lease.inherited`.
         """
-        key, who = self._key(call), self._who(call)
+        who = self._who(call)
+        key = self._key(call, who)
         is_one_client = self._wrapped.server.per == "session" and not isinstance(
             key, (Principal, Sessionless)
         )
@@ -312,15 +310,18 @@ class ExternalPeer:
             return self._session_id
         return self if self._outbound is not None else None
 
-    def _key(self, call: Call) -> Hashable:
-        """Of its place."""
+    def _key(self, call: Call, who: Hashable) -> Hashable:
+        """Of its place.
+
+        Args:
+            who: See :meth:`_who`.
+        """
         match self._wrapped.server.per:
             case "shared":
                 return None
             case "principal":
                 return call.principal
             case "session":
-                who = self._who(call)
                 if self._asks is not None and isinstance(who, Principal):
                     return Sessionless(who, encode(self._asks))
                 return who

@@ -143,7 +143,8 @@ class Place:
                 if check is not None:
                     await check()
                 result = await child.request(call, method, params, sender)
-            await self.telling.told(call)
+            if self.telling.is_telling(call):
+                await self.telling.told(call)
         finally:
             self.calls.pop(call, None)
             self.telling.forget(call)

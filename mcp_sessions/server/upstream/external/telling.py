@@ -141,6 +141,10 @@ class Telling:
         waiting.told[name] = _Notification(way, method, params, is_change, size)
         waiting.size += size
 
+    def is_telling(self, who: Hashable) -> bool:
+        """Whether something waits for that client."""
+        return who in self._waiting
+
     async def told(self, who: Hashable) -> None:
         """Wait until nothing waits for that client."""
         waiting = self._waiting.get(who)

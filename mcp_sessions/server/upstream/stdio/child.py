@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from secrets import token_hex
 from typing import Any, Final
 
@@ -125,7 +125,10 @@ class StdioChild(EitherEraChild):
         """See :class:`Child`."""
         return await self._process.last_words()
 
-    async def _room(self) -> None:
+    def _room(self) -> Coroutine[Any, Any, None] | None:
+        return self._until_it_takes() if self._process.is_full else None
+
+    async def _until_it_takes(self) -> None:
         try:
             await self._process.room()
         except OSError:

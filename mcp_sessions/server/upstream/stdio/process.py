@@ -219,6 +219,11 @@ class ChildProcess:
         """Bytes that it was handed and did not take yet."""
         return self._stdin.transport.get_write_buffer_size()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether :meth:`room` has something to wait for, or to say."""
+        return not self._protocol.takes_input or self.untaken > _UNTAKEN
+
     def write(self, line: bytes) -> None:
         """Hand over one line, without its end. Never waits; what it cannot take is dropped."""
         if self._protocol.takes_input:
@@ -230,10 +235,12 @@ class ChildProcess:
         Raises:
             OSError: It takes nothing any more.
         """
-        while self.untaken > _UNTAKEN and self._protocol.takes_input:
+        while self.is_full:
+            if not self._protocol.takes_input:
+                raise BrokenPipeError
             await self._stdin.drain()
-        if not self._protocol.takes_input:
-            raise BrokenPipeError
+            # Who is woken before may fill it again.
+            await asyncio.sleep(0)
 
     async def stop(self) -> None:
         """End it and all of its group: its input ends, then it is told, then it is killed."""

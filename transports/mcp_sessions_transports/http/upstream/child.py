@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from typing import Any, Final
 
@@ -155,10 +155,9 @@ class HttpChild(EitherEraChild):
         told = self._tell(message, self._last_message)
         self._last_message = self._background.run("a message to a URL", told)
 
-    async def _room(self) -> None:
-        # What was said before it has come by then.
-        if self._last_message is not None and not self._last_message.done():
-            await asyncio.wait({self._last_message})
+    def _room(self) -> Coroutine[Any, Any, None] | None:
+        last = self._last_message
+        return _ended(last) if last is not None and not last.done() else None
 
     async def _tell(self, message: bytes, before: asyncio.Task[None] | None) -> None:
         """Send what is no request: one after the other, as it was said."""
@@ -373,6 +372,11 @@ class HttpChild(EitherEraChild):
 
     def _was_not_asked(self) -> None:
         logger.warning("a URL answers what it was not asked")
+
+
+async def _ended(message: asyncio.Task[None]) -> None:
+    """What was said before has come by then."""
+    await asyncio.wait({message})
 
 
 async def _let_go(waiting: Waiting) -> None:
