@@ -71,7 +71,10 @@ class Background:
                 constants, without an id.
             context: Of the task; None: a copy of the caller's.
         """
-        return self._start(what, _once(what, lambda: work), context)
+        task = self._start(what, _once(what, lambda: work), context)
+        # Cancelled before its first step, it leaves a coroutine that nobody awaits.
+        task.add_done_callback(lambda _: work.close())
+        return task
 
     def loop(self, what: str, make: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """Run what ``make`` makes until it returns; if it raises, rest, and run it anew.

@@ -131,6 +131,19 @@ async def test_an_owner_that_closes_cancels_and_waits() -> None:
     assert sorted(ended) == ["loop", "work"]
 
 
+async def test_work_that_never_began_is_closed_all_the_same() -> None:
+    """It would be a coroutine that nobody awaits, and a warning somewhere else."""
+
+    async def work() -> None:
+        raise AssertionError("it is cancelled before")
+
+    background, never_begun = Background(), work()
+    background.run("work", never_begun).cancel()
+    await background.close()
+    with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+        never_begun.send(None)
+
+
 async def test_what_is_stopped_has_ended_and_tells_what_it_raised() -> None:
     ended: list[str] = []
 

@@ -223,10 +223,15 @@ def serve(request: Json) -> None:
         case "resources/subscribe" if params["uri"] == "test://refused":
             say({"id": request["id"], "error": {"code": -32602, "message": "no such resource"}})
             return
+        case "resources/subscribe" if params["uri"] == "test://mute":
+            return
         case "resources/subscribe":
             subscribed.append(params["uri"])
         case "resources/unsubscribe":
             subscribed.remove(params["uri"])
+        case "logging/setLevel" if sys.argv[1:2] == ["mute about levels"]:
+            note("level")
+            return
         case "logging/setLevel":
             level = params["level"]
         case "ping":

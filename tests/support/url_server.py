@@ -47,6 +47,16 @@ class UrlServer:
         self.resumed: list[str] = []
         """The positions that were asked for."""
 
+        self.resumed_at: list[float] = []
+        """When; seconds of the event loop's clock."""
+
+        self.takes = asyncio.Event()
+        """It takes what it is told of roots."""
+
+        self.takes.set()
+        self.open = 0
+        """Responses that are kept open after their answers."""
+
     def forget(self) -> None:
         """Be started again: nothing is known of any session."""
         self.sessions.clear()
@@ -83,12 +93,14 @@ class UrlServer:
         else:
             message = json.loads(await request.body())
             self.heard.append(message)
+            if message.get("method") == "notifications/roots/list_changed":
+                await self.takes.wait()
             if "method" not in message or "id" not in message:
                 await answer.whole(202, None)
             elif message["method"] == "initialize":
                 await self._initialize(message, answer)
             elif message["method"] == "tools/call":
-                await self.tool(message, session, answer)
+                await self.tool(request, message, session, answer)
             else:
                 await answer.result(message, {"tools": []})
 
@@ -122,6 +134,14 @@ class UrlServer:
         position = request.headers.get("last-event-id")
         if position is not None:
             self.resumed.append(position)
+            self.resumed_at.append(asyncio.get_running_loop().time())
+        if position is not None and position.startswith("again-"):
+            await answer.begin(200, "text/event-stream")
+            asked, times = (int(number) for number in position.split("-")[1:])
+            said = event(result({"id": asked}, text("at last"))) if times == 3 else b""
+            head = b"id: again-%d-%d\nretry: 0\ndata: \n\n" % (asked, times + 1)
+            await answer.piece(head + said, more=False)
+            return
         if position is not None and position.startswith("call-"):
             await answer.begin(200, "text/event-stream")
             message = {"id": int(position.removeprefix("call-"))}
@@ -145,7 +165,7 @@ class UrlServer:
             gone.cancel()
             await answer.piece(b"", more=False)
 
-    async def tool(self, message: Json, session: str, answer: "_Answer") -> None:
+    async def tool(self, request: Request, message: Json, session: str, answer: "_Answer") -> None:
         """Answer a call as its tool does."""
         name = message["params"]["name"]
         self.calls.append(name)
@@ -200,6 +220,19 @@ class UrlServer:
                 await answer.begin(200, "text/event-stream")
                 await answer.piece(b"id: call-%d\nretry: 1\ndata: \n\n" % message["id"])
                 raise Cut
+            case "again and again":
+                # Each time there is an event, and no answer, and the next time may be at once.
+                await answer.begin(200, "text/event-stream")
+                await answer.piece(b"id: again-%d-0\nretry: 0\ndata: \n\n" % message["id"])
+                raise Cut
+            case "left open":
+                await answer.begin(200, "text/event-stream")
+                await answer.piece(event(result(message, text("answered"))))
+                self.open += 1
+                try:
+                    await asyncio.wait_for(_gone(request), 60)
+                finally:
+                    self.open -= 1
             case "other id":
                 await answer.whole(200, result({"id": 4711}, text("wrong")))
             case "malformed":

@@ -46,6 +46,10 @@ CANCELLED = "notifications/cancelled"
 NOT_STARTED = "not_started"
 """The reason of what was not asked."""
 
+ANSWERING = 10.0
+"""Seconds that a child has to answer what the layer asks it on its way to a client's request, which
+goes on without that then."""
+
 _TOKEN = "progressToken"
 _UNCANCELLED = frozenset({"initialize", "server/discover"})
 

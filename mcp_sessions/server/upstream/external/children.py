@@ -25,7 +25,7 @@ from mcp_sessions.core.messages import error_body, wire_error
 from mcp_sessions.errors import INTERNAL_ERROR, LimitReached
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.child import ANSWERING, Child
 from mcp_sessions.server.upstream.external.place import LISTS, UPDATED, Place
 from mcp_sessions.server.upstream.external.telling import Telling
 from mcp_sessions.server.upstream.port import UpstreamError
@@ -252,7 +252,8 @@ class Children:
         metrics.child_runs()
         try:
             async with asyncio.timeout(self.server.start_timeout):
-                await self._shake_hands(place, child, client)
+                await child.shake_hands(client, self.versions, list(place.subscribers))
+            await _tell_what_was_told(place, child)
         except TimeoutError:
             why = f"it did not answer initialize in {self.server.start_timeout:g} seconds"
             raise await self._gave_up(child, why) from None
@@ -268,21 +269,6 @@ class Children:
         if place.serves():
             self._background.run("telling clients to read again", self._tell_again(place, child))
         return child
-
-    async def _shake_hands(self, place: Place, child: Child, client: Mapping[str, Any]) -> None:
-        await child.shake_hands(client, self.versions, list(place.subscribers))
-        again: list[tuple[str, Mapping[str, Any]]] = []
-        if place.level is not None:
-            again.append(("logging/setLevel", place.level))
-        left = [uri for uri in place.subscribers if uri not in child.subscribed]
-        again += [("resources/subscribe", {"uri": uri}) for uri in left]
-        for method, params in again:
-            try:
-                await child.request(None, method, params)
-            except UpstreamError as refused:
-                if child.is_over:
-                    raise
-                logger.warning("a new child refuses %s: %s", method, refused)
 
     async def _gave_up(self, child: Child, why: str) -> UpstreamError:
         if child.is_over and not child.failure:
@@ -373,3 +359,28 @@ class Children:
 def _not_started(why: str) -> UpstreamError:
     data = {"reason": "not_started", "started": False}
     return UpstreamError(error_body(INTERNAL_ERROR, f"the server did not start: {why}", data))
+
+
+async def _tell_what_was_told(place: Place, child: Child) -> None:
+    """Of a new child: what the one before was told, or would have been.
+
+    Raises:
+        UpstreamError: It is over.
+    """
+    again: list[tuple[str, Mapping[str, Any]]] = []
+    if place.level is not None:
+        again.append(("logging/setLevel", place.level))
+    left = [uri for uri in place.subscribers if uri not in child.subscribed]
+    again += [("resources/subscribe", {"uri": uri}) for uri in left]
+    for method, params in again:
+        try:
+            async with asyncio.timeout(ANSWERING):
+                await child.request(None, method, params)
+        except TimeoutError:
+            # Nor would it the others.
+            logger.warning("a new child does not answer %s", method)
+            return
+        except UpstreamError as refused:
+            if child.is_over:
+                raise
+            logger.warning("a new child refuses %s: %s", method, refused)

@@ -29,6 +29,7 @@ from mcp_sessions.core.messages import (
 )
 from mcp_sessions.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, OUTCOME_UNKNOWN
 from mcp_sessions.server.upstream.external.child import (
+    ANSWERING,
     LEVELS,
     NOT_STARTED,
     Child,
@@ -196,7 +197,11 @@ class EitherEraChild(Child):
             return
         self.level = wanted
         try:
-            await super().request(None, _SET_LEVEL, {"level": wanted})
+            async with asyncio.timeout(ANSWERING):
+                await super().request(None, _SET_LEVEL, {"level": wanted})
+        except TimeoutError:
+            # Once is enough: it is not asked that again.
+            logger.warning("a server does not answer %s", _SET_LEVEL)
         except UpstreamError as refused:
             # If it is over, so is the request for which it was told.
             logger.warning("a server refuses to say more in its log: %s", refused)

@@ -23,6 +23,10 @@ _LONGEST: Final = 30.0
 """Seconds before it is opened again, at the most."""
 
 
+LEAST_RETRY: Final = 0.1
+"""Seconds before it is opened again, whatever the server says: zero would be a loop."""
+
+
 class Heard(Protocol):
     """Who has a stream opened."""
 
@@ -113,7 +117,9 @@ class _Stream:
                 self._has_gap = True
                 self._set_tried()
                 wait = self._backoff.failed(random.random())
-                await asyncio.sleep(wait if retry is None else min(retry, _LONGEST))
+                if retry is not None:
+                    wait = min(max(retry, LEAST_RETRY), _LONGEST)
+                await asyncio.sleep(wait)
         finally:
             self._set_tried()
             if self._before is not None:

@@ -16,7 +16,13 @@ from mcp_sessions.background import watched
 from mcp_sessions.errors import INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.child import LEVELS, Child, Forgotten, Sender
+from mcp_sessions.server.upstream.external.child import (
+    ANSWERING,
+    LEVELS,
+    Child,
+    Forgotten,
+    Sender,
+)
 from mcp_sessions.server.upstream.external.rounds import CallInRounds
 from mcp_sessions.server.upstream.external.telling import Telling, Way
 from mcp_sessions.server.upstream.port import (
@@ -243,7 +249,10 @@ class Place:
             method = "resources/subscribe" if is_wanted else "resources/unsubscribe"
             if child.has_subscriptions:
                 try:
-                    await child.request(None, method, {"uri": uri})
+                    async with asyncio.timeout(ANSWERING):
+                        await child.request(None, method, {"uri": uri})
+                except TimeoutError:
+                    logger.warning("a child does not answer %s", method)
                 except UpstreamError as refused:
                     logger.warning("a child refuses %s: %s", method, refused)
 

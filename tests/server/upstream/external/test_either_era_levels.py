@@ -1,10 +1,12 @@
 """The log level that comes with a request, at a server that has to be told before."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mcp_sessions.server.upstream.external import either_era
 from tests.support.children import child_world
 from tests.support.modern import LOG_LEVEL, Heard, ModernClient
 from tests.support.raw import Json
@@ -70,3 +72,16 @@ async def test_a_server_without_a_log_is_told_of_no_level() -> None:
         client = ModernClient(w.carrier)
         assert await client.text("echo", {"text": "x"}, meta={LOG_LEVEL: "debug"}) == "x"
         assert await level_of(client) == "none"
+
+
+async def test_a_server_that_does_not_answer_is_told_once_and_holds_up_one_request(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(either_era, "ANSWERING", 0.2)
+    notes = tmp_path / "notes"
+    options = {"env": {"CALLS": str(notes)}}
+    async with child_world("mute about levels", options=options) as w:
+        client = ModernClient(w.carrier)
+        for _ in range(3):
+            assert await log(client, "info", "info") == ["x"]
+    assert notes.read_text().split("\n").count("level") == 1

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions import HTTPServer
+from mcp_sessions.server.upstream.external import children, place
 from tests.server.upstream.external.test_upstream import user
 from tests.support.children import child_world, is_alive, until
 from tests.support.modern import SUBSCRIPTION_ID, Heard, ModernClient
@@ -104,6 +105,28 @@ async def test_who_listens_to_a_child_that_died_is_told_when_there_is_another() 
         assert await told(heard, 1) == ["test://a"], "it may have changed"
         await update(client, "a")
         assert await told(heard, 2) == ["test://a", "test://a"]
+
+
+async def test_a_server_that_does_not_answer_holds_up_nobody_who_listens(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in (children, place):
+        monkeypatch.setattr(module, "ANSWERING", 0.2)
+    async with child_world() as w:
+        client = ModernClient(w.carrier)
+        one = await client.listening(None, "test://mute", "test://a")
+        other = await client.listening(None, "test://mute")
+        await update(client, "a", "mute")
+        assert await told(one, 2) == ["test://a", "test://mute"]
+        assert await told(other, 1) == ["test://mute"]
+        fresh = await client.listening(None, "test://mute", "test://b")
+        await update(client, "b")
+        assert await told(fresh, 1) == ["test://b"]
+    unanswered = [said for said in caplog.messages if said.endswith("resources/subscribe")]
+    assert set(unanswered) == {
+        "a new child does not answer resources/subscribe",
+        "a child does not answer resources/subscribe",
+    }
 
 
 async def test_a_url_of_the_modern_era_tells_it_too() -> None:

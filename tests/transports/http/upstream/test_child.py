@@ -15,6 +15,7 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 
 from mcp_sessions import ConfigurationError, HTTPServer, Principal
+from mcp_sessions_transports.http.upstream import child
 from tests.support.children import until
 from tests.support.modern import ModernClient, session_meta
 from tests.support.raw import RawClient, keyed, text_of
@@ -156,6 +157,47 @@ async def test_a_response_that_breaks_off_is_fetched_on() -> None:
         client = await w.connected()
         assert await client.text("resumable") == "the rest"
     assert server.calls == ["resumable"] and len(server.resumed) == 1
+
+
+async def test_a_response_is_not_fetched_on_without_a_pause() -> None:
+    """Whatever the server says: zero seconds would be a loop."""
+    server = UrlServer("no stream")
+    async with url_world(server) as w:
+        client = await w.connected()
+        assert await client.text("again and again") == "at last"
+    steps = [b - a for a, b in zip(server.resumed_at, server.resumed_at[1:], strict=False)]
+    assert len(steps) == 3 and min(steps) >= 0.09
+
+
+async def test_a_response_that_stays_open_after_its_answer_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else each call would cost a connection for as long as the server likes."""
+    monkeypatch.setattr(child, "_AFTER", 0.2)
+    server = UrlServer()
+    async with url_world(server) as w:
+        client = await w.connected()
+        for _ in range(3):
+            assert await client.text("left open") == "answered"
+        await until(lambda: not server.open, "they were left")
+        assert await client.text("count") == "4"
+
+
+async def test_who_says_much_ends_nobodys_session() -> None:
+    """A server that takes no messages for a while has all of them afterwards."""
+    server = UrlServer()
+    async with url_world(server, options={"per": "shared"}, max_running_requests=400) as w:
+        talker, other = await w.connected(), await w.connected()
+        assert await other.text("count") == "1"
+        server.takes.clear()
+        changed = "notifications/roots/list_changed"
+        for _ in range(300):
+            await talker.notify(changed)
+        waiting = other.call("count")
+        server.takes.set()
+        await waiting.result()
+        assert sum(message.get("method") == changed for message in server.heard) == 300
+        assert len(server.sessions) == 1
 
 
 async def test_a_cancelled_request_is_cancelled_there_by_its_own_id() -> None:

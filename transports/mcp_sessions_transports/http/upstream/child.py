@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx2
@@ -30,7 +31,7 @@ from mcp_sessions.core.messages import (
 )
 from mcp_sessions.server.upstream.external.child import CANCELLED, Client, Forgotten, Waiting
 from mcp_sessions.server.upstream.external.either_era import EitherEraChild
-from mcp_sessions.server.upstream.external.listening import Hear, Heard
+from mcp_sessions.server.upstream.external.listening import LEAST_RETRY, Hear, Heard
 from mcp_sessions.server.upstream.external.modern import VERSION
 from mcp_sessions.server.upstream.port import Call, UpstreamError
 from mcp_sessions_transports.connect_errors import reason_of
@@ -64,11 +65,34 @@ _WAITING: Final = 256
 _REOPENED: Final = 5
 """How often in a row a response is fetched on without anything new in it."""
 
+_AFTER: Final = 5.0
+"""Seconds in which a response may end by itself after its answer, so that its connection serves
+the next request."""
+
 _PAGES: Final = 100
 """Of a list of tools that is read to learn what their headers are."""
 
 _ENDING: Final = 2.0
 """Seconds in which what was asked may still be answered when it ends, and its end be told."""
+
+
+@dataclass(slots=True, eq=False)
+class _Position:
+    """How far a response was read."""
+
+    last_id: str | None = None
+    retry: float = RETRY
+    """Seconds before it is fetched on."""
+
+    attempts: int = 0
+    """How often it was, since there was something new in it."""
+
+    def saw(self, event: ReadEvent) -> None:
+        """One more event was read."""
+        self.last_id = position(event, self.last_id)
+        self.attempts = 0
+        if event.retry is not None:
+            self.retry = event.retry / 1000
 
 
 class HttpChild(EitherEraChild):
@@ -157,7 +181,13 @@ class HttpChild(EitherEraChild):
 
     def _room(self) -> Coroutine[Any, Any, None] | None:
         last = self._last_message
-        return _ended(last) if last is not None and not last.done() else None
+        return self._until_taken() if last is not None and not last.done() else None
+
+    async def _until_taken(self) -> None:
+        # Of all who wait one goes on after the other: no more is waiting there than was asked
+        # without waiting.
+        while (last := self._last_message) is not None and not last.done():
+            await asyncio.wait({last})
 
     async def _tell(self, message: bytes, before: asyncio.Task[None] | None) -> None:
         """Send what is no request: one after the other, as it was said."""
@@ -262,8 +292,7 @@ class HttpChild(EitherEraChild):
             Forgotten, UpstreamError: It did not run.
             httpx2.HTTPError: It may have.
         """
-        last_id: str | None = None
-        retry = RETRY
+        at = _Position()
         headers = self._headers_of(message) if self._modern is not None else None
         async with self._request("POST", encode(message), headers=headers) as response:
             await self._wire.check(response)
@@ -277,39 +306,46 @@ class HttpChild(EitherEraChild):
                         await later()
                 return unknown("what it answered is no answer")
             try:
-                async with aclosing(events_of(response, self._longest)) as events:
-                    async for event in events:
-                        last_id = position(event, last_id)
-                        retry = event.retry / 1000 if event.retry is not None else retry
-                        await self._heard(event, waiting)
-                if last_id is not None and not waiting.future.done():
+                await self._read(response, at, waiting)
+                if at.last_id is not None and not waiting.future.done():
                     await _let_go(waiting)
             except FAILURES as broken:
-                if last_id is None:
+                if at.last_id is None:
                     raise
                 logger.debug("a response broke off: %s", reason_of(broken))
-        if not waiting.future.done() and last_id is not None:
-            await self._fetch_on(last_id, retry, waiting)
+        if not waiting.future.done() and at.last_id is not None:
+            await self._fetch_on(at, waiting)
         return unknown("its response ended without an answer")
 
-    async def _fetch_on(self, last_id: str, retry: float, waiting: Waiting) -> None:
+    async def _read(self, response: httpx2.Response, at: _Position, waiting: Waiting) -> None:
+        """Take what a response brings, until it ends; or not long after the answer, for a server
+        that keeps it open.
+        """
+        loop, leaves = asyncio.get_running_loop(), asyncio.timeout(None)
+        try:
+            async with leaves, aclosing(events_of(response, self._longest)) as events:
+                async for event in events:
+                    at.saw(event)
+                    await self._heard(event, waiting)
+                    if waiting.future.done() and leaves.when() is None:
+                        leaves.reschedule(loop.time() + _AFTER)
+        except TimeoutError:
+            if not leaves.expired():
+                raise
+            logger.debug("a response is left, which does not end after its answer")
+
+    async def _fetch_on(self, at: _Position, waiting: Waiting) -> None:
         """Fetch what a response has after an event."""
-        after: str | None = last_id
-        attempts = 0
-        while attempts < _REOPENED and after is not None and not waiting.future.done():
-            attempts += 1
-            await asyncio.sleep(min(retry, 30.0))
+        at.attempts = 0
+        while at.attempts < _REOPENED and at.last_id is not None and not waiting.future.done():
+            at.attempts += 1
+            await asyncio.sleep(min(max(at.retry, LEAST_RETRY), 30.0))
             try:
-                async with self._request("GET", last_event_id=after) as response:
+                async with self._request("GET", last_event_id=at.last_id) as response:
                     await self._wire.check(response)
                     if not is_sse(response):
                         return
-                    async with aclosing(events_of(response, self._longest)) as events:
-                        async for event in events:
-                            attempts = 0
-                            after = position(event, after)
-                            retry = event.retry / 1000 if event.retry is not None else retry
-                            await self._heard(event, waiting)
+                    await self._read(response, at, waiting)
             except Forgotten:
                 # Of what it began nobody knows any more.
                 self._forget()
@@ -372,11 +408,6 @@ class HttpChild(EitherEraChild):
 
     def _was_not_asked(self) -> None:
         logger.warning("a URL answers what it was not asked")
-
-
-async def _ended(message: asyncio.Task[None]) -> None:
-    """What was said before has come by then."""
-    await asyncio.wait({message})
 
 
 async def _let_go(waiting: Waiting) -> None:
