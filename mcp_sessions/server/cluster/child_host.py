@@ -250,7 +250,8 @@ class ChildHost:
 
     def _keep(self, answered: ChildAnswered) -> None:
         """For who asks for it again, as long as there is room."""
-        size = len(encode(answered.result)) if answered.result is not None else 0
+        said = answered.result if answered.result is not None else answered.error
+        size = len(encode(said)) if said is not None else 0
         self._answered[answered.ask] = answered, size
         self._answered_size += size
         while self._answered_size > _KEPT_BYTES or len(self._answered) > _KEPT:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mcp_sessions.core.messages import wire_error
+from mcp_sessions.core.messages import encode, wire_error
 from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionNotFound, StoreUnavailable
 from mcp_sessions.ids import SessionId, process_of
 from mcp_sessions.security import mint_request_id
@@ -33,6 +33,7 @@ from mcp_sessions.server.cluster.messages import (
     NotifyChild,
 )
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Lease, Moved, Served
+from mcp_sessions.server.upstream.external.telling import OVERHEAD, WAITING
 from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest, UpstreamError
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import LIVENESS, Exchange
@@ -47,9 +48,6 @@ that is over, even if its last sign of life was not the newest.
 _ASK_EVERY = 2.0
 """Seconds between two looks at whether who was asked lives, and knows of it."""
 
-_MOST = 1_000
-"""What a child says for one client that waits for room; then notifications are left out."""
-
 
 @dataclass(eq=False, slots=True)
 class _Ask:
@@ -57,7 +55,10 @@ class _Ask:
 
     call: Call
     process: str
-    said: deque[ChildSaid] = field(default_factory=deque[ChildSaid])
+    said: deque[tuple[ChildSaid, int]] = field(default_factory=deque[tuple[ChildSaid, int]])
+    """What its client was not told yet, and what it counts for."""
+
+    size: int = 0
     news: asyncio.Event = field(default_factory=asyncio.Event)
     answer: ChildAnswered | None = None
     questions: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
@@ -213,7 +214,9 @@ class ChildrenElsewhere:
                 await self._look(name, ask)
             ask.news.clear()
             while ask.said:
-                await self._pass_on(name, ask, ask.said.popleft())
+                said, size = ask.said.popleft()
+                await self._pass_on(name, ask, said)
+                ask.size -= size
             if ask.answer is not None and not ask.said:
                 return ask.answer
 
@@ -275,10 +278,12 @@ class ChildrenElsewhere:
         ask = self._asks.get(message.ask)
         if ask is None or sender != ask.process:
             return
-        if len(ask.said) >= _MOST and message.question is None:
+        size = len(encode(message.params)) + OVERHEAD if message.question is None else 0
+        if ask.size and ask.size + size > WAITING and size:
             logger.warning("a client takes too slowly what its request reports; some is left out")
             return
-        ask.said.append(message)
+        ask.said.append((message, size))
+        ask.size += size
         ask.news.set()
 
     def answered(self, sender: str, message: ChildAnswered) -> None:

@@ -42,6 +42,7 @@ _REASON = 300
 """Characters of a server's own error that are in that of its start."""
 
 _LEAVING = "the layer stops"
+_OVER = "whose it is asks nothing more"
 
 _PRINCIPALS = 1_000
 """Whose failures to start a child are counted."""
@@ -204,15 +205,13 @@ class Children:
             raise _not_started(_LEAVING)
         if place.is_over:
             # Nobody would end that child: its place is no longer known.
-            raise _not_started("whose it is asks nothing more")
+            raise _not_started(_OVER)
         await self._make_room(principal)
         try:
             child = await self._start_in_an_era(place, principal)
         except asyncio.CancelledError:
-            if not self._is_leaving:
-                raise
             # Who waits for it was not cancelled, and is answered.
-            raise _not_started(_LEAVING) from None
+            raise _not_started(_LEAVING if self._is_leaving else _OVER) from None
         except UpstreamError as failed:
             self._failed(principal, failed)
             metrics.child_begun("failed")

@@ -174,8 +174,13 @@ class Place:
         if task is None:
             task = self.starting = asyncio.create_task(self._started(principal))
             watched("starting a child", task)
-        started = await asyncio.shield(task)
+            task.add_done_callback(self._is_started)
+        await asyncio.wait({task})
         self.used_at = asyncio.get_running_loop().time()
+        if task.cancelled():
+            # Before its first step; and whoever waits for it was not.
+            raise Forgotten
+        started = task.result()
         if isinstance(started, UpstreamError):
             raise started
         return started
@@ -186,6 +191,10 @@ class Place:
         except UpstreamError as failed:
             return failed
         finally:
+            self.starting = None
+
+    def _is_started(self, task: asyncio.Task[Child | UpstreamError]) -> None:
+        if self.starting is task:
             self.starting = None
 
     def end(self) -> None:

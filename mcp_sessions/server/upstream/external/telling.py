@@ -4,7 +4,8 @@ Rules:
 
 1. A client of several that share a child is told beside the reading of it, in order: whoever takes
    nothing keeps nobody else's answer. Its own answer comes after what was told before.
-2. What waits for one of them is bounded in bytes; what is about one request is left out beyond.
+2. What waits for one of them is bounded in bytes, and left out beyond: what is about one request
+   soon, a change where there are more of them than a client can have subscribed to.
 3. A change that the store could not take is told again until it did: it is the same change however
    often it is told. Anything else might be told twice, and is left out with a warning. Neither ends
    the child.
@@ -31,7 +32,11 @@ Way = Callable[[str, Mapping[str, Any] | None], Awaitable[object]]
 WAITING = 1_048_576
 """Bytes of what waits for one client."""
 
-_OVERHEAD = 1_024
+CHANGES = 16_777_216
+"""Bytes, likewise, with changes: as many as one can be subscribed to (``max_subscriptions``,
+``max_subscription_bytes``)."""
+
+OVERHEAD = 1_024
 """Bytes that a notification counts for beside its own."""
 
 _WHAT = "a notification of a child"
@@ -129,11 +134,11 @@ class Telling:
         if waiting is None:
             waiting = self._waiting[who] = _Waiting()
             waiting.task = self._background.run(_WHAT, self._work(who, waiting))
-        name = (method, said) if is_change else object()
+        name = (method, _about(params) or said) if is_change else object()
         if name in waiting.told:
             return
-        size = len(said) + _OVERHEAD
-        if not is_change and waiting.size and waiting.size + size > WAITING:
+        size = len(said) + OVERHEAD
+        if waiting.size and waiting.size + size > (CHANGES if is_change else WAITING):
             if not waiting.is_full:
                 logger.warning("%s is left out: its client takes nothing", _WHAT)
             waiting.is_full = True
@@ -189,3 +194,9 @@ class Telling:
                 report(_WHAT, failed)
                 return
             await asyncio.sleep(backoff.failed(self._draw()))
+
+
+def _about(params: Mapping[str, Any] | None) -> str | None:
+    """The resource that changed, whatever else is said of it."""
+    uri = (params or {}).get("uri")
+    return uri if isinstance(uri, str) else None

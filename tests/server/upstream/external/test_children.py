@@ -1,5 +1,6 @@
 """In which era a child is spoken to: outside of any session in that of its client, if it has it."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,32 @@ async def test_who_was_at_a_place_that_is_over_starts_no_child_that_nobody_would
         with pytest.raises(UpstreamError):
             await place.started(ANONYMOUS)
         assert not upstream.children._living
+
+
+async def test_who_waits_for_one_that_starts_for_what_is_over_is_answered(tmp_path: Path) -> None:
+    """It was the start that was cancelled, and not whoever waits for it."""
+    noted = tmp_path / "calls"
+    async with child_world("silent", options={"env": {"CALLS": str(noted)}}) as w:
+        upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+        sent = ModernClient(w.carrier).call("count")
+        await until(lambda: starts(noted) == 1, "it is started")
+        ((key, _),) = upstream.children._places.items()
+        upstream.children.over(key)
+        error = await sent.error()
+        assert error["data"] == {"reason": "not_started", "started": False}
+        await until(lambda: not upstream.children._living, "it is ended")
+
+
+async def test_a_start_that_is_cancelled_before_it_begins_hinders_no_other() -> None:
+    async with child_world() as w:
+        upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+        client = await w.connected()
+        assert await client.text("count") == "1"
+        ((_, place),) = upstream.children._places.items()
+        await upstream.children._vacate(place)
+        waits = asyncio.create_task(place.started(ANONYMOUS))
+        await asyncio.sleep(0)
+        place.starting.cancel()
+        with pytest.raises(UpstreamError):
+            await waits
+        assert await client.text("count") == "1"

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.server.upstream.external.telling import WAITING, Telling
+from mcp_sessions.server.upstream.external.telling import CHANGES, WAITING, Telling
 from tests.support.virtual_time import VIRTUAL, Backend
 
 pytestmark = pytest.mark.anyio
+
 
 LOG, CHANGED = "notifications/message", "notifications/resources/updated"
 Params = Mapping[str, Any] | None
@@ -72,6 +73,20 @@ async def test_what_waits_for_one_is_bounded_in_bytes_and_changes_say_it_once() 
     telling.later("slow", slow.way, LOG, {"n": "next"}, is_change=False)
     await telling.told("slow")
     assert slow.heard[-1] == "next"
+
+
+async def test_changes_that_nobody_can_have_asked_for_are_bounded_in_bytes_as_well() -> None:
+    telling, slow = Telling(), Client()
+    slow.takes.clear()
+    for n in range(30):
+        about = {"uri": f"test://{n}", "n": n, "data": "x" * 1_000_000}
+        telling.later("slow", slow.way, CHANGED, about, is_change=True)
+        # Of the same resource: it is said already.
+        telling.later("slow", slow.way, CHANGED, {**about, "n": "again"}, is_change=True)
+    slow.takes.set()
+    await telling.told("slow")
+    assert slow.heard == list(range(len(slow.heard)))
+    assert 1_000_000 * len(slow.heard) < CHANGES < 1_000_000 * (len(slow.heard) + 1)
 
 
 async def test_a_change_that_comes_while_the_same_is_told_is_told_again() -> None:
