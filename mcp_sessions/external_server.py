@@ -7,6 +7,8 @@ from typing import ClassVar, Literal
 
 from mcp_sessions.errors import ConfigurationError
 
+THE_SERVER = "the server"
+
 Per = Literal["session", "principal", "shared"]
 
 
@@ -20,6 +22,7 @@ class ExternalServer:
         max_children_per_principal: Of these, those that one principal started; None: all.
         child_idle: Seconds after its last request in which a child ends.
         start_timeout: Seconds that one has to answer ``initialize``.
+        title: What it is called in the log.
 
     Raises:
         ConfigurationError: An argument is none.
@@ -39,6 +42,7 @@ class ExternalServer:
         max_children_per_principal: int | None,
         child_idle: float,
         start_timeout: float,
+        title: str,
     ) -> None:
         if per not in ("session", "principal", "shared"):
             raise ConfigurationError(f"per: 'session', 'principal' or 'shared', not {per!r}")
@@ -62,6 +66,7 @@ class ExternalServer:
         self.max_children_per_principal = max_children_per_principal
         self.child_idle = child_idle
         self.start_timeout = start_timeout
+        self.title = title
 
     @staticmethod
     def check_seconds(name: str, seconds: float) -> None:

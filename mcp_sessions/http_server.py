@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.external_server import ExternalServer, Per
+from mcp_sessions.external_server import THE_SERVER, ExternalServer, Per
 from mcp_sessions.principal import Principal
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class HTTPServer(ExternalServer):
         child_idle: float = 900,
         start_timeout: float = 30,
         silence: float = 300,
+        title: str = THE_SERVER,
     ) -> None:
         """Name a URL; nothing is sent there before it is needed.
 
@@ -58,6 +59,7 @@ class HTTPServer(ExternalServer):
             start_timeout: Seconds that the server has to answer ``initialize``.
             silence: Seconds without a byte of its answer, or of a sign of life before that, after
                 which a request is given up.
+            title: What it is called in the log.
 
         Raises:
             ConfigurationError: It is no http or https URL, or an argument is none.
@@ -70,7 +72,13 @@ class HTTPServer(ExternalServer):
         """Without its query, which may hold a secret."""
 
         super().__init__(
-            self.name, per, max_children, max_children_per_principal, child_idle, start_timeout
+            self.name,
+            per,
+            max_children,
+            max_children_per_principal,
+            child_idle,
+            start_timeout,
+            title,
         )
         self.check_seconds("silence", silence)
         for name, value in (headers or {}).items():
@@ -91,4 +99,6 @@ def _parsed(url: str) -> SplitResult:
         raise ConfigurationError("not an http or https URL") from failed
     if not (is_http and url.isprintable() and " " not in url):
         raise ConfigurationError("not an http or https URL")
+    if "#" in url:
+        raise ConfigurationError("a URL has no fragment (what follows '#') here: it is not sent")
     return parts

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.external_server import ExternalServer, Per
+from mcp_sessions.external_server import THE_SERVER, ExternalServer, Per
 
 INHERITED: Final = (
     "HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER",
@@ -41,6 +41,7 @@ class StdioServer(ExternalServer):
         child_idle: float = 900,
         start_timeout: float = 30,
         warm: int = 0,
+        title: str = THE_SERVER,
     ) -> None:
         """Name a command; nothing is started before it is needed.
 
@@ -64,6 +65,7 @@ class StdioServer(ExternalServer):
             warm: Processes that are started before somebody needs one, so that a session need not
                 wait for that. They count as ``max_children`` do, and end when nobody needed one
                 for ``child_idle``, until somebody does. Not with ``{principal}`` or ``{session}``.
+            title: What it is called in the log, where what its processes write on stderr is.
 
         Raises:
             ConfigurationError: The command is not there or not executable, or an argument is none.
@@ -72,7 +74,13 @@ class StdioServer(ExternalServer):
             raise ConfigurationError("a StdioServer runs on Linux and macOS")
         identity = " ".join((os.path.basename(command), *args))
         super().__init__(
-            identity, per, max_children, max_children_per_principal, child_idle, start_timeout
+            identity,
+            per,
+            max_children,
+            max_children_per_principal,
+            child_idle,
+            start_timeout,
+            title,
         )
         self.command = command
         self.args = args

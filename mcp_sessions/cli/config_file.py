@@ -89,7 +89,7 @@ def servers_of(file: str, given: Mapping[str, Any]) -> dict[str, ExternalServer]
             unused = sorted(members.keys() - _USED)
             if unused:
                 logger.warning("%s: %s: not used here: %s", file, name, ", ".join(unused))
-            servers[name] = _server(members, given)
+            servers[name] = _server(members, {"title": f"the server {name}", **given})
         except ConfigurationError as failed:
             raise ConfigurationError(f"{file}: {name}: {failed}") from failed
     if not servers:

@@ -312,7 +312,7 @@ def _add_external_options(parser: argparse.ArgumentParser) -> None:
     external.add_argument(
         "--warm",
         metavar="N",
-        type=types.count,
+        type=types.count_or_none,
         help="processes of a command that wait for a session; default: 0",
     )
     external.add_argument(

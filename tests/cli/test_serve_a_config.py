@@ -153,6 +153,7 @@ def test_what_hosts_write_is_read(
     assert isinstance(command, StdioServer) and command.args == ("-S", CHILD)
     assert (command.env["A"], command.cwd, command.per) == ("t$x", str(tmp_path), "principal")
     assert (command.warm, command.max_children, command.max_children_per_principal) == (2, 8, 3)
+    assert (command.title, url.title) == ("the server command", "the server url")
     assert (command.child_idle, command.start_timeout, typed.max_children) == (1.5, 2.0, 9)
     assert isinstance(url, HTTPServer) and url.headers == {"Authorization": "Bearer t$x"}
     assert isinstance(typed, HTTPServer) and (typed.url, typed.per) == (

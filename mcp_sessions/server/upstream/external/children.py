@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mcp_sessions import metrics
-from mcp_sessions.background import Background, stopped
+from mcp_sessions.background import Background, report, stopped
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import error_body, wire_error
-from mcp_sessions.errors import INTERNAL_ERROR, LimitReached
+from mcp_sessions.errors import INTERNAL_ERROR, LimitReached, OutcomeUnknown
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import ANSWERING, Child
@@ -186,7 +186,10 @@ class Children:
             if self._background.tasks:
                 await asyncio.wait(self._background.tasks, timeout=_CLOSING)
             await self._background.close()
-            await asyncio.gather(*(self._stop(child) for child in list(self._living)))
+            ends = [self._stop(child) for child in list(self._living)]
+            for failed in await asyncio.gather(*ends, return_exceptions=True):
+                if isinstance(failed, Exception):
+                    report("the end of a child", failed)
         finally:
             for child in self._living:
                 child.kill()
@@ -257,7 +260,8 @@ class Children:
             why = f"it did not answer initialize in {self.server.start_timeout:g} seconds"
             raise await self._gave_up(child, why) from None
         except UpstreamError as failed:
-            why = child.failure or str(failed.error.get("message"))[:_REASON]
+            said = str(failed.error.get("message")).removeprefix(f"{OutcomeUnknown.message}: ")
+            why = child.failure or said[:_REASON]
             kind = _Ended if child.is_over else UpstreamError
             raise kind((await self._gave_up(child, why)).error) from failed
         except BaseException:
@@ -308,8 +312,9 @@ class Children:
             for key, place in list(self._places.items()):
                 is_idle = not place.calls and place.starting is None
                 if is_idle and loop.time() - place.used_at >= self.server.child_idle:
-                    if not place.outbounds:
-                        self._places.pop(key, None)
+                    # Another one may have it since: the end of each child takes a while.
+                    if not place.outbounds and self._places.get(key) is place:
+                        del self._places[key]
                     await self._vacate(place)
 
     def _count(self, of: Principal | None = None) -> int:

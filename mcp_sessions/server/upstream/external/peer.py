@@ -354,5 +354,6 @@ class ExternalPeer:
             isinstance(key, Sessionless),
             self._wrapped.server.per == "shared",
             was_served and is_one_client,
+            self._wrapped.server.title,
             subscribers={uri: {key} for uri in subscriptions} if is_one_client else {},
         )

@@ -73,6 +73,9 @@ class Place:
     was_served: bool
     """There was a child before: what its clients read of it may be gone."""
 
+    title: str
+    """What the server is called in the log."""
+
     outbounds: dict[Hashable, Outbound] = field(default_factory=dict[Hashable, Outbound])
     """By session, or by peer."""
 
@@ -110,7 +113,7 @@ class Place:
 
     def label(self) -> str:
         """Whose it is, for the log."""
-        return f"the server of {digest(self.key) if isinstance(self.key, str) else 'a client'}"
+        return f"{self.title} of {digest(self.key) if isinstance(self.key, str) else 'a client'}"
 
     @property
     def living(self) -> Child | None:

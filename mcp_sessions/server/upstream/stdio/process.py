@@ -293,16 +293,17 @@ class ChildProcess:
             # A line that does not end is cut where it is long.
             if len(rest) > _CHUNK:
                 lines, rest = [*lines, rest], b""
-            for line in [line for line in lines if line.strip()]:
-                text = _printable(line)
-                self._tail = text[-_TAIL:]
+            lines = [line for line in lines if line.strip()]
+            if lines:
+                self._tail = _printable(lines[-1])[-_TAIL:]
+            for line in lines:
                 if loop.time() - second >= 1:
                     if logged > _LINES:
                         logger.warning("%s: %d lines were left out", self._label(), logged - _LINES)
                     second, logged = loop.time(), 0
                 logged += 1
                 if logged <= _LINES:
-                    logger.info("%s: %s", self._label(), text)
+                    logger.info("%s: %s", self._label(), _printable(line))
         if rest.strip():
             self._tail = _printable(rest)[-_TAIL:]
             logger.info("%s: %s", self._label(), self._tail)

@@ -241,7 +241,7 @@ async def test_where_several_calls_of_different_clients_run_nobody_is_asked_for_
     async def none(*_: Any) -> Any:
         raise AssertionError("nothing is started, and nothing announced")
 
-    place = Place(none, none, Telling(), None, {}, False, False, False, False)
+    place = Place(none, none, Telling(), None, {}, False, False, False, False, "the server")
     calls = [CallInRounds(cast(Call, SimpleNamespace(request_id=n)), ELICITS) for n in range(2)]
     place.calls.update(dict.fromkeys(cast("list[Call]", calls)))
     with pytest.raises(PeerError) as refused:

@@ -171,11 +171,11 @@ async def test_a_flood_on_stderr_is_read_and_its_log_is_bounded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger=CHILD_LOG)
-    async with child_world() as w:
+    async with child_world(options={"title": "the server notes"}) as w:
         client = await w.connected()
         assert await client.text("errors", lines=20_000) == "told"
     told = [record for record in caplog.records if "error 0 eee" in record.getMessage()]
-    assert len(told) == 1 and told[0].getMessage().startswith("the server of ")
+    assert len(told) == 1 and told[0].getMessage().startswith("the server notes of ")
     assert len(caplog.records) < 2_000
 
 

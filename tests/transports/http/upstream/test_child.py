@@ -325,6 +325,7 @@ async def test_one_that_does_not_start_is_said_and_not_asked_in_a_loop(
     server = UrlServer(misdeed)
     error = await refused(server, start_timeout=0.5)
     assert said in error["message"] and error["data"]["started"] is False
+    assert "Outcome unknown" not in error["message"]
     # One that answers, but with no version of that era, is asked for the era after it.
     asked = ["initialize", *(["server/discover"] if misdeed == "version" else [])]
     assert [m["method"] for m in server.heard] == asked
@@ -402,6 +403,7 @@ async def test_a_redirect_within_the_server_is_followed() -> None:
         ("ftp://host/mcp", {}, "not an http or https URL"),
         ("host/mcp", {}, "not an http or https URL"),
         ("http://", {}, "not an http or https URL"),
+        ("http://host/mcp#part", {}, "has no fragment"),
         ("http://host:99999/", {}, "not an http or https URL"),
         ("http://me:secret@host/mcp", {}, "credentials are no part"),
         ("http://host/mcp", {"headers": {"X\n": "1"}}, "cannot be sent"),
