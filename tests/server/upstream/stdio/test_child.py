@@ -195,12 +195,13 @@ async def test_what_is_cancelled_before_one_could_take_it_never_runs(tmp_path: P
     async with child_world(options={"env": {"CALLS": str(notes)}}) as w:
         client = await w.connected()
         pid = int(await client.text("pid"))
+        runner = w.layer._assembly.runner  # pyright: ignore[reportPrivateUsage]
         os.kill(pid, signal.SIGSTOP)
         try:
             taken = client.call("echo", text="x" * 1_000_000)
             for number in range(5):
                 given_up = client.call("mark", text=f"{number} " + "x" * 1_000_000)
-                await asyncio.sleep(0)
+                await until(lambda: runner.running == 2, "it waits")
                 await client.notify("notifications/cancelled", {"requestId": given_up.id})
                 assert (await given_up.error())["message"] == "Request cancelled"
         finally:
