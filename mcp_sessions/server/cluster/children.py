@@ -48,6 +48,9 @@ that is over, even if its last sign of life was not the newest.
 _ASK_EVERY = 2.0
 """Seconds between two looks at whether who was asked lives, and knows of it."""
 
+_ANSWERS = 1_048_576
+"""Bytes of what a request's client answered that are kept: an answer may be lost on its way."""
+
 
 @dataclass(eq=False, slots=True)
 class _Ask:
@@ -59,10 +62,36 @@ class _Ask:
     """What its client was not told yet, and what it counts for."""
 
     size: int = 0
+    is_full: bool = False
     news: asyncio.Event = field(default_factory=asyncio.Event)
     answer: ChildAnswered | None = None
     questions: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
-    answers: dict[str, AnswerChild] = field(default_factory=dict[str, AnswerChild])
+    answers: dict[str, tuple[AnswerChild, int]] = field(
+        default_factory=dict[str, tuple[AnswerChild, int]]
+    )
+    answers_size: int = 0
+
+    def keep(self, answer: AnswerChild) -> None:
+        """For when it is asked for again: the newest, as many as there is room for."""
+        said = answer.result if answer.result is not None else answer.error
+        size = len(encode(said)) + OVERHEAD
+        self.answers[answer.question] = answer, size
+        self.answers_size += size
+        while self.answers_size > _ANSWERS and len(self.answers) > 1:
+            _, size = self.answers.pop(next(iter(self.answers)))
+            self.answers_size -= size
+
+    def waiting(self, question: str) -> tuple[ChildSaid, int] | None:
+        """A question that is to be asked, if it still waits for that."""
+        return next((each for each in self.said if each[0].question == question), None)
+
+    def withdraw(self, question: str) -> None:
+        """Nobody waits for its answer any more."""
+        waiting = self.waiting(question)
+        if waiting is not None:
+            self.said.remove(waiting)
+        if question in self.questions:
+            self.questions[question].cancel()
 
 
 class ChildrenElsewhere:
@@ -237,16 +266,14 @@ class ChildrenElsewhere:
                 await ask.call.report(params or {})
             else:
                 await ask.call.notify(said.method or "", params)
-        elif said.method is None:
-            task = ask.questions.get(said.question)
-            if task is not None:
-                task.cancel()
         elif said.question in ask.answers:
             # The answer was lost.
-            await self._bus.tell(ask.answers[said.question], to=ask.process)
+            await self._bus.tell(ask.answers[said.question][0], to=ask.process)
         elif said.question not in ask.questions:
-            work = self._ask_client(ask, said.question, said.method, said.params)
-            ask.questions[said.question] = self._bus.spawn(work)
+            question = said.question
+            task = self._bus.spawn(self._ask_client(ask, question, said.method or "", said.params))
+            ask.questions[question] = task
+            task.add_done_callback(lambda _: ask.questions.pop(question, None))
 
     async def _ask_client(
         self, ask: _Ask, question: str, method: str, params: Mapping[str, Any] | None
@@ -270,7 +297,7 @@ class ChildrenElsewhere:
         finally:
             if result is not None or error is not None:
                 told = AnswerChild(question=question, result=result, error=error, progress=None)
-                ask.answers[question] = told
+                ask.keep(told)
                 await self._bus.tell(told, to=ask.process)
 
     def said(self, sender: str, message: ChildSaid) -> None:
@@ -278,9 +305,21 @@ class ChildrenElsewhere:
         ask = self._asks.get(message.ask)
         if ask is None or sender != ask.process:
             return
-        size = len(encode(message.params)) + OVERHEAD if message.question is None else 0
-        if ask.size and ask.size + size > WAITING and size:
-            logger.warning("a client takes too slowly what its request reports; some is left out")
+        size = 0
+        if message.question is None:
+            size = len(encode(message.params)) + OVERHEAD
+            if ask.size and ask.size + size > WAITING:
+                if not ask.is_full:
+                    logger.warning(
+                        "a client takes too slowly what its request reports; some is left out"
+                    )
+                ask.is_full = True
+                return
+        elif message.method is None:
+            ask.withdraw(message.question)
+            return
+        elif ask.waiting(message.question) is not None:
+            # Said again. Those that a child has open at a time are few.
             return
         ask.said.append((message, size))
         ask.size += size

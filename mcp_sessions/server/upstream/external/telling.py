@@ -4,8 +4,9 @@ Rules:
 
 1. A client of several that share a child is told beside the reading of it, in order: whoever takes
    nothing keeps nobody else's answer. Its own answer comes after what was told before.
-2. What waits for one of them is bounded in bytes, and left out beyond: what is about one request
-   soon, a change where there are more of them than a client can have subscribed to.
+2. What waits for one of them is bounded in bytes, and left out beyond, with one warning: what is
+   about one request soon, a resource's change where there are more of them than a client can have
+   subscribed to. In their place it is told that its resources changed, so that it reads again.
 3. A change that the store could not take is told again until it did: it is the same change however
    often it is told. Anything else might be told twice, and is left out with a warning. Neither ends
    the child.
@@ -39,6 +40,7 @@ CHANGES = 16_777_216
 OVERHEAD = 1_024
 """Bytes that a notification counts for beside its own."""
 
+_READ_AGAIN = "notifications/resources/list_changed"
 _WHAT = "a notification of a child"
 _BASE = 0.5
 _CAP = 15.0
@@ -59,7 +61,7 @@ class _Waiting:
     """For one client."""
 
     told: dict[Hashable, _Notification] = field(default_factory=dict[Hashable, _Notification])
-    """In order; a change by what it says."""
+    """In order; a change by what changed."""
 
     size: int = 0
     is_full: bool = False
@@ -134,7 +136,9 @@ class Telling:
         if waiting is None:
             waiting = self._waiting[who] = _Waiting()
             waiting.task = self._background.run(_WHAT, self._work(who, waiting))
-        name = (method, _about(params) or said) if is_change else object()
+        uri = (params or {}).get("uri")
+        is_resource = isinstance(uri, str)
+        name = (method, uri if is_resource else said) if is_change else object()
         if name in waiting.told:
             return
         size = len(said) + OVERHEAD
@@ -142,7 +146,13 @@ class Telling:
             if not waiting.is_full:
                 logger.warning("%s is left out: its client takes nothing", _WHAT)
             waiting.is_full = True
-            return
+            if not is_change:
+                return
+            # What it is about is left out, and not that there is something to read again.
+            method, params, size = _READ_AGAIN if is_resource else method, None, OVERHEAD
+            name = (method, None)
+            if name in waiting.told:
+                return
         waiting.told[name] = _Notification(way, method, params, is_change, size)
         waiting.size += size
 
@@ -174,7 +184,6 @@ class Telling:
                 first = waiting.told.pop(next(iter(waiting.told)))
                 await self._tell(first)
                 waiting.size -= first.size
-                waiting.is_full = False
         finally:
             if self._waiting.get(who) is waiting:
                 del self._waiting[who]
@@ -194,9 +203,3 @@ class Telling:
                 report(_WHAT, failed)
                 return
             await asyncio.sleep(backoff.failed(self._draw()))
-
-
-def _about(params: Mapping[str, Any] | None) -> str | None:
-    """The resource that changed, whatever else is said of it."""
-    uri = (params or {}).get("uri")
-    return uri if isinstance(uri, str) else None

@@ -12,7 +12,6 @@ from tests.support.virtual_time import VIRTUAL, Backend
 
 pytestmark = pytest.mark.anyio
 
-
 LOG, CHANGED = "notifications/message", "notifications/resources/updated"
 Params = Mapping[str, Any] | None
 
@@ -28,6 +27,7 @@ class Client:
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
+        self.methods: list[str] = []
         self.takes = asyncio.Event()
         self.takes.set()
         self.failures: list[Exception] = []
@@ -40,6 +40,7 @@ class Client:
         if self.failures:
             raise self.failures.pop()
         self.heard.append((params or {}).get("n"))
+        self.methods.append(method)
 
 
 async def test_one_that_takes_nothing_keeps_nobody_waiting_and_hears_all_in_order() -> None:
@@ -75,7 +76,9 @@ async def test_what_waits_for_one_is_bounded_in_bytes_and_changes_say_it_once() 
     assert slow.heard[-1] == "next"
 
 
-async def test_changes_that_nobody_can_have_asked_for_are_bounded_in_bytes_as_well() -> None:
+async def test_changes_that_nobody_can_have_asked_for_are_bounded_and_said_to_be_read_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     telling, slow = Telling(), Client()
     slow.takes.clear()
     for n in range(30):
@@ -83,10 +86,18 @@ async def test_changes_that_nobody_can_have_asked_for_are_bounded_in_bytes_as_we
         telling.later("slow", slow.way, CHANGED, about, is_change=True)
         # Of the same resource: it is said already.
         telling.later("slow", slow.way, CHANGED, {**about, "n": "again"}, is_change=True)
+    for n in range(100):
+        about = {"n": n, "data": "x" * 1_000_000}
+        telling.later("slow", slow.way, "notifications/tools/list_changed", about, is_change=True)
     slow.takes.set()
     await telling.told("slow")
-    assert slow.heard == list(range(len(slow.heard)))
-    assert 1_000_000 * len(slow.heard) < CHANGES < 1_000_000 * (len(slow.heard) + 1)
+    told = slow.heard[:-2]
+    assert told == list(range(len(told)))
+    assert 1_000_000 * len(told) < CHANGES < 1_000_000 * (len(told) + 1)
+    lists = [f"notifications/{name}/list_changed" for name in ("resources", "tools")]
+    assert slow.methods == [CHANGED] * len(told) + lists
+    assert slow.heard[-2:] == [None, None]
+    assert caplog.text.count("is left out") == 1
 
 
 async def test_a_change_that_comes_while_the_same_is_told_is_told_again() -> None:
