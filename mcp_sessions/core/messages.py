@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from math import isinf
 from typing import Any, cast
 
 import orjson
@@ -105,13 +106,21 @@ def decode(body: bytes) -> Any:
         return orjson.loads(body)
     # orjson reads an integer beyond 64 bits as a float, which is another number.
     try:
-        return json.loads(body, parse_constant=_no_constant)
+        return json.loads(body, parse_constant=_no_constant, parse_float=_float)
     except RecursionError as failed:
         raise ValueError("too deep") from failed
 
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def _float(number: str) -> float:
+    value = float(number)
+    if isinf(value):
+        # orjson refuses it as well: it could not be written again.
+        raise ValueError("a number is too large")
+    return value
 
 
 def encode(message: Any) -> bytes:

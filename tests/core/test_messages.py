@@ -119,7 +119,20 @@ def test_any_bytes_are_json_or_a_value_error(body: bytes) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"nul", b"NaN", b"[Infinity]", b'"\\ud800"', b'"\xff"', b"[" * 100_000, b"1 2"],
+    [
+        *[
+            b"",
+            b"{",
+            b"nul",
+            b"NaN",
+            b"[Infinity]",
+            b'"\\ud800"',
+            b'"\xff"',
+            b"[" * 100_000,
+            b"1 2",
+        ],
+        *[b"1e400", b"[-1e400, 18446744073709551617]"],
+    ],
 )
 def test_what_is_no_json_is_a_value_error(body: bytes) -> None:
     """Also what Python's own parser takes (NaN), and what is too deep."""
