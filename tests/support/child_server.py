@@ -190,6 +190,9 @@ def tool(request: Json) -> Json | None:
             for number in range(int(arguments["count"])):
                 say({"id": f"{number} " + "p" * int(arguments["size"]), "method": "ping"})
             time.sleep(600)
+        case "deaf and mute":
+            os.close(0)
+            time.sleep(600)
         case "deaf":
             os.close(0)
             say({"id": request["id"], "result": text("deaf")})

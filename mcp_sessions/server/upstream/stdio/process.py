@@ -50,6 +50,9 @@ class _Protocol(SubprocessStreamProtocol):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(limit=_CHUNK, loop=loop)
         self.exited = asyncio.Event()
+        self.of_no_use = asyncio.Event()
+        """It is over, or takes no input: what it did not read it never answers."""
+
         self.output = Output()
         self.written = asyncio.Event()
         """It writes nothing any more."""
@@ -74,10 +77,12 @@ class _Protocol(SubprocessStreamProtocol):
             self.output.end()
         elif fd == _INPUT:
             self.takes_input = False
+            self.of_no_use.set()
 
     def process_exited(self) -> None:
         super().process_exited()
         self.exited.set()
+        self.of_no_use.set()
 
 
 class Processes:
@@ -188,6 +193,7 @@ class ChildProcess:
         self._label = label
         self._tail = ""
         self._is_swept = False
+        self._is_stopping = False
         self._background = Background()
         self._background.run("watching a child process", self._watch())
         self._errors = self._background.run("reading a child's stderr", self._read_errors())
@@ -226,7 +232,8 @@ class ChildProcess:
 
     def write(self, line: bytes) -> None:
         """Hand over one line, without its end. Never waits; what it cannot take is dropped."""
-        if self._protocol.takes_input:
+        # Of one that is closed not every event loop says so in the same turn.
+        if self._protocol.takes_input and not self._stdin.is_closing():
             self._stdin.write(line + b"\n")
 
     async def room(self) -> None:
@@ -244,6 +251,7 @@ class ChildProcess:
 
     async def stop(self) -> None:
         """End it and all of its group: its input ends, then it is told, then it is killed."""
+        self._is_stopping = True
         try:
             self._stdin.close()
             if not await self._ends_within(_CLOSING):
@@ -262,6 +270,10 @@ class ChildProcess:
             self._signal(signal.SIGKILL)
 
     async def _watch(self) -> None:
+        await self._protocol.of_no_use.wait()
+        if not await self._ends_within(_DRAINING) and not self._is_stopping:
+            logger.warning("a child process is ended: it takes no more input")
+            self.kill()
         await self._exited.wait()
         # What it left behind. Nobody else has that number: the group has it, if there is one.
         self._signal(signal.SIGKILL)

@@ -31,6 +31,13 @@ def main(parent: int, guard: int, program: str, arguments: list[str]) -> None:
         # It is started anew by the layer, and told then.
         pass
     os.close(guard)
+    # uvloop leaves copies of its pipes: as long as it has them it cannot close any.
+    for name in os.listdir("/dev/fd"):
+        try:
+            os.set_inheritable(int(name), int(name) <= 2)
+        except OSError:
+            # That of the list itself.
+            pass
     # Python ignores these two, and what a process ignores the next one does.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
