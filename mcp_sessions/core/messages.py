@@ -204,13 +204,15 @@ def parse(value: Any) -> Message:
             raise Malformed('"error" must have an integer "code" and a string "message"')
         given = message.get("id")
         answer_id = None if given is None else _request_id(given)
-        return Answer(answer_id, None, cast(dict[str, Any], error))
+        return Answer(answer_id, None, cast("dict[str, Any]", error))
     raise Malformed('a message has "method", "result" or "error"')
 
 
-def members_of(value: object) -> dict[str, Any]:
+def members_of(value: Any) -> dict[str, Any]:
     """The members of a JSON object; of any other value none."""
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    # Not ``cast``, here and below: it is a call, and these are called for each request.
+    members: Mapping[str, Any] | None = value
+    return members if isinstance(members, dict) else {}
 
 
 def id_of(value: object) -> RequestId | None:
@@ -261,8 +263,8 @@ def _is_error(value: object) -> bool:
 
 def meta_of(params: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """``params._meta`` if it is an object, else None."""
-    meta = params.get("_meta") if params else None
-    return cast("Mapping[str, Any]", meta) if isinstance(meta, dict) else None
+    meta: Mapping[str, Any] | None = params.get("_meta") if params else None
+    return meta if isinstance(meta, dict) else None
 
 
 def named_session(params: Mapping[str, Any] | None) -> SessionId | NotNamed:
@@ -279,7 +281,7 @@ def named_session(params: Mapping[str, Any] | None) -> SessionId | NotNamed:
         return NotNamed.NULL
     if not isinstance(value, dict):
         raise InvalidParams(f"_meta[{SESSION_META!r}] must be an object")
-    return session_id_member(cast(dict[str, Any], value), f"_meta[{SESSION_META!r}].sessionId")
+    return session_id_member(members_of(value), f"_meta[{SESSION_META!r}].sessionId")
 
 
 def names_session(params: Mapping[str, Any] | None) -> bool:

@@ -46,7 +46,10 @@ class ModernPeer:
     _hears: Callable[[Call, Mapping[str, Any] | None], AbstractAsyncContextManager[Call]]
     """Has its child tell what a listen wants to hear."""
 
-    _shell: UpstreamPeer
+    _make_shell: Callable[[], UpstreamPeer]
+    """Makes what serves what no child does: most requests need none."""
+
+    _shell: UpstreamPeer | None = None
 
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None
@@ -54,7 +57,7 @@ class ModernPeer:
         """See :class:`UpstreamPeer`."""
         if method == LISTEN:
             async with self._hears(call, params) as heard:
-                return await self._shell.request(heard, method, params)
+                return await self._stand_in().request(heard, method, params)
         if method == "server/discover":
             return await self._discover(call, params)
         if method in _REMOVED:
@@ -72,7 +75,7 @@ class ModernPeer:
         return _stamped(result, handshake, is_good_for_a_while)
 
     async def _discover(self, call: Call, params: dict[str, Any] | None) -> dict[str, Any]:
-        result = await self._shell.request(call, "server/discover", params)
+        result = await self._stand_in().request(call, "server/discover", params)
         _, handshake = await self._served(call, None, None, None)
         result["capabilities"] = dict(members_of(handshake.get("capabilities")))
         result.pop("instructions", None)
@@ -85,7 +88,13 @@ class ModernPeer:
 
     async def close(self) -> None:
         """See :class:`UpstreamPeer`."""
-        await self._shell.close()
+        if self._shell is not None:
+            await self._shell.close()
+
+    def _stand_in(self) -> UpstreamPeer:
+        if self._shell is None:
+            self._shell = self._make_shell()
+        return self._shell
 
 
 def _stamped(

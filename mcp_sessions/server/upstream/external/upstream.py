@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from copy import deepcopy
+from functools import partial
 from typing import Any, cast
 
 from mcp_sessions.core.client_description import described
@@ -150,8 +151,8 @@ class ExternalUpstream:
         peer = ExternalPeer(
             self._wrapped, client, outbound, session_id, subscriptions, was_served, None, asks
         )
-        shell = self._wrapped.shell.modern_peer(route, outbound, session_id)
-        return ModernPeer(peer.served, peer.hears, shell)
+        make_shell = partial(self._wrapped.shell.modern_peer, route, outbound, session_id)
+        return ModernPeer(peer.served, peer.hears, make_shell)
 
     def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
         """See :class:`Upstream`."""
