@@ -164,6 +164,14 @@ def tool(request: Json) -> Json | None:
             sys.stdout.write('{"jsonrpc":"2.0","id":')
             sys.stdout.flush()
             sys.exit(0)
+        case "no_json":
+            answer = {"jsonrpc": "2.0", "id": request["id"], "result": {"n": "?"}}
+            if arguments.get("id") == "last":
+                answer["id"] = answer.pop("id")
+            line = json.dumps(answer).replace('"?"', arguments["given"])
+            sys.stdout.buffer.write(line.encode("latin-1") + b"\n")
+            sys.stdout.flush()
+            return None
         case "no_id":
             say({"id": json.loads(arguments["id"]), "result": text("whose?")})
             return text("later")

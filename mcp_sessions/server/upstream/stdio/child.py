@@ -17,7 +17,7 @@ from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import encode
 from mcp_sessions.ids import name_for_handlers
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.child import Child, Client, Forgotten, Later
+from mcp_sessions.server.upstream.external.child import Child, Client, Forgotten, Later, Waiting
 from mcp_sessions.server.upstream.external.either_era import EitherEraChild
 from mcp_sessions.server.upstream.external.listening import Hear, Heard
 from mcp_sessions.server.upstream.external.place import Place
@@ -40,6 +40,9 @@ _DIGITS: Final = 32
 """Hexadecimal ones, that name a principal or a session to its process."""
 
 # Where writers put the id: before everything else, or after it.
+_ENDING = 100
+"""Bytes of the end of a line in which its id may stand."""
+
 _FIRST_ID = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+)\s*,')
 _LAST_ID = re.compile(rb',\s*"id"\s*:\s*(\d+)\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*\Z')
 
@@ -174,6 +177,11 @@ class StdioChild(EitherEraChild):
         return None
 
     def _skip(self, line: bytes, why: str) -> None:
+        # NaN, half a surrogate pair, a line that breaks off: not only banners are no JSON.
+        waiting = self._answered_by(line, line[-_ENDING:]) if b'"method"' not in line else None
+        if waiting is not None:
+            self._fail(waiting, f"the server's answer is {why}")
+            return
         if not self._junk:
             logger.warning("a child process writes on its output what is no message (%s)", why)
         self._junk += len(line) + 1
@@ -184,9 +192,13 @@ class StdioChild(EitherEraChild):
         self._break("it answers what it was not asked")
 
     def _too_long(self, line: TooLong) -> None:
-        found = _FIRST_ID.match(line.head) or _LAST_ID.search(line.tail)
-        waiting = self._open.get(int(found[1])) if found is not None else None
+        waiting = self._answered_by(line.head, line.tail)
         if waiting is None:
             self._break(f"a message of more than {self._longest} bytes")
         else:
             self._fail(waiting, f"the server's answer has more than {self._longest} bytes")
+
+    def _answered_by(self, head: bytes, tail: bytes) -> Waiting | None:
+        """Who waits for what cannot be read, as far as its id stands where servers write it."""
+        found = _FIRST_ID.match(head) or _LAST_ID.search(tail)
+        return self._open.get(int(found[1])) if found is not None else None

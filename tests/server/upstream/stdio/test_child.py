@@ -133,6 +133,19 @@ async def test_an_answer_with_an_id_that_is_none_ends_the_process(given: str) ->
         await expect_served(client)
 
 
+@pytest.mark.parametrize("given", ["NaN", '"\\ud800"', '"\xff"', "1e400", '"'])
+@pytest.mark.parametrize("position", ["first", "last"])
+async def test_an_answer_that_is_no_json_is_an_error_of_its_request_alone(
+    given: str, position: str
+) -> None:
+    """Some servers write NaN, half a surrogate pair, or bytes of a file's name."""
+    async with child_world() as w:
+        client = await w.connected()
+        error = await client.call("no_json", given=given, id=position).error()
+        assert error == {"code": -32603, "message": "the server's answer is no JSON"}
+        assert await client.text("count") == "2"
+
+
 async def test_a_malformed_answer_is_an_error_of_its_request_alone() -> None:
     async with child_world() as w:
         client = await w.connected()
