@@ -111,9 +111,13 @@ class RemoteCall:
     def over(self) -> None:
         """It is answered: nothing goes its way any more."""
         self.can_send_request = False
-        for future, _ in self.questions.values():
+        error = {"code": INTERNAL_ERROR, "message": "the request that asked is over"}
+        for name, (future, _) in self.questions.items():
             if not future.done():
-                future.set_exception(PeerError(INTERNAL_ERROR, "the request that asked is over"))
+                # No exception: who asks may be cancelled by now, and look at it no more.
+                future.set_result(
+                    AnswerChild(question=name, result=None, error=error, progress=None)
+                )
 
 
 @dataclass(eq=False, repr=False)

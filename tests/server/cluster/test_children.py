@@ -1,6 +1,7 @@
 """What a child elsewhere says to a client here, while that takes nothing: the bounds of it."""
 
 import asyncio
+import gc
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.security import mint_request_id
-from mcp_sessions.server.cluster.child_host import ChildHost
+from mcp_sessions.server.cluster.child_host import ChildHost, RemoteCall
 from mcp_sessions.server.cluster.children import ChildrenElsewhere
 from mcp_sessions.server.cluster.messages import (
     AnswerChild,
@@ -20,7 +21,7 @@ from mcp_sessions.server.cluster.messages import (
 )
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Lease, Served
 from mcp_sessions.server.upstream.external.telling import WAITING
-from mcp_sessions.server.upstream.port import PeerRequest
+from mcp_sessions.server.upstream.port import PeerError, PeerRequest
 from tests.support.children import until
 
 pytestmark = pytest.mark.anyio
@@ -188,3 +189,26 @@ async def test_answers_and_errors_of_a_child_are_kept_while_there_is_room() -> N
     assert [each.ask for each in last if each.error is None or "data" in each.error][-1:] == ["a49"]
     held = host._answered  # pyright: ignore[reportPrivateUsage]
     assert 0 < len(held) <= 8
+
+
+async def test_who_asks_and_is_cancelled_when_the_request_is_over_leaves_nothing_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A child dies with a question to a client elsewhere."""
+    bus: Any = Bus()
+    call = RemoteCall(bus, THERE, "ask", ANONYMOUS, True)
+    waits, cancelled = (
+        asyncio.create_task(call.send_request(PeerRequest("roots/list", {}))) for _ in range(2)
+    )
+    await until(lambda: len(bus.told) == 2, "both are asked")
+    cancelled.cancel()
+    call.over()
+    with pytest.raises(PeerError, match="the request that asked is over"):
+        await waits
+    await asyncio.wait({cancelled})
+    assert cancelled.cancelled()
+    # With it its future goes, which says then what was not heard.
+    del waits, cancelled
+    gc.collect()
+    await asyncio.sleep(0)
+    assert "never retrieved" not in caplog.text
