@@ -6,6 +6,7 @@ its calls in a file named in ``CALLS``, so that a test sees what ran twice.
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -199,6 +200,8 @@ def tool(request: Json) -> Json | None:
                 say({"id": f"{number} " + "p" * int(arguments["size"]), "method": "ping"})
             time.sleep(600)
         case "deaf and mute":
+            # Once there is something that it does not read.
+            select.select([0], [], [])
             os.close(0)
             time.sleep(600)
         case "deaf":
