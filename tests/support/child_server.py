@@ -144,6 +144,10 @@ def tool(request: Json) -> Json | None:
                 [sys.executable, "-c", "import signal, time\nsignal.signal(15, 1)\ntime.sleep(600)"]
             )
             return text(other.pid)
+        case "leave apart":
+            # In a group of its own, where nobody looks for it.
+            program = [sys.executable, "-c", "import time\ntime.sleep(600)"]
+            return text(subprocess.Popen(program, start_new_session=True).pid)
         case "large":
             return text("x" * int(arguments["size"]))
         case "endless":

@@ -263,6 +263,19 @@ async def test_what_one_that_hears_nothing_any_more_did_not_read_is_answered(
 # --- nothing is left -----------------------------------------------------------------------------
 
 
+async def test_one_whose_pipes_another_holds_is_over_all_the_same() -> None:
+    """What left its group is found by nobody: the calls of the process do not wait for it."""
+    async with child_world() as w:
+        client = await w.connected()
+        other = int(await client.text("leave apart"))
+        try:
+            assert (await client.call("die").error())["code"] == -31012
+            await expect_served(client)
+            assert is_alive(other)
+        finally:
+            os.kill(other, signal.SIGKILL)
+
+
 async def test_one_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     async with child_world("stubborn", options={"env": {"CALLS": str(notes)}}) as w:
