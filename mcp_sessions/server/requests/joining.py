@@ -95,6 +95,9 @@ class _Join:
     is_over: bool = False
     """The runner has no more to say."""
 
+    is_answered: bool = False
+    """The store has the answer: once more it is waited for what the runner says."""
+
     never_began: bool = False
     """The runner recorded the key, began nothing under it, and never will."""
 
@@ -234,8 +237,7 @@ class Joining:
             # The first word to the runner may be lost.
             await self._ask_to_join(join, name)
         join.news.clear()
-        while join.messages:
-            await join.waiter.inbound.channel.emit(join.messages.popleft())
+        await _pass_on(join)
         if join.never_began:
             return True
         is_over = join.is_over
@@ -243,10 +245,16 @@ class Joining:
             # Asked before the store is: it may have answered just before it died.
             is_over = is_over or not await self._bus.is_alive(join.runner)
             admitted = await self._admit(join.waiter, join.session_id, join.key)
-            if admitted.key is Begun.RUNNING and not is_over:
+            is_answered = admitted.key is Begun.ANSWERED
+            if not is_over and (
+                admitted.key is Begun.RUNNING or (is_answered and not join.is_answered)
+            ):
+                # What was said before the answer may still come. That it is over, as well.
+                join.is_answered = is_answered
                 return False
-            if admitted.key is not Begun.ANSWERED:
+            if not is_answered:
                 raise OutcomeUnknown
+            await _pass_on(join)
             await self._answer(join.waiter, admitted)
         except StoreUnavailable:
             logger.warning("the store is away; a request that runs elsewhere waits for it")
@@ -332,6 +340,12 @@ class Joining:
                 del self._channels[name]
             elif channel.is_open and not await self._bus.is_alive(channel.process):
                 channel.hear(is_open=False)
+
+
+async def _pass_on(join: _Join) -> None:
+    """What the runner said until now."""
+    while join.messages:
+        await join.waiter.inbound.channel.emit(join.messages.popleft())
 
 
 def _asking(join: _Join, name: str) -> JoinRun:
