@@ -83,6 +83,7 @@ def test_processes_wait_as_many_as_are_said_and_none_is_left(tmp_path: Path) -> 
     ("arguments", "said"),
     [
         (["--", "no-such-command", "x"], "command not found: no-such-command"),
+        (["--warm", "0", "--", "no-such-command"], "command not found: no-such-command"),
         (["--", CHILD], f"not an executable file: {CHILD}"),
         (["--cwd", "/no/such/place", *COMMAND], "cwd: no such directory: /no/such/place"),
         (["--per", "session", "app.py"], "--per goes with -- COMMAND"),

@@ -181,7 +181,7 @@ class Place:
         await asyncio.wait({task})
         self.used_at = asyncio.get_running_loop().time()
         if task.cancelled():
-            # Before its first step; and whoever waits for it was not.
+            # Before it began to start one; and whoever waits for it was not.
             raise Forgotten
         started = task.result()
         if isinstance(started, UpstreamError):
@@ -193,10 +193,9 @@ class Place:
             return await self.start(self, principal)
         except UpstreamError as failed:
             return failed
-        finally:
-            self.starting = None
 
     def _is_started(self, task: asyncio.Task[Child | UpstreamError]) -> None:
+        # Also of one that was cancelled before its first step.
         if self.starting is task:
             self.starting = None
 

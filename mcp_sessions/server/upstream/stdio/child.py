@@ -39,10 +39,10 @@ waits for nobody: what answers its pings, above all."""
 _DIGITS: Final = 32
 """Hexadecimal ones, that name a principal or a session to its process."""
 
-# Where writers put the id: before everything else, or after it.
-_ENDING = 100
+_ENDING: Final = 100
 """Bytes of the end of a line in which its id may stand."""
 
+# Where writers put the id: before everything else, or after it.
 _FIRST_ID = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+)\s*,')
 _LAST_ID = re.compile(rb',\s*"id"\s*:\s*(\d+)\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*\Z')
 

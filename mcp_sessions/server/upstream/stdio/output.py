@@ -54,11 +54,6 @@ class Lines:
         self._size = 0
         self._head: bytes | None = None
 
-    @property
-    def held(self) -> int:
-        """Bytes of the line that did not end yet."""
-        return sum(map(len, self._held)) + len(self._head or b"")
-
     def of(self, chunk: bytes) -> Iterator[Line]:
         """The lines that end in a chunk. All have to be taken, before the next chunk comes."""
         *ends, rest = chunk.split(b"\n")
@@ -85,9 +80,7 @@ class Output:
     """The output of one process. What comes before somebody reads it is held as well."""
 
     def __init__(self) -> None:
-        self.has_ended = False
-        """Nothing comes any more."""
-
+        self._has_ended = False
         self._pipe: asyncio.ReadTransport | None = None
         self._chunks: deque[bytes] = deque()
         self._size = 0
@@ -114,7 +107,7 @@ class Output:
 
     def end(self) -> None:
         """It writes nothing any more."""
-        self.has_ended = True
+        self._has_ended = True
         self._go_on()
 
     def read(
@@ -151,7 +144,7 @@ class Output:
             return
         if later is not None:
             self._work(later)
-        elif self.has_ended:
+        elif self._has_ended:
             self.leave()
 
     def _take_some(self) -> Later | None:
