@@ -241,7 +241,7 @@ def serve(request: Json) -> None:
         case "resources/subscribe" if params["uri"] == "test://refused":
             say({"id": request["id"], "error": {"code": -32602, "message": "no such resource"}})
             return
-        case "resources/subscribe" if params["uri"] == "test://mute":
+        case "resources/subscribe" if params["uri"].startswith("test://mute"):
             return
         case "resources/subscribe":
             subscribed.append(params["uri"])

@@ -13,6 +13,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 Json = dict[str, Any]
 
+_TAKEN = ("notifications/roots/list_changed", "notifications/cancelled")
+
 
 class Cut(Exception):
     """The connection ends here."""
@@ -51,7 +53,7 @@ class UrlServer:
         """When; seconds of the event loop's clock."""
 
         self.takes = asyncio.Event()
-        """It takes what it is told of roots."""
+        """It takes what it is told of roots, and of cancelled requests."""
 
         self.takes.set()
         self.open = 0
@@ -93,7 +95,7 @@ class UrlServer:
         else:
             message = json.loads(await request.body())
             self.heard.append(message)
-            if message.get("method") == "notifications/roots/list_changed":
+            if message.get("method") in _TAKEN:
                 await self.takes.wait()
             if "method" not in message or "id" not in message:
                 await answer.whole(202, None)
@@ -228,11 +230,22 @@ class UrlServer:
             case "left open":
                 await answer.begin(200, "text/event-stream")
                 await answer.piece(event(result(message, text("answered"))))
-                self.open += 1
-                try:
-                    await asyncio.wait_for(_gone(request), 60)
-                finally:
-                    self.open -= 1
+                await self._keep_open(request)
+            case "answered elsewhere":
+                # On its own stream; of this response each call has another part.
+                times = self.calls.count(name)
+                if times > 1:
+                    await answer.begin(200, "text/event-stream" if times > 2 else "text/json")
+                    await answer.piece(b": wait\n\n")
+                said = event(result(message, text("answered")))
+                self.streams[session].put_nowait(said)
+                await self._keep_open(request)
+            case "dribbles":
+                await answer.begin(400, "text/plain")
+                gone = asyncio.ensure_future(_gone(request))
+                while not gone.done():
+                    await answer.piece(b"x")
+                    await asyncio.wait({gone}, timeout=0.05)
             case "other id":
                 await answer.whole(200, result({"id": 4711}, text("wrong")))
             case "malformed":
@@ -254,6 +267,13 @@ class UrlServer:
                 raise Cut
             case _:
                 raise AssertionError(name)
+
+    async def _keep_open(self, request: Request) -> None:
+        self.open += 1
+        try:
+            await asyncio.wait_for(_gone(request), 60)
+        finally:
+            self.open -= 1
 
 
 async def _gone(request: Request) -> None:

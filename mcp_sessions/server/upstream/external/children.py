@@ -158,11 +158,7 @@ class Children:
         left = [uri for uri in before if uri not in place.subscribers]
         principal = self._living.get(place.child) if place.child is not None else None
         if left and principal is not None and not self._is_closed:
-            self._background.run("the end of a listen", self._settle(place, left, principal))
-
-    async def _settle(self, place: Place, uris: list[str], principal: Principal) -> None:
-        for uri in uris:
-            await place.settle(uri, principal)
+            self._background.run("the end of a listen", place.settle(left, principal))
 
     async def leave(self, grace: float) -> None:
         """See :class:`~mcp_sessions.server.upstream.port.Upstream`."""

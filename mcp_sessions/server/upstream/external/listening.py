@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from mcp_sessions.background import Background
-from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.server.upstream.external.child import Forgotten
+from mcp_sessions.server.upstream.external.reopening import Reopening
 from mcp_sessions.server.upstream.port import UpstreamError
 
 logger = logging.getLogger(__name__)
 
 _STREAM: Final = 1.0
 """Seconds that are waited for it. Not all servers say at once that they will tell."""
-
-_LONGEST: Final = 30.0
-"""Seconds before it is opened again, at the most."""
-
-
-LEAST_RETRY: Final = 0.1
-"""Seconds before it is opened again, whatever the server says: zero would be a loop."""
 
 
 class Heard(Protocol):
@@ -75,8 +67,7 @@ class Listening:
 
     async def begin_anew(self, hear: Hear) -> None:
         """Hear it; the stream on which it was heard so far ends afterwards."""
-        backoff = Backoff(base=self._retry, cap=_LONGEST)
-        stream = _Stream(hear, self._missed, backoff, self._task)
+        stream = _Stream(hear, self._missed, Reopening(self._retry), self._task)
         self._task = self._background.run("what a server says by itself", stream.run())
         # Else what changes meanwhile would be told to nobody.
         await asyncio.wait({stream.tried}, timeout=_STREAM)
@@ -88,7 +79,7 @@ class _Stream:
 
     _hear: Hear
     _missed: Callable[[], Awaitable[None]]
-    _backoff: Backoff
+    _reopening: Reopening
     _before: asyncio.Task[None] | None
     """On which it was heard so far."""
 
@@ -102,6 +93,7 @@ class _Stream:
         """Hear it."""
         try:
             while True:
+                self._reopening.opened()
                 try:
                     retry = await self._hear(self)
                 except Forgotten:
@@ -116,10 +108,7 @@ class _Stream:
                     retry = None
                 self._has_gap = True
                 self._set_tried()
-                wait = self._backoff.failed(random.random())
-                if retry is not None:
-                    wait = min(max(retry, LEAST_RETRY), _LONGEST)
-                await asyncio.sleep(wait)
+                await asyncio.sleep(self._reopening.delay(retry))
         finally:
             self._set_tried()
             if self._before is not None:
@@ -137,7 +126,7 @@ class _Stream:
 
     def progressed(self) -> None:
         """See :class:`Heard`."""
-        self._backoff.progressed()
+        self._reopening.progressed()
 
     async def _made_room(self) -> bool:
         """End the stream before, if there is one: some servers allow no second one beside it."""

@@ -235,8 +235,7 @@ class ExternalPeer:
         place = self.place(call)
         place.is_heard_by(listen, listen.uris)
         try:
-            for uri in sorted(listen.uris):
-                await place.settle(uri, call.principal)
+            await place.settle(listen.uris, call.principal)
             yield listen.call
         finally:
             self._wrapped.children.unheard(place, listen)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
@@ -241,31 +241,45 @@ class Place:
         for uri in uris:
             self.subscribers.setdefault(uri, set()).add(who)
 
-    async def settle(self, uri: str, principal: Principal) -> None:
-        """Have its child, if it can, tell of a resource's changes if anybody here wants to hear
-        them, for whom it is started, and not otherwise.
+    async def settle(self, uris: Iterable[str], principal: Principal) -> None:
+        """Have its child, if it can, tell of these resources' changes where anybody here wants to
+        hear them, for whom it is started, and not where nobody does. What is not asked within
+        :data:`ANSWERING` seconds is not asked.
 
         Raises:
             UpstreamError: It cannot be started.
         """
+        asked = sorted(uris)
+        if self.living is None and any(uri in self.subscribers for uri in asked):
+            # Which subscribes to all.
+            await self.started(principal)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + ANSWERING
+        for uri in asked:
+            if loop.time() >= until:
+                logger.warning("a child is not asked for all subscriptions: it does not answer")
+                return
+            await self._settle(uri, until)
+
+    async def _settle(self, uri: str, until: float) -> None:
         turn = self.turns.setdefault(uri, asyncio.Lock())
         async with turn:
-            is_wanted = uri in self.subscribers
-            child = self.living
-            if child is None and is_wanted:
-                # Which subscribes to all.
-                child = await self.started(principal)
+            is_wanted, child = uri in self.subscribers, self.living
             if child is None or is_wanted == (uri in child.subscribed):
                 return
+            if not child.has_subscriptions:
+                return
             method = "resources/subscribe" if is_wanted else "resources/unsubscribe"
-            if child.has_subscriptions:
-                try:
-                    async with asyncio.timeout(ANSWERING):
-                        await child.request(None, method, {"uri": uri})
-                except TimeoutError:
-                    logger.warning("a child does not answer %s", method)
-                except UpstreamError as refused:
-                    logger.warning("a child refuses %s: %s", method, refused)
+            try:
+                async with asyncio.timeout_at(until):
+                    await child.request(None, method, {"uri": uri})
+            except TimeoutError:
+                logger.warning("a child does not answer %s", method)
+                # It may have it all the same; and whoever wants to hear it next would wait, too.
+                change = child.subscribed.add if is_wanted else child.subscribed.discard
+                change(uri)
+            except UpstreamError as refused:
+                logger.warning("a child refuses %s: %s", method, refused)
 
     def leave(self, who: Hashable) -> None:
         """Nothing is told to that client any more."""

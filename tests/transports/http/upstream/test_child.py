@@ -15,7 +15,7 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 
 from mcp_sessions import ConfigurationError, HTTPServer, Principal
-from mcp_sessions_transports.http.upstream import child
+from mcp_sessions_transports.http.upstream import exchange, messages, wire
 from tests.support.children import until
 from tests.support.modern import ModernClient, session_meta
 from tests.support.raw import RawClient, keyed, text_of
@@ -173,14 +173,17 @@ async def test_a_response_that_stays_open_after_its_answer_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else each call would cost a connection for as long as the server likes."""
-    monkeypatch.setattr(child, "_AFTER", 0.2)
+    monkeypatch.setattr(exchange, "_AFTER", 0.2)
     server = UrlServer()
     async with url_world(server) as w:
         client = await w.connected()
         for _ in range(3):
             assert await client.text("left open") == "answered"
+        await until(lambda: server.streams, "it is heard")
+        for _ in range(3):
+            assert await client.text("answered elsewhere") == "answered"
         await until(lambda: not server.open, "they were left")
-        assert await client.text("count") == "4"
+        assert await client.text("count") == "7"
 
 
 async def test_who_says_much_ends_nobodys_session() -> None:
@@ -196,8 +199,44 @@ async def test_who_says_much_ends_nobodys_session() -> None:
         waiting = other.call("count")
         server.takes.set()
         await waiting.result()
-        assert sum(message.get("method") == changed for message in server.heard) == 300
+
+        def are_told() -> bool:
+            return sum(message.get("method") == changed for message in server.heard) == 300
+
+        await until(are_told, "all of them")
         assert len(server.sessions) == 1
+
+
+async def test_a_server_that_takes_no_messages_is_asked_by_others_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However much one of those who share its session tells it, and cancels."""
+    monkeypatch.setattr(messages, "CONNECTING", 0.5)
+    monkeypatch.setattr(messages, "_WAITING", 4)
+    server = UrlServer()
+    async with url_world(server, options={"per": "shared"}) as w:
+        talker, other = await w.connected(), await w.connected()
+        sent = [talker.call("silent") for _ in range(9)]
+        await until(lambda: len(server.calls) == 9, "the calls run")
+        server.takes.clear()
+        for each in sent:
+            await talker.notify("notifications/cancelled", {"requestId": each.id})
+        for _ in range(9):
+            await talker.notify("notifications/roots/list_changed")
+        assert await other.text("count") == "10"
+        assert await talker.text("count") == "11"
+        assert len(server.sessions) == 1 and "left out" in caplog.text
+        server.takes.set()
+
+
+async def test_a_refusal_whose_text_does_not_end_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "CONNECTING", 0.5)
+    server = UrlServer()
+    async with url_world(server) as w:
+        client = await w.connected()
+        error = await client.call("dribbles").error()
+        assert "HTTP status 400" in error["message"]
+        assert await client.text("count") == "2"
 
 
 async def test_a_cancelled_request_is_cancelled_there_by_its_own_id() -> None:

@@ -138,14 +138,16 @@ class _Broken(httpx2.Auth):
     """An application's own, with a defect."""
 
     is_broken = False
+    failed = 0
 
     def auth_flow(self, request: httpx2.Request) -> Flow:
         if self.is_broken:
+            self.failed += 1
             raise RuntimeError(SECRET)
         yield request
 
 
-@pytest.mark.fails_in_background("a request to a URL", "the end of a session at a URL")
+@pytest.mark.fails_in_background("the authentication of a request to a URL")
 async def test_a_defect_of_the_applications_own_is_an_answer_and_no_silence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -160,4 +162,22 @@ async def test_a_defect_of_the_applications_own_is_an_answer_and_no_silence(
         auth.is_broken = False
         assert await client.text("count") == "2"
         auth.is_broken = True
-    assert "the end of a session at a URL failed" in caplog.text
+
+
+@pytest.mark.fails_in_background("the authentication of a request to a URL")
+async def test_a_defect_of_it_does_not_end_what_the_server_says_by_itself() -> None:
+    server, auth = UrlServer(), _Broken()
+    async with url_of(server) as url, world(server=HTTPServer(url, auth=auth)) as w:
+        client = await w.connected()
+        stream = await client.get().started()
+        await client.start()
+        await client.result("resources/subscribe", {"uri": "test://a"})
+        await until(lambda: server.streams, "it is heard")
+        auth.is_broken = True
+        server.hang_up()
+        await until(lambda: auth.failed, "it is opened again")
+        auth.is_broken = False
+        await until(lambda: server.streams, "it is heard again")
+        server.say(UPDATED, {"uri": "test://a"})
+        await until(lambda: any(m["method"] == UPDATED for m in stream.messages), "the change")
+        assert auth.failed >= 1 and await client.text("count") == "1"

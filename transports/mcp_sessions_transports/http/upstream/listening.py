@@ -52,9 +52,13 @@ class HttpStream:
                     raise refused("it tells of nothing by itself")
                 if not self.is_acknowledged:
                     await heard.begun(goes_on=self._last_id is not None)
+                said = 0
                 async with aclosing(events_of(response, self._longest)) as events:
                     async for event in events:
-                        heard.progressed()
+                        said += bool(event.data) or event.dropped is not None
+                        # Neither an id alone nor that it was acknowledged is anything new.
+                        if said > self.is_acknowledged:
+                            heard.progressed()
                         self._last_id = position(event, self._last_id)
                         retry = event.retry / 1000 if event.retry is not None else retry
                         await self._hear(event)

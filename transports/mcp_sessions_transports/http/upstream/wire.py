@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import anyio
 import httpx2
 
+from mcp_sessions.background import report
 from mcp_sessions.core.messages import Answer, Malformed, decode, error_body, parse
 from mcp_sessions.core.resume import is_sendable
 from mcp_sessions.errors import INTERNAL_ERROR, OUTCOME_UNKNOWN
@@ -21,7 +23,7 @@ from mcp_sessions_transports.http.client.sse_reader import ReadEvent, SseReader
 from mcp_sessions_transports.http.upstream.credentials import Credentials, InUse
 
 CONNECTING = 10.0
-"""Seconds in which a connection is made, and a message taken."""
+"""Seconds in which a connection is made, a message taken, and what a refusal says is read."""
 
 RETRY = 1.0
 """Seconds before a stream is opened again, if the server does not say."""
@@ -133,7 +135,14 @@ class Wire:
         )
         # Not None: that would put aside what stands for this host in ~/.netrc.
         auth: dict[str, Any] = {"auth": credential.auth} if credential.auth is not None else {}
-        return await send_within_origin(self.client, request, **auth)
+        try:
+            return await send_within_origin(self.client, request, **auth)
+        except FAILURES:
+            raise
+        except Exception as defect:
+            # The boundary to what an application gave (``auth=``). What it says may be secret.
+            report("the authentication of a request to a URL", defect)
+            raise httpx2.RequestError("it was not authenticated", request=request) from None
 
     async def close(self) -> None:
         """Nothing is sent any more."""
@@ -159,11 +168,12 @@ class Wire:
         if 300 <= status < 400:
             raise refused("it redirects to another address, which is not followed")
         body = b""
-        async with aclosing(pieces(response)) as found:
-            async for piece in found:
-                body += piece
-                if len(body) > _BODY_LOOKED_AT:
-                    break
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CONNECTING), aclosing(pieces(response)) as found:
+                async for piece in found:
+                    body += piece
+                    if len(body) > _BODY_LOOKED_AT:
+                        break
         answer: object = None
         with suppress(ValueError, Malformed):
             answer = parse(decode(body))

@@ -1,0 +1,203 @@
+"""One request to a URL and its responses: the first, and where it breaks off those after it.
+
+1. No request is sent twice. A response that breaks off is fetched on from where it broke, if its
+   events have ids; else what became of its request is unknown, and that is its answer.
+2. What was answered, on whichever stream, is not read much longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeVar
+
+import httpx2
+
+from mcp_sessions.server.upstream.external.child import Forgotten, Waiting
+from mcp_sessions.server.upstream.external.reopening import Reopening
+from mcp_sessions.server.upstream.port import UpstreamError
+from mcp_sessions_transports.connect_errors import reason_of
+from mcp_sessions_transports.http.client.bounded_body import whole
+from mcp_sessions_transports.http.client.failures import is_sse
+from mcp_sessions_transports.http.client.incoming import position
+from mcp_sessions_transports.http.client.sse_reader import ReadEvent
+from mcp_sessions_transports.http.upstream.wire import FAILURES, RETRY, events_of, unknown
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_REOPENED: Final = 5
+"""How often in a row a response is fetched on without anything new in it."""
+
+_AFTER: Final = 5.0
+"""Seconds in which a response may end by itself after its answer, so that its connection serves
+the next request."""
+
+
+class Opens(Protocol):
+    """Sends an HTTP request: see :meth:`Wire.request`."""
+
+    def __call__(
+        self,
+        method: str,
+        content: bytes | None = None,
+        *,
+        last_event_id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AbstractAsyncContextManager[httpx2.Response]: ...
+
+
+class _Left(Exception):
+    """The request was answered a while ago."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Session:
+    """What the exchanges of one session share."""
+
+    opens: Opens
+    check: Callable[[httpx2.Response], Awaitable[None]]
+    """See :meth:`Wire.check`."""
+
+    begun: Callable[[httpx2.Response], None]
+    """Takes a response that is a success."""
+
+    hear: Callable[[ReadEvent, Waiting], Awaitable[None]]
+    """Takes an event of a response."""
+
+    take: Callable[[bytes, Waiting], Awaitable[None]]
+    """Takes a response that is one message."""
+
+    forget: Callable[[], None]
+    """There is no such session any more."""
+
+    longest: int
+    """Bytes of a message."""
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """Of one request."""
+
+    _session: Session
+    _waiting: Waiting
+    _last_id: str | None = None
+    """How far its response was read."""
+
+    _retry: float | None = None
+    _reopening: Reopening = field(default_factory=lambda: Reopening(RETRY))
+    _attempts: int = 0
+    """How often it was fetched on since there was something new in it."""
+
+    _left_at: float | None = None
+    _limit: asyncio.Timeout | None = None
+
+    def __post_init__(self) -> None:
+        self._waiting.future.add_done_callback(self._was_answered)
+
+    async def run(self, content: bytes, headers: Mapping[str, str] | None) -> UpstreamError:
+        """Send the request, and take what its responses bring; its error, should that be no answer.
+
+        Raises:
+            Forgotten, UpstreamError: It did not run.
+            httpx2.HTTPError: It may have.
+            BodyTooLarge, EventTooLarge: Its answer is too large.
+        """
+        try:
+            async with AsyncExitStack() as stack:
+                opened = self._session.opens("POST", content, headers=headers)
+                response = await self._in_time(stack.enter_async_context(opened))
+                await self._in_time(self._session.check(response))
+                self._session.begun(response)
+                if not is_sse(response):
+                    if "json" in response.headers.get("content-type", ""):
+                        body = await self._in_time(whole(response, limit=self._session.longest))
+                        await self._session.take(body, self._waiting)
+                    return unknown("what it answered is no answer")
+                try:
+                    await self._read(response)
+                    if self._is_to_be_fetched_on:
+                        await self._let_go()
+                except FAILURES as broken:
+                    if self._last_id is None:
+                        raise
+                    logger.debug("a response broke off: %s", reason_of(broken))
+            await self._fetch_on()
+        except _Left:
+            logger.debug("a response is left, which does not end after its answer")
+        return unknown("its response ended without an answer")
+
+    @property
+    def _is_to_be_fetched_on(self) -> bool:
+        return self._last_id is not None and not self._waiting.future.done()
+
+    async def _read(self, response: httpx2.Response) -> None:
+        """Take what a response brings, until it ends."""
+        async with aclosing(events_of(response, self._session.longest)) as events:
+            while (event := await self._in_time(anext(events, None))) is not None:
+                self._last_id = position(event, self._last_id)
+                self._attempts = 0
+                if event.retry is not None:
+                    self._retry = event.retry / 1000
+                if event.data:
+                    self._reopening.progressed()
+                await self._session.hear(event, self._waiting)
+
+    async def _fetch_on(self) -> None:
+        """Fetch what the response has after an event."""
+        self._attempts = 0
+        while self._attempts < _REOPENED and self._is_to_be_fetched_on:
+            self._attempts += 1
+            await self._in_time(asyncio.sleep(self._reopening.delay(self._retry)))
+            self._reopening.opened()
+            try:
+                async with AsyncExitStack() as stack:
+                    opened = self._session.opens("GET", last_event_id=self._last_id)
+                    response = await self._in_time(stack.enter_async_context(opened))
+                    await self._in_time(self._session.check(response))
+                    if not is_sse(response):
+                        return
+                    await self._read(response)
+            except Forgotten:
+                # Of what it began nobody knows any more.
+                self._session.forget()
+                return
+            except UpstreamError:
+                return
+            except FAILURES as broken:
+                logger.debug("a response broke off again: %s", reason_of(broken))
+
+    async def _let_go(self) -> None:
+        """The server ends the response to what it goes on with: so does this one, whose client
+        comes back for the rest as we do.
+        """
+        close = self._waiting.call.close_stream if self._waiting.call is not None else None
+        if close is not None:
+            await close()
+
+    # --- what was answered is left -------------------------------------------------------------
+
+    def _was_answered(self, _: object) -> None:
+        self._left_at = asyncio.get_running_loop().time() + _AFTER
+        if self._limit is not None:
+            self._limit.reschedule(self._left_at)
+
+    async def _in_time(self, work: Awaitable[_T]) -> _T:
+        """What is waited for at the server. What it said is taken without this: it is not lost.
+
+        Raises:
+            _Left: It takes too long after the answer.
+        """
+        try:
+            async with asyncio.timeout_at(self._left_at) as self._limit:
+                return await work
+        except TimeoutError:
+            if self._limit is not None and self._limit.expired():
+                raise _Left from None
+            raise
+        finally:
+            self._limit = None
