@@ -31,6 +31,9 @@ _BASE = 0.5
 _CAP = 15.0
 """Seconds that a loop rests at the most. One that ran for longer had made progress."""
 
+_SLICE = 0.005
+"""Seconds."""
+
 _TURNS = 4
 """Of the event loop, within which a small request is read, answered and written."""
 
@@ -42,6 +45,28 @@ async def give_way() -> None:
     """
     for _ in range(_TURNS):
         await asyncio.sleep(0)
+
+
+class TimeSlice:
+    """For how long a work went on without waiting: what has much to do at once, whose end nobody
+    knows, gives way (:func:`give_way`) whenever it is over.
+    """
+
+    def __init__(self) -> None:
+        self._until: float | None = None
+
+    def is_over(self) -> bool:
+        """Whether others waited for long enough. Asked after each step."""
+        loop = asyncio.get_running_loop()
+        if self._until is None:
+            self._until = loop.time() + _SLICE
+            # Where the work waits by itself others have their turn, and the next slice begins.
+            loop.call_soon(self._begin_anew)
+            return False
+        return loop.time() >= self._until
+
+    def _begin_anew(self) -> None:
+        self._until = None
 
 
 class Background:

@@ -55,6 +55,8 @@ def _said(error: BaseException, seconds: float | None) -> str | None:
             return "too many connections of this client are open already"
         case httpx2.RemoteProtocolError():
             return "the server closed the connection, or does not speak HTTP there"
+        case httpx2.DecodingError():
+            return "what came is compressed in a way that cannot be read"
         case httpx2.UnsupportedProtocol() | httpx2.InvalidURL():
             return "this is no address of an HTTP server"
         case socket.gaierror():

@@ -45,20 +45,19 @@ async def pieces(response: httpx2.Response) -> AsyncGenerator[bytes]:
                 yield piece
 
 
-async def whole(response: httpx2.Response, *, limit: int) -> bytes:
-    """The decompressed body.
+async def whole(body: AsyncGenerator[bytes], *, limit: int) -> bytes:
+    """All of a body that comes in pieces, which are closed.
 
     Raises:
         BodyTooLarge: It has more than ``limit`` bytes. No more than that was kept.
-        httpx2.DecodingError: See :func:`pieces`.
     """
-    body = bytearray()
-    async with aclosing(pieces(response)) as found:
+    kept = bytearray()
+    async with aclosing(body) as found:
         async for piece in found:
-            body += piece
-            if len(body) > limit:
+            kept += piece
+            if len(kept) > limit:
                 raise BodyTooLarge
-    return bytes(body)
+    return bytes(kept)
 
 
 class _Gzip:

@@ -20,7 +20,7 @@ from mcp_sessions.client.dialer import (
 from mcp_sessions.core.messages import Malformed, RequestId, decode, error_body, parse
 from mcp_sessions.core.resume import Cause, is_sendable
 from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR
-from mcp_sessions_transports.http.client.bounded_body import BodyTooLarge, whole
+from mcp_sessions_transports.http.client.bounded_body import BodyTooLarge, pieces, whole
 from mcp_sessions_transports.http.client.failures import describe, is_sse, refusal, unfollowed
 from mcp_sessions_transports.http.client.incoming import Incoming, position
 from mcp_sessions_transports.http.client.requester import SESSION_HEADER, Requester
@@ -76,7 +76,7 @@ class Exchange:
 
     async def _read_json(self, response: httpx2.Response) -> Failure | None:
         try:
-            body = await whole(response, limit=self.incoming.policy.max_message)
+            body = await whole(pieces(response), limit=self.incoming.policy.max_message)
         except BodyTooLarge:
             return self.incoming.too_large("response")
         try:

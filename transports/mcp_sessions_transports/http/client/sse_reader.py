@@ -119,8 +119,9 @@ class SseReader:
         if not self._drops or is_comment:
             raise EventTooLarge
         self._outline = Outline()
-        for data in self._data:
-            self._outline.feed(data + b"\n")
+        if self._data:
+            # At once: it may be a great many lines.
+            self._outline.feed(b"\n".join(self._data) + b"\n")
         self._data.clear()
 
     def _pass_over(self, outline: Outline, piece: bytes, *, ends: bool) -> ReadEvent | None:

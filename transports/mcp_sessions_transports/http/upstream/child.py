@@ -73,6 +73,7 @@ class HttpChild(EitherEraChild):
         self._longest = longest
         self._is_over = False
         self._posts: set[asyncio.Task[None]] = set()
+        self._warned: set[str] = set()
         self._messages = Messages(self._background, self._tell)
         self._session = Session(
             self._request,
@@ -245,7 +246,7 @@ class HttpChild(EitherEraChild):
     async def _heard(self, event: ReadEvent, waiting: Waiting | None) -> None:
         if event.dropped is not None:
             if waiting is None or event.dropped.has_method:
-                logger.warning("a message of more than %d bytes is left out", self._longest)
+                self._warn(f"a message of more than {self._longest} bytes is left out")
                 return
             raise EventTooLarge
         if event.data and event.event == "message":
@@ -294,7 +295,13 @@ class HttpChild(EitherEraChild):
         self._is_over = True
 
     def _skip(self, line: bytes, why: str) -> None:
-        logger.warning("a URL says what is no message (%s)", why)
+        self._warn("a URL says what is no message")
 
     def _was_not_asked(self) -> None:
-        logger.warning("a URL answers what it was not asked")
+        self._warn("a URL answers what it was not asked")
+
+    def _warn(self, what: str) -> None:
+        """Say it once: a server may do so as often as it likes."""
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.warning("%s", what)

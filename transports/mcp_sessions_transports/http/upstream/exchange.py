@@ -24,7 +24,13 @@ from mcp_sessions_transports.http.client.bounded_body import whole
 from mcp_sessions_transports.http.client.failures import is_sse
 from mcp_sessions_transports.http.client.incoming import position
 from mcp_sessions_transports.http.client.sse_reader import ReadEvent
-from mcp_sessions_transports.http.upstream.wire import FAILURES, RETRY, events_of, unknown
+from mcp_sessions_transports.http.upstream.wire import (
+    FAILURES,
+    RETRY,
+    events_of,
+    pieces_of,
+    unknown,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +121,9 @@ class Exchange:
                 self._session.begun(response)
                 if not is_sse(response):
                     if "json" in response.headers.get("content-type", ""):
-                        body = await self._in_time(whole(response, limit=self._session.longest))
+                        body = await self._in_time(
+                            whole(pieces_of(response), limit=self._session.longest)
+                        )
                         await self._session.take(body, self._waiting)
                     return unknown("what it answered is no answer")
                 try:

@@ -1,6 +1,8 @@
 """What a session at a URL is told that is no request: one after the other, as it was said.
 
-Who asks something waits for what was said before, and no longer than that may take.
+Who asks something waits for what its clients said before, and no longer than that may take. What
+the layer says by itself (that a request is cancelled, that a question is refused) waits for nobody,
+and nobody for it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from mcp_sessions_transports.http.upstream.wire import CONNECTING, FAILURES, sai
 logger = logging.getLogger(__name__)
 
 _WAITING: Final = 1_024
-"""Messages that wait to be taken. What comes beyond that is left out: its server takes none."""
+"""Messages of the layer's that wait to be taken. What comes beyond that is left out: its server
+takes none.
+"""
 
 
 class Messages:
@@ -33,59 +37,60 @@ class Messages:
         self._background = background
         self._send = send
         self._turn = asyncio.Lock()
-        self._last: asyncio.Task[None] | None = None
+        self._ours: asyncio.Task[None] | None = None
+        self._theirs: asyncio.Task[None] | None = None
         self._waiting = 0
+        self._left_out = 0
         self._takes = True
+
+    # --- what its clients say ----------------------------------------------------------------
 
     def until_taken(self) -> Coroutine[Any, Any, None] | None:
         """What has to be waited for before a request may follow what was said before it; None:
         nothing, or a server that takes no messages. Raises nothing.
         """
-        is_quiet = self._sending is None and not self._turn.locked()
+        is_quiet = (self._theirs is None or self._theirs.done()) and not self._turn.locked()
         return None if is_quiet or not self._takes else self._until_taken()
 
     async def _until_taken(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(CONNECTING), self._turn:
-                await self._last_is_taken()
-
-    async def _last_is_taken(self) -> None:
-        if self._sending is not None:
-            await asyncio.wait({self._sending})
+                await _done(self._theirs)
 
     async def add_in_turn(self, message: bytes) -> None:
-        """Tell it once all that was said before is taken: no more waits to be sent then than what
-        cannot wait, however much is said.
-        """
+        """Tell it once all that was said before is taken."""
         async with self._turn:
-            await self._last_is_taken()
-            self.add(message)
+            await _done(self._theirs)
+            self._theirs = self._run(message, None)
+
+    # --- what the layer says by itself -------------------------------------------------------
 
     def add(self, message: bytes) -> None:
-        """Tell it after all that was said before, if that is taken in time. Never waits."""
+        """Tell it, if that is taken in time, with what else waits. Never waits."""
         if self._waiting >= _WAITING:
-            logger.warning("a message is left out: the server takes none")
+            self._left_out += 1
             return
         self._waiting += 1
-        until = asyncio.get_running_loop().time() + CONNECTING
-        task = self._background.run("a message to a URL", self._tell(message, self._sending, until))
+        self._ours = self._run(message, self._ours)
         # Also of one that never began.
-        task.add_done_callback(self._is_told)
-        self._last = task
-
-    @property
-    def _sending(self) -> asyncio.Task[None] | None:
-        """What sends the last one; None: all were sent."""
-        return self._last if self._last is not None and not self._last.done() else None
+        self._ours.add_done_callback(self._is_told)
 
     def _is_told(self, _: asyncio.Task[None]) -> None:
         self._waiting -= 1
+        if not self._waiting and self._left_out:
+            logger.warning("%d messages were left out: a server takes none", self._left_out)
+            self._left_out = 0
+
+    # --- how it is told ----------------------------------------------------------------------
+
+    def _run(self, message: bytes, before: asyncio.Task[None] | None) -> asyncio.Task[None]:
+        until = asyncio.get_running_loop().time() + CONNECTING
+        return self._background.run("a message to a URL", self._tell(message, before, until))
 
     async def _tell(self, message: bytes, before: asyncio.Task[None] | None, until: float) -> None:
         try:
             async with asyncio.timeout_at(until):
-                if before is not None:
-                    await asyncio.wait({before})
+                await _done(before)
                 await self._send(message)
             self._takes = True
         except TimeoutError:
@@ -93,3 +98,8 @@ class Messages:
             logger.info("a message was not taken in time")
         except (*FAILURES, UpstreamError) as failed:
             logger.info("a message was not taken: %s", said(failed))
+
+
+async def _done(task: asyncio.Task[None] | None) -> None:
+    if task is not None and not task.done():
+        await asyncio.wait({task})

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import httpx2
 
-from mcp_sessions.background import report
+from mcp_sessions.background import TimeSlice, give_way, report
 from mcp_sessions.core.messages import Answer, Malformed, decode, error_body, parse
 from mcp_sessions.core.resume import is_sendable
 from mcp_sessions.errors import INTERNAL_ERROR, OUTCOME_UNKNOWN
@@ -38,6 +38,12 @@ FAILURES = (httpx2.HTTPError, httpx2.StreamError, OSError)
 
 _BODY_LOOKED_AT = 65_536
 """Bytes of a refusal."""
+
+_LINES = 256
+"""Of what comes at once; more are read in portions."""
+
+_PORTION = 4_096
+"""Bytes."""
 
 
 class Wire:
@@ -169,7 +175,7 @@ class Wire:
             raise refused("it redirects to another address, which is not followed")
         body = b""
         with suppress(TimeoutError):
-            async with asyncio.timeout(CONNECTING), aclosing(pieces(response)) as found:
+            async with asyncio.timeout(CONNECTING), aclosing(pieces_of(response)) as found:
                 async for piece in found:
                     body += piece
                     if len(body) > _BODY_LOOKED_AT:
@@ -197,13 +203,33 @@ def refused(why: str) -> UpstreamError:
     return UpstreamError(error_body(INTERNAL_ERROR, f"the server cannot be asked: {why}", data))
 
 
+async def pieces_of(response: httpx2.Response) -> AsyncGenerator[bytes]:
+    """The body of a response, see :func:`pieces`. However much comes at once, others have their
+    turns meanwhile.
+    """
+    time_slice = TimeSlice()
+    async with aclosing(pieces(response)) as found:
+        async for piece in found:
+            yield piece
+            if time_slice.is_over():
+                await give_way()
+
+
 async def events_of(response: httpx2.Response, longest: int) -> AsyncGenerator[ReadEvent]:
-    """The events of a response; of one of more than ``longest`` bytes an outline."""
-    reader = SseReader(max_bytes=longest, drops=True)
-    async with aclosing(pieces(response)) as chunks:
+    """The events of a response; of one of more than ``longest`` bytes an outline. See
+    :func:`pieces_of`.
+    """
+    reader, time_slice = SseReader(max_bytes=longest, drops=True), TimeSlice()
+    async with aclosing(pieces_of(response)) as chunks:
         async for chunk in chunks:
-            for event in reader.feed(chunk):
-                yield event
+            size = len(chunk) if chunk.count(b"\n") < _LINES else _PORTION
+            for begin in range(0, len(chunk), size):
+                for event in reader.feed(chunk[begin : begin + size]):
+                    yield event
+                    if time_slice.is_over():
+                        await give_way()
+                if time_slice.is_over():
+                    await give_way()
 
 
 def said(failed: BaseException) -> str:
