@@ -133,6 +133,10 @@ class UrlServer:
                 await answer.result(message, result, {"mcp-session-id": session})
 
     async def _get(self, request: Request, session: str, answer: "_Answer") -> None:
+        if self.misdeed == "no route":
+            await answer.begin(404, "text/html")
+            await answer.piece(b"Cannot GET /mcp", more=False)
+            return
         position = request.headers.get("last-event-id")
         if position is not None:
             self.resumed.append(position)

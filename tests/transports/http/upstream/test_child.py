@@ -145,10 +145,17 @@ async def test_after_a_stream_that_cannot_be_resumed_clients_read_again() -> Non
         await until(lambda: len(server.streams) == len(server.sessions), "it is heard again")
 
 
-async def test_a_server_without_such_a_stream_is_served_all_the_same() -> None:
-    async with url_world(UrlServer("no stream")) as w:
+@pytest.mark.parametrize("misdeed", ["no stream", "no route"])
+async def test_a_server_without_such_a_stream_is_served_all_the_same(misdeed: str) -> None:
+    """Nor is a session forgotten where there is nothing to be had by GET."""
+    server = UrlServer(misdeed)
+    async with url_world(server) as w:
         client = await w.connected()
         assert await client.text("count") == "1"
+        if misdeed == "no route":
+            assert (await client.call("resumable").error())["code"] == -31012
+        assert await client.text("count") == str(len(server.calls))
+        assert len(server.sessions) == 1
 
 
 async def test_a_response_that_breaks_off_is_fetched_on() -> None:

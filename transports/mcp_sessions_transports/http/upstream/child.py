@@ -81,7 +81,6 @@ class HttpChild(EitherEraChild):
             self._begun,
             self._heard,
             self._answered_whole,
-            self._forget,
             longest,
         )
         self._param_headers = ParamHeaders()

@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeVar
 
 import httpx2
 
-from mcp_sessions.server.upstream.external.child import Forgotten, Waiting
+from mcp_sessions.server.upstream.external.child import Waiting
 from mcp_sessions.server.upstream.external.reopening import Reopening
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions_transports.connect_errors import reason_of
@@ -77,9 +77,6 @@ class Session:
 
     take: Callable[[bytes, Waiting], Awaitable[None]]
     """Takes a response that is one message."""
-
-    forget: Callable[[], None]
-    """There is no such session any more."""
 
     longest: int
     """Bytes of a message."""
@@ -170,11 +167,8 @@ class Exchange:
                     if not is_sse(response):
                         return
                     await self._read(response)
-            except Forgotten:
-                # Of what it began nobody knows any more.
-                self._session.forget()
-                return
             except UpstreamError:
+                # Nobody knows of it any more. Whether of the session, what is asked next knows.
                 return
             except FAILURES as broken:
                 logger.debug("a response broke off again: %s", reason_of(broken))

@@ -41,6 +41,7 @@ class HttpStream:
     _: KW_ONLY
     is_acknowledged: bool
     _last_id: str | None = None
+    _was_heard: bool = False
 
     async def __call__(self, heard: Heard) -> float | None:
         """Hear it."""
@@ -50,6 +51,7 @@ class HttpStream:
                 await self._check(response)
                 if not is_sse(response):
                     raise refused("it tells of nothing by itself")
+                self._was_heard = True
                 if not self.is_acknowledged:
                     await heard.begun(goes_on=self._last_id is not None)
                 said = 0
@@ -63,6 +65,9 @@ class HttpStream:
                         retry = event.retry / 1000 if event.retry is not None else retry
                         await self._hear(event)
         except Forgotten:
+            if not self._was_heard:
+                # There may only be nothing to be had by GET. What is asked next knows.
+                raise refused("it tells of nothing by itself") from None
             self._forget()
             raise
         except (*FAILURES, EventTooLarge) as broken:
