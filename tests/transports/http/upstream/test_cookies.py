@@ -1,0 +1,47 @@
+"""What a server may have carried to and fro, by the client that its sessions use."""
+
+import httpx2
+import pytest
+
+from mcp_sessions_transports.http.upstream.cookies import bounded_jar
+
+pytestmark = pytest.mark.anyio
+
+
+async def kept(*answers: list[str], path: str = "/mcp") -> list[str]:
+    """The cookies of a last request, after answers that set those."""
+    left = list(answers)
+    sent: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        sent.append(request.headers.get("cookie", ""))
+        headers = [("set-cookie", each) for each in (left.pop(0) if left else [])]
+        return httpx2.Response(200, headers=headers)
+
+    transport = httpx2.MockTransport(answer)
+    async with httpx2.AsyncClient(cookies=bounded_jar(), transport=transport) as client:
+        for _ in range(len(answers) + 1):
+            await client.get("http://host.example" + path)
+    return [each for each in sent[-1].split("; ") if each]
+
+
+async def test_what_leads_to_a_server_is_kept_and_replaced() -> None:
+    assert await kept(["route=a"], ["route=b; path=/"]) == ["route=b"]
+    assert await kept(["route=a; path=/"], ["route=b; path=/; max-age=0"]) == []
+
+
+async def test_no_more_than_fifty_and_none_that_is_large() -> None:
+    many = [f"c{number}=x; path=/" for number in range(80)]
+    assert len(await kept(many, many)) == 50
+    assert await kept(["large=" + "x" * 5_000, "small=1"]) == ["small=1"]
+
+
+async def test_one_that_is_kept_is_replaced_where_there_is_no_room_for_another() -> None:
+    full = [f"c{number}=x; path=/" for number in range(50)]
+    assert "c7=new" in await kept(full, ["c7=new; path=/", "another=1; path=/"])
+
+
+async def test_what_is_over_makes_room() -> None:
+    full = [f"c{number}=x; path=/" for number in range(50)]
+    over = [f"c{number}=x; path=/; max-age=0" for number in range(50)]
+    assert await kept(full, over, ["another=1; path=/"]) == ["another=1"]
