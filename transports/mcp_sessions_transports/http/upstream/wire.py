@@ -65,7 +65,8 @@ class Wire:
     ) -> None:
         self.client = client
         self.session: str | None = None
-        self._url = url
+        # Parsed once: each request has it.
+        self._url = httpx2.URL(url)
         self._headers = {name.lower(): value for name, value in headers.items()}
         self._credentials = credentials
         self._silence = silence
