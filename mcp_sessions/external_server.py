@@ -36,6 +36,7 @@ class ExternalServer:
 
     def __init__(
         self,
+        *,
         identity: str,
         per: Per,
         max_children: int,

@@ -72,13 +72,13 @@ class HTTPServer(ExternalServer):
         """Without its query, which may hold a secret."""
 
         super().__init__(
-            self.name,
-            per,
-            max_children,
-            max_children_per_principal,
-            child_idle,
-            start_timeout,
-            title,
+            identity=self.name,
+            per=per,
+            max_children=max_children,
+            max_children_per_principal=max_children_per_principal,
+            child_idle=child_idle,
+            start_timeout=start_timeout,
+            title=title,
         )
         self.check_seconds("silence", silence)
         for name, value in (headers or {}).items():

@@ -74,13 +74,13 @@ class StdioServer(ExternalServer):
             raise ConfigurationError("a StdioServer runs on Linux and macOS")
         identity = " ".join((os.path.basename(command), *args))
         super().__init__(
-            identity,
-            per,
-            max_children,
-            max_children_per_principal,
-            child_idle,
-            start_timeout,
-            title,
+            identity=identity,
+            per=per,
+            max_children=max_children,
+            max_children_per_principal=max_children_per_principal,
+            child_idle=child_idle,
+            start_timeout=start_timeout,
+            title=title,
         )
         self.command = command
         self.args = args
