@@ -43,7 +43,14 @@ async def test_what_a_server_said_after_its_answer_is_taken_however_long_that_ta
     async def nothing(*_: Any) -> None:
         """Take it."""
 
-    session = Session(opens, nothing, lambda _: None, hear, nothing, longest=1_000)
+    session = Session(
+        opens=opens,
+        check=nothing,
+        begun=lambda _: None,
+        hear=hear,
+        take=nothing,
+        longest=1_000,
+    )
     async with asyncio.timeout(10):
         await Exchange(session, waiting).run(b"{}", None)
     assert taken == [b"answer", b"late"]

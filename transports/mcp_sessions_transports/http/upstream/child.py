@@ -76,12 +76,12 @@ class HttpChild(EitherEraChild):
         self._warned: set[str] = set()
         self._messages = Messages(self._background, self._tell)
         self._session = Session(
-            self._request,
-            wire.check,
-            self._begun,
-            self._heard,
-            self._answered_whole,
-            longest,
+            opens=self._request,
+            check=wire.check,
+            begun=self._begun,
+            hear=self._heard,
+            take=self._answered_whole,
+            longest=longest,
         )
         self._param_headers = ParamHeaders()
         self._ending = asyncio.Lock()
@@ -245,7 +245,8 @@ class HttpChild(EitherEraChild):
     async def _heard(self, event: ReadEvent, waiting: Waiting | None) -> None:
         if event.dropped is not None:
             if waiting is None or event.dropped.has_method:
-                self._warn(f"a message of more than {self._longest} bytes is left out")
+                text = f"a message of more than {self._longest} bytes is left out"
+                self._warn("too large", text)
                 return
             raise EventTooLarge
         if event.data and event.event == "message":
@@ -294,13 +295,13 @@ class HttpChild(EitherEraChild):
         self._is_over = True
 
     def _skip(self, line: bytes, why: str) -> None:
-        self._warn("a URL says what is no message")
+        self._warn("no message", f"a URL says what is no message ({why})")
 
     def _was_not_asked(self) -> None:
-        self._warn("a URL answers what it was not asked")
+        self._warn("not asked", "a URL answers what it was not asked")
 
-    def _warn(self, what: str) -> None:
-        """Say it once: a server may do so as often as it likes."""
-        if what not in self._warned:
-            self._warned.add(what)
-            logger.warning("%s", what)
+    def _warn(self, kind: str, text: str) -> None:
+        """Say the first of a kind: a server may do so as often as it likes."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning("%s", text)
