@@ -3,7 +3,7 @@
 import httpx2
 import pytest
 
-from mcp_sessions_transports.http.upstream.cookies import bounded_jar
+from mcp_sessions_transports.http.upstream.cookies import BoundedJar
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +19,7 @@ async def kept(*answers: list[str], path: str = "/mcp") -> list[str]:
         return httpx2.Response(200, headers=headers)
 
     transport = httpx2.MockTransport(answer)
-    async with httpx2.AsyncClient(cookies=bounded_jar(), transport=transport) as client:
+    async with httpx2.AsyncClient(cookies=BoundedJar(), transport=transport) as client:
         for _ in range(len(answers) + 1):
             await client.get("http://host.example" + path)
     return [each for each in sent[-1].split("; ") if each]

@@ -16,7 +16,7 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions_transports.http.upstream.child import HttpChild
-from mcp_sessions_transports.http.upstream.cookies import bounded_jar
+from mcp_sessions_transports.http.upstream.cookies import BoundedJar
 from mcp_sessions_transports.http.upstream.credentials import Credentials
 from mcp_sessions_transports.http.upstream.wire import Wire, refused
 
@@ -47,7 +47,7 @@ class HttpChildren:
             self._tls = httpx2.create_ssl_context()
         client = httpx2.AsyncClient(
             verify=self._tls,
-            cookies=bounded_jar(),
+            cookies=BoundedJar(),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=8),
         )
         return HttpChild(
