@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from types import TracebackType
 from typing import Any, Protocol
 
 from starlette.datastructures import Headers
@@ -19,13 +20,14 @@ from mcp_sessions.core.conversations import ConversationKey
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import (
     EXTENSION,
+    Request,
     RequestId,
     encode,
     members_of,
     notification_message,
     plain_draft,
 )
-from mcp_sessions.errors import Detached
+from mcp_sessions.errors import Detached, InvalidReason, InvalidRequest
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.audit import AuditEntry
@@ -82,6 +84,60 @@ class OpenRequest(Protocol):
     async def abort(self, error: dict[str, Any]) -> None:
         """End it, with that error for whoever waits."""
         ...
+
+
+class Arrival:
+    """An :class:`OpenRequest` that runs nowhere yet: the store is asked for its session. While it
+    is entered its id is taken, and it can be cancelled.
+    """
+
+    task = None
+    """Nothing runs yet."""
+
+    def __init__(self, request: Request, inbound: Inbound) -> None:
+        self._id = request.id
+        self._connection = inbound.connection
+        self._error: dict[str, Any] | None = None
+
+    def is_awaited_at(self, connection: ClientConnection, request_id: RequestId) -> bool:
+        """See :class:`OpenRequest`."""
+        return True
+
+    async def abort(self, error: dict[str, Any]) -> None:
+        """End what is begun under its id, as soon as something is. What is refused, or answered
+        at once, was never begun.
+        """
+        self._error = error
+
+    async def __aenter__(self) -> None:
+        """Take the id.
+
+        Raises:
+            InvalidRequest: ``DUPLICATE_ID``: a request with it is still open.
+        """
+        connection = self._connection
+        if connection is None:
+            return
+        known = connection.requests.get(self._id)
+        if known is not None and known.is_awaited_at(connection, self._id):
+            raise InvalidRequest(InvalidReason.DUPLICATE_ID, "a request with this id is still open")
+        connection.requests[self._id] = self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """It runs, waits for where it runs, or is refused."""
+        connection = self._connection
+        if connection is None:
+            return
+        begun = connection.requests.get(self._id)
+        if begun is self:
+            del connection.requests[self._id]
+        elif begun is not None and self._error is not None:
+            await begun.abort(self._error)
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)

@@ -213,16 +213,13 @@ class ClusterHandlers:
     # --- requests, and questions to clients ----------------------------------------------------
 
     async def _cancel(self, message: CancelRequest) -> None:
-        join = self._joining.by_request.get((message.connection_id, message.id))
-        if join is not None:
-            await self._joining.cancel(join)
         connection = self._connections.local(message.connection_id)
         running = connection.requests.get(message.id) if connection else None
         if running is not None:
             await running.abort(_CANCELLED)
 
     async def _cancel_keyed(self, message: CancelKeyed) -> None:
-        running = self._runner.by_key(message.session_id, message.key)
+        running = await self._joining.at_work(message.session_id, message.key)
         if running is not None:
             await running.abort(_CANCELLED)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,6 @@ from mcp_sessions.core.messages import (
     Notification,
     NotNamed,
     Request,
-    RequestId,
     error_body,
     named_session,
     request_key,
@@ -34,20 +33,18 @@ from mcp_sessions.errors import (
     INTERNAL_ERROR,
     REQUEST_CANCELLED,
     InvalidParams,
-    InvalidReason,
-    InvalidRequest,
     LimitReached,
     OutcomeUnknown,
     SessionRequiredByServer,
     WireError,
 )
-from mcp_sessions.ids import ConnectionId, RequestKey, SessionId, digest
+from mcp_sessions.ids import RequestKey, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.audit import Audit
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.forwarding import forward_answer, forward_progress
 from mcp_sessions.server.cluster.messages import CancelKeyed, CancelRequest
-from mcp_sessions.server.connection import ClientConnection, Inbound, OpenRequest
+from mcp_sessions.server.connection import Arrival, ClientConnection, Inbound, OpenRequest
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.dispatch.association import Associations
@@ -69,7 +66,6 @@ from mcp_sessions.stores.records import Peer, SessionRecord
 logger = logging.getLogger(__name__)
 
 Register = Callable[[Peer], Awaitable[ClientConnection]]
-Arrival = tuple[ConnectionId, RequestId] | None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -97,7 +93,6 @@ class Router:
     _bus: ClusterBus
     _audit: Audit
     _visibility: Visibility
-    _arriving: set[Arrival] = field(init=False, default_factory=set[Arrival])
 
     # --- what bindings call ------------------------------------------------------------------
 
@@ -202,8 +197,7 @@ class Router:
         try:
             # ASC20: a malformed key is refused before anything else.
             key = None if is_ours else request_key(request.params)
-            here = self._arrives(request, inbound)
-            try:
+            async with Arrival(request, inbound):
                 if is_ours:
                     result = await self._methods.serve(request, inbound)
                     if inbound.modern:
@@ -211,8 +205,6 @@ class Router:
                     await inbound.answer(inbound.result(request.id, result))
                 else:
                     await self._serve(request, inbound, key)
-            finally:
-                self._arriving.discard(here)
         except WireError as refused:
             await _refuse(request, inbound, wire_error(refused))
         except UpstreamError as failed:
@@ -336,12 +328,11 @@ class Router:
             if key is None or session_id != known_in or self._runner.draining:
                 # Its connection went on to another session, or this process stops.
                 raise OutcomeUnknown
-            here = self._arrives(request, inbound)
-            try:
-                async with self._idempotency.begin_of((known_in, key)):
-                    await self._serve_now(request, inbound, waiter.load, instead_of)
-            finally:
-                self._arriving.discard(here)
+            async with (
+                Arrival(request, inbound),
+                self._idempotency.begin_of((known_in, key)),
+            ):
+                await self._serve_now(request, inbound, waiter.load, instead_of)
         except WireError as refused:
             await _refuse(request, inbound, wire_error(refused))
         except UpstreamError as failed:
@@ -432,27 +423,6 @@ class Router:
             if inbound.connection is None or inbound.modern:
                 await peer.close()
 
-    def _arrives(self, request: Request, inbound: Inbound) -> Arrival:
-        """Until it runs, or is refused, a request's id is taken all the same: two of one id may
-        come while the store is still asked for the first one's session. It is in ``_arriving``.
-
-        Raises:
-            InvalidRequest: ``DUPLICATE_ID``: a request with its id is still open.
-        """
-        connection = inbound.connection
-        if connection is None:
-            return None
-        here = (connection.id, request.id)
-        running = connection.requests.get(request.id)
-        if (
-            here in self._arriving
-            or here in self._idempotency.joining.by_request
-            or (running is not None and running.is_awaited_at(connection, request.id))
-        ):
-            raise InvalidRequest(InvalidReason.DUPLICATE_ID, "a request with this id is still open")
-        self._arriving.add(here)
-        return here
-
     async def _cancel(self, params: Mapping[str, Any] | None, inbound: Inbound) -> None:
         running: OpenRequest | None = None
         try:
@@ -461,7 +431,7 @@ class Router:
             logger.info("dropped a cancellation: %s", malformed)
             return
         if key is not None and not isinstance(named, NotNamed):
-            running = self._runner.by_key(named, key)
+            running = await self._idempotency.joining.at_work(named, key)
             if running is None:
                 await self._cancel_elsewhere(named, key, inbound)
             elif running.record is None or running.record.principal != inbound.principal:
@@ -471,11 +441,6 @@ class Router:
             if connection is None or not isinstance(request_id, (str, int)):
                 return
             running = connection.requests.get(request_id)
-            if running is None:
-                join = self._idempotency.joining.by_request.get((connection.id, request_id))
-                if join is not None:
-                    await self._idempotency.joining.cancel(join)
-                    return
             if running is None and inbound.record is not None:
                 # Over HTTP the request may have come to any replica.
                 await self._bus.tell(CancelRequest(connection_id=connection.id, id=request_id))

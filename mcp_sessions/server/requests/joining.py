@@ -12,12 +12,13 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from mcp_sessions.core.load import load_of
 from mcp_sessions.core.messages import Request, RequestId, progress_token, wire_error
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import OutcomeUnknown, SessionNotFound, StoreUnavailable, WireError
-from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
+from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import (
@@ -27,9 +28,9 @@ from mcp_sessions.server.cluster.messages import (
     RunEmitted,
     RunOver,
 )
-from mcp_sessions.server.connection import Inbound, WatchedChannel
+from mcp_sessions.server.connection import ClientConnection, Inbound, WatchedChannel
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.server.requests.running import Waiter
+from mcp_sessions.server.requests.running import RunningRequest, Waiter
 from mcp_sessions.stores.records import Admitted, Peer
 
 logger = logging.getLogger(__name__)
@@ -82,8 +83,11 @@ class RemoteChannel(WatchedChannel):
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Join:
-    """One sending of a request that runs elsewhere."""
+    """One sending of a request that runs elsewhere. An
+    :class:`~mcp_sessions.server.connection.OpenRequest`.
+    """
 
+    bus: ClusterBus
     waiter: Waiter
     session_id: SessionId
     key: RequestKey
@@ -98,14 +102,35 @@ class _Join:
     is_answered: bool = False
     """The store has the answer: once more it is waited for what the runner says."""
 
+    task: asyncio.Task[None] | None = None
+
     never_began: bool = False
     """The runner recorded the key, began nothing under it, and never will."""
+
+    def is_awaited_at(self, connection: ClientConnection, request_id: RequestId) -> bool:
+        """See :class:`~mcp_sessions.server.connection.OpenRequest`."""
+        inbound = self.waiter.inbound
+        is_its = inbound.connection is connection and self.waiter.request.id == request_id
+        return is_its and inbound.channel.is_open
+
+    async def abort(self, error: dict[str, Any]) -> None:
+        """End it where it runs; its waiters hear it from there."""
+        cancel = CancelKeyed(session_id=self.session_id, key=self.key)
+        await self.bus.send(cancel, to=self.runner)
+
+    def waits(self, task: asyncio.Task[None]) -> None:
+        """In a task, which answers its waiter."""
+        self.task = task
 
     def looked(self, *, is_alive: bool) -> None:
         """Whether its runner lives, as the store says."""
         self.is_over = not is_alive
         if self.is_over:
             self.news.set()
+
+    def found(self, *, is_answered: bool) -> None:
+        """Whether the store has its answer."""
+        self.is_answered = is_answered
 
     def over(self, *, never_began: bool) -> None:
         """Its runner says that it has no more to say."""
@@ -130,11 +155,6 @@ class Joining:
     _answer: Answer
     _begins: Callable[[tuple[SessionId, RequestKey]], asyncio.Lock]
     _joins: dict[str, _Join] = field(init=False, default_factory=dict[str, _Join])
-    by_request: dict[tuple[ConnectionId, RequestId], _Join] = field(
-        init=False, default_factory=dict[tuple[ConnectionId, RequestId], _Join]
-    )
-    """What waits here for another process."""
-
     _channels: dict[str, RemoteChannel] = field(
         init=False, default_factory=dict[str, RemoteChannel]
     )
@@ -155,13 +175,11 @@ class Joining:
         Args:
             begin_anew: Serves the request here if that run never began.
         """
-        join = _Join(waiter, session_id, key, runner, run, begin_anew)
-        self._runner.spawn(self._wait(join))
-
-    async def cancel(self, join: _Join) -> None:
-        """Its client cancelled it."""
-        cancel = CancelKeyed(session_id=join.session_id, key=join.key)
-        await self._bus.send(cancel, to=join.runner)
+        join = _Join(self._bus, waiter, session_id, key, runner, run, begin_anew)
+        connection = waiter.inbound.connection
+        if connection is not None:
+            connection.requests[waiter.request.id] = join
+        join.waits(self._runner.spawn(self._wait(join)))
 
     async def _wait(self, join: _Join) -> None:
         waiter = join.waiter
@@ -193,13 +211,10 @@ class Joining:
 
     async def _until_over(self, join: _Join) -> None:
         waiter = join.waiter
-        inbound, request = waiter.inbound, waiter.request
+        connection, request_id = waiter.inbound.connection, waiter.request.id
         name = mint_request_id()
         self._joins[name] = join
-        here = (inbound.connection.id, request.id) if inbound.connection is not None else None
-        if here is not None:
-            self.by_request[here] = join
-        channel = inbound.channel
+        channel = waiter.inbound.channel
         channel.watch(
             lambda: self._tell_heard(join, name, is_open=False),
             lambda: self._tell_heard(join, name, is_open=True),
@@ -210,8 +225,8 @@ class Joining:
                 continue
         finally:
             del self._joins[name]
-            if here is not None and self.by_request.get(here) is join:
-                del self.by_request[here]
+            if connection is not None and connection.requests.get(request_id) is join:
+                del connection.requests[request_id]
             channel.watch()
 
     async def _ask_to_join(self, join: _Join, name: str) -> None:
@@ -250,7 +265,7 @@ class Joining:
                 admitted.key is Begun.RUNNING or (is_answered and not join.is_answered)
             ):
                 # What was said before the answer may still come. That it is over, as well.
-                join.is_answered = is_answered
+                join.found(is_answered=is_answered)
                 return False
             if not is_answered:
                 raise OutcomeUnknown
@@ -290,6 +305,13 @@ class Joining:
             join.over(never_began=message.never_began)
 
     # --- where it runs -----------------------------------------------------------------------
+
+    async def at_work(self, session_id: SessionId, key: RequestKey) -> RunningRequest | None:
+        """The request with that key that runs here, or is about to be answered. One that is
+        being begun is waited for.
+        """
+        async with self._begins((session_id, key)):
+            return self._runner.by_key(session_id, key)
 
     async def asked(self, sender: str, message: JoinRun) -> None:
         """A request that runs here, perhaps, was sent again elsewhere."""

@@ -26,10 +26,10 @@ class Elsewhere:
         channel = SimpleNamespace(emit=self._emit)
         waiter: Any = SimpleNamespace(inbound=SimpleNamespace(channel=channel))
         begin: Any = None
-        self.join = joining._Join(  # pyright: ignore[reportPrivateUsage]
-            waiter, SessionId("s"), RequestKey("k"), "runner", None, begin
-        )
         bus: Any = SimpleNamespace(is_alive=self._look)
+        self.join = joining._Join(  # pyright: ignore[reportPrivateUsage]
+            bus, waiter, SessionId("s"), RequestKey("k"), "runner", None, begin
+        )
         runner: Any = None
         locks: Any = None
         self._joining = joining.Joining(bus, runner, self._admit, self._answer, locks)
