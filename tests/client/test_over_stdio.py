@@ -87,7 +87,7 @@ async def test_a_child_has_sessions_like_any_server(
             assert first == text_of(await client.call_tool("session_id", {})) != "none"
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["auto", pytest.param("legacy", marks=pytest.mark.full)])
 async def test_a_child_that_died_is_started_again_and_the_call_is_not(
     child: StdioServerParameters, mode: str
 ) -> None:

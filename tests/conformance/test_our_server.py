@@ -17,7 +17,7 @@ WAYS = ("http/handshake", "http/modern", "websocket/handshake", "websocket/moder
 PATIENT = Limits(wait=15.0)
 """A loaded machine is no fault of the server's."""
 
-SAMPLE = 12
+SAMPLE = 17
 """Every so many vectors are played in the fast run."""
 
 

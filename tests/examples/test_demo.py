@@ -43,7 +43,13 @@ def run_demo(
     )
 
 
-@pytest.fixture(scope="module", params=["notes_server.py", "notes_server_fastmcp.py"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "notes_server.py",
+        pytest.param("notes_server_fastmcp.py", marks=pytest.mark.full),
+    ],
+)
 def told(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> subprocess.CompletedProcess[str]:

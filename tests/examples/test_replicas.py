@@ -18,6 +18,7 @@ def lines_of(text: str) -> list[str]:
     return [re.sub(r"\[[^]]*\]|[0-9]+,|[0-9] of 3", "#", line) for line in text.splitlines()]
 
 
+@pytest.mark.full
 @pytest.mark.redis
 @pytest.mark.timeout(120)
 def test_a_stock_client_does_not_notice_that_one_of_three_is_killed() -> None:

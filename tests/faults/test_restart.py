@@ -41,6 +41,9 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
+EITHER = [pytest.param(mode, marks=[pytest.mark.full] * (mode == "legacy")) for mode in MODES]
+"""The modes of our client; stock clients of the older era are among what every run tests."""
+
 WITHIN = 40.0
 """Seconds that one test may take; each start of the server takes one or two."""
 
@@ -213,7 +216,7 @@ async def test_a_stock_clients_call_that_died_with_its_server_is_answered(tmp_pa
 
 
 @pytest.mark.parametrize("scheme", ["http", pytest.param("ws", marks=pytest.mark.full)])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EITHER)
 async def test_our_client_resumes_with_state_data_and_events(
     tmp_path: Path, mode: str, scheme: str
 ) -> None:
@@ -237,7 +240,7 @@ async def test_our_client_resumes_with_state_data_and_events(
             assert all(outcome.recovered for outcome in heard.outcomes), heard.outcomes
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EITHER)
 async def test_an_answer_that_was_kept_but_never_arrived_comes_after_the_restart(
     tmp_path: Path, mode: str
 ) -> None:
@@ -262,7 +265,7 @@ async def test_an_answer_that_was_kept_but_never_arrived_comes_after_the_restart
         assert served.runs.count("wait open") == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EITHER)
 async def test_a_call_that_died_with_its_server_is_answered_and_does_not_run_again(
     tmp_path: Path, mode: str
 ) -> None:

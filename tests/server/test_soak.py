@@ -67,6 +67,7 @@ async def come_and_go(w: World, count: int) -> None:
             await client.text("update", uri="a:1", meta=in_session(session))
 
 
+@pytest.mark.full
 @pytest.mark.in_memory
 async def test_ten_thousand_that_come_and_go_leave_nothing() -> None:
     """END2: "10,000 create/drop cycles without DELETE: memory returns to baseline"."""

@@ -24,8 +24,10 @@ CHILD_LOG = "mcp_sessions.server.upstream.stdio"
 
 on_either_loop = pytest.mark.parametrize(
     "anyio_backend",
-    [("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})],
-    ids=["asyncio", "uvloop"],
+    [
+        pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio", marks=pytest.mark.full),
+        pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
+    ],
 )
 
 
