@@ -276,6 +276,7 @@ class Assembly:
             bus,
             availability,
             upstream,
+            children[1] if children is not None else None,
         )
         self.lifetime = Lifetime(
             store,

@@ -16,6 +16,7 @@ from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.serve.endpoint import Endpoint
 from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.child_host import ChildHost
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
@@ -40,6 +41,7 @@ class Draining:
     Args:
         endpoints: The layer's, as they are when it stops.
         owed: Owes the store nothing more when the layer has stopped.
+        child_host: What other replicas ask children of this one; None: sessions have none.
     """
 
     _endpoints: Sequence[Endpoint]
@@ -52,6 +54,7 @@ class Draining:
     _bus: ClusterBus
     _availability: Availability
     _upstream: Upstream
+    _child_host: ChildHost | None
 
     def announce(self) -> None:
         """Say that the process is about to stop. Everything is served."""
@@ -81,7 +84,12 @@ class Draining:
                     transport.close_when_quiet()
                 else:
                     await self._tell_draining(connection)
-        left, _ = await asyncio.gather(self._runner.drain(grace), self._upstream.leave(grace))
+        host = self._child_host
+        left, *_ = await asyncio.gather(
+            self._runner.drain(grace),
+            self._upstream.leave(grace),
+            *([host.drain(grace)] if host is not None else []),
+        )
         # Not before: until then it answers what others wait for.
         await self._bus.leave()
         if left:

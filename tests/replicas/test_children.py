@@ -15,7 +15,7 @@ from mcp_sessions.server.cluster import child_host, children
 from tests.support import replicas
 from tests.support.children import child, children_of, is_alive, modern_child, until
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
-from tests.support.raw import Json, in_session, keyed, text_of
+from tests.support.raw import Json, Sent, in_session, keyed, text_of
 from tests.support.replicas import Cluster, cluster, lost
 from tests.support.urls import stock_url
 from tests.support.world import Toolbox
@@ -355,6 +355,37 @@ async def test_a_replica_that_leaves_hands_over_at_once() -> None:
         await c[0].layer.drain(grace=1)
         second = await c.at(1, client).text("pid", meta=meta)
         assert second != first
+
+
+@asynccontextmanager
+async def asked_elsewhere(notes: Path, seconds: float) -> AsyncGenerator[tuple[Cluster, Sent]]:
+    """A call at one replica that its child at another one is busy with for so long."""
+    async with commands(env={"CALLS": str(notes)}) as c:
+        client = await c[0].connected()
+        meta = in_session((await client.start())["sessionId"])
+        await client.text("pid", meta=meta)
+        other = c.at(1, client)
+        sent = other.call("mark_and_wait", text="it", seconds=seconds, meta=meta)
+        await until(lambda: "ran it" in calls(notes), "it runs")
+        yield c, sent
+
+
+async def test_what_another_replica_asked_of_one_that_leaves_is_finished(tmp_path: Path) -> None:
+    """Within its grace, though it asks nothing itself."""
+    notes = tmp_path / "notes"
+    async with asked_elsewhere(notes, 1.5) as (c, sent):
+        await c[0].layer.drain(grace=10)
+        assert text_of(await sent.result()) == "waited"
+        assert calls(notes).count("ran it") == 1
+
+
+async def test_what_another_replica_asked_and_is_not_finished_in_its_grace_is_unknown(
+    tmp_path: Path,
+) -> None:
+    async with asked_elsewhere(tmp_path / "notes", 60) as (c, sent):
+        async with asyncio.timeout(10):
+            await c[0].layer.drain(grace=0.5)
+        assert (await sent.error())["code"] == UNKNOWN
 
 
 async def test_a_modern_level_and_the_level_of_a_session_hold_elsewhere() -> None:

@@ -85,7 +85,8 @@ def tool(request: Json) -> Json | None:
             return text(count)
         case "mark_and_wait":
             note(f"ran {arguments['text']}")
-            time.sleep(600)
+            time.sleep(arguments.get("seconds", 600))
+            return text("waited")
         case "pid":
             return text(os.getpid())
         case "params":

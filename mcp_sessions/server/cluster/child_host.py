@@ -155,6 +155,15 @@ class ChildHost:
         """Whether a session has a child here."""
         return session_id in self._children.held
 
+    async def drain(self, grace: float) -> None:
+        """Let what others ask here finish, for ``grace`` seconds at the most."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace
+        while asked := [task for _, task in self._asked.values()]:
+            await asyncio.wait(asked, timeout=max(0, until - loop.time()))
+            if loop.time() >= until:
+                return
+
     async def round(self) -> None:
         """What no message told: sessions that are over or moved, and who waits no more.
 

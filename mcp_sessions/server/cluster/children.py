@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +48,9 @@ that is over, even if its last sign of life was not the newest.
 
 _ASK_EVERY = 2.0
 """Seconds between two looks at whether who was asked lives, and knows of it."""
+
+_LAST_WORDS = 1.0
+"""Seconds that what a process said before it was gone may be on its way."""
 
 _ANSWERS = 1_048_576
 """Bytes of what a request's client answered that are kept: an answer may be lost on its way."""
@@ -235,12 +239,18 @@ class ChildrenElsewhere:
         return dict(answer.result), answer.handshake or {}
 
     async def _answer(self, name: str, ask: _Ask) -> ChildAnswered:
+        is_gone = False
         while True:
             try:
                 async with asyncio.timeout(_ASK_EVERY):
                     await ask.news.wait()
             except TimeoutError:
-                await self._look(name, ask)
+                if not await self._look(name, ask):
+                    # Its last words may be on their way still.
+                    is_gone = True
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_LAST_WORDS):
+                            await ask.news.wait()
             ask.news.clear()
             while ask.said:
                 said, size = ask.said.popleft()
@@ -248,16 +258,19 @@ class ChildrenElsewhere:
                 ask.size -= size
             if ask.answer is not None and not ask.said:
                 return ask.answer
+            if is_gone:
+                raise UpstreamError(wire_error(OutcomeUnknown()))
 
-    async def _look(self, name: str, ask: _Ask) -> None:
+    async def _look(self, name: str, ask: _Ask) -> bool:
+        """Ask once more; False: nobody is there who could answer."""
         try:
             is_alive = await self._bus.is_alive(ask.process)
         except StoreUnavailable:
             # Asked again when the store is back.
-            return
-        if not is_alive:
-            raise UpstreamError(wire_error(OutcomeUnknown()))
-        await self._bus.tell(ChildAwaited(ask=name, is_awaited=True), to=ask.process)
+            return True
+        if is_alive:
+            await self._bus.tell(ChildAwaited(ask=name, is_awaited=True), to=ask.process)
+        return is_alive
 
     async def _pass_on(self, name: str, ask: _Ask, said: ChildSaid) -> None:
         if said.question is None:
