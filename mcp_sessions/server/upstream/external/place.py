@@ -204,8 +204,9 @@ class Place:
         self.is_over = True
 
     def occupy(self, child: Child) -> None:
-        """That is its child from now on."""
+        """That is its child from now on, for whoever waits for it."""
         self.child = child
+        self.used_at = asyncio.get_running_loop().time()
 
     def vacate(self) -> Child | None:
         """It has no child any more: who asks now has the next one. The one it had."""

@@ -16,6 +16,8 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 
 from mcp_sessions import ConfigurationError, Conversations, metrics
+from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.place import Place
 from tests.support.children import child, child_world, children_of, is_alive, until
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
 from tests.support.raw import RawClient, in_session, keyed, text_of
@@ -387,6 +389,25 @@ async def test_more_processes_than_may_be_are_refused_and_nobody_loses_one() -> 
         await until_answered(second, params)
 
 
+async def test_a_process_is_as_new_as_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its first moment on nobody else has its room, though nothing runs yet that it was
+    started for.
+    """
+    idle_for = list[float]()
+    occupy = Place.occupy
+
+    def occupied(place: Place, child: Child) -> None:
+        occupy(place, child)
+        idle_for.append(asyncio.get_running_loop().time() - place.used_at)
+
+    monkeypatch.setattr(Place, "occupy", occupied)
+    async with child_world(options={"max_children": 3}) as w:
+        came = await asyncio.gather(*(w.connected() for _ in range(12)), return_exceptions=True)
+        begun = [client for client in came if isinstance(client, RawClient)]
+        assert [await client.text("count") for client in begun] == ["1"] * 3
+    assert len(idle_for) == 3 and max(idle_for) < 1
+
+
 async def test_one_principal_has_a_number_of_processes_of_its_own() -> None:
     """Who has them all is refused one more, and takes nobody else's room."""
     options = {"max_children": 3, "max_children_per_principal": 2}
@@ -437,10 +458,9 @@ async def test_a_process_that_names_a_session_is_handed_to_no_other() -> None:
 
 async def until_answered(client: Any, params: dict[str, Any]) -> None:
     """Wait for the room that a process leaves which ends."""
-    for _ in range(100):
-        if "result" in await client.answer("initialize", params):
-            return
-    raise AssertionError("there is no room")
+    async with asyncio.timeout(10):
+        while "result" not in await client.answer("initialize", params):
+            await asyncio.sleep(0.05)
 
 
 async def test_after_a_restart_of_the_layer_a_session_has_a_new_process_and_hears_of_it(
