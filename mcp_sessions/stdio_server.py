@@ -17,7 +17,7 @@ INHERITED: Final = (
 )  # fmt: skip
 """What a command has of this process's environment: the layer's keys and passwords stay here."""
 
-_PLACEHOLDER: Final = re.compile(r"(?<!\$)\{([a-z_]+)\}")
+_PLACEHOLDER: Final = re.compile(r"(?<!\$)\{(principal|session)\}")
 
 
 class StdioServer(ExternalServer):
@@ -50,7 +50,8 @@ class StdioServer(ExternalServer):
             args: Its arguments, as they are.
             env: Added to what it inherits, which is ``INHERITED`` and nothing else. In its values
                 ``{principal}`` and ``{session}`` stand for 32 hexadecimal digits that name whom a
-                process is for, always the same.
+                process is for, always the same. Where one stands in what it writes on stderr,
+                the log and its clients' errors have ``$NAME`` in place of the value.
             cwd: Where it runs; None: where this process does. With ``{principal}`` or
                 ``{session}`` in it: a directory that is made when it is needed.
             per: Who shares a process. ``session``: nobody; each session, each conversation, and
@@ -85,7 +86,10 @@ class StdioServer(ExternalServer):
         self.command = command
         self.args = args
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        given = dict(env or {})
+        self.given: Mapping[str, str] = MappingProxyType(dict(env or {}))
+        """What ``env`` says, as it stands there: its values are neither logged nor told."""
+
+        given = self.given
         self.env: Mapping[str, str] = MappingProxyType({**inherited, **given})
         self.cwd = os.fspath(cwd) if cwd is not None else None
         self._templates = frozenset(name for name in given if self._is_template(given[name]))
@@ -132,8 +136,6 @@ class StdioServer(ExternalServer):
     def _is_template(self, text: str) -> bool:
         found: list[str] = _PLACEHOLDER.findall(text)
         for name in found:
-            if name not in ("principal", "session"):
-                raise ConfigurationError(f"{{{name}}} is none of {{principal}} and {{session}}")
             if self.per == "shared" or (name == "session" and self.per != "session"):
                 raise ConfigurationError(f"{{{name}}}: with per={self.per!r} there is none")
         return bool(found)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
@@ -34,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 _EVICTABLE = 60.0
 """Seconds after its last request in which a child is not ended to make room for another."""
+
+_SAID_AGAIN = 60.0
+"""Seconds between two lines in the log that there is no room."""
 
 _CLOSING = 10.0
 """Seconds that what is done for children has when the layer stops."""
@@ -105,6 +109,7 @@ class Children:
         """A client of the modern era came, and the server does not speak that."""
 
         self._failures: dict[Principal, tuple[Backoff, float, UpstreamError]] = {}
+        self._refused_at = -math.inf
 
     def run(self) -> None:
         """End those that are idle, until it is closed."""
@@ -213,6 +218,7 @@ class Children:
             raise _not_started(_LEAVING if self._is_leaving else _OVER) from None
         except UpstreamError as failed:
             self._failed(principal, failed)
+            logger.warning("%s: %s", place.label(), failed.error["message"])
             metrics.child_begun("failed")
             raise
         metrics.child_begun("started")
@@ -325,10 +331,17 @@ class Children:
         own = self.server.max_children_per_principal
         while own is not None and self._count(principal) >= own:
             if not await self._end_idle(principal):
-                raise UpstreamError(wire_error(LimitReached("max_children_per_principal")))
+                raise self._no_room("max_children_per_principal")
         while self._count() >= self.server.max_children:
             if not await self._end_idle(None):
-                raise UpstreamError(wire_error(LimitReached("max_children")))
+                raise self._no_room("max_children")
+
+    def _no_room(self, limit: str) -> UpstreamError:
+        now = asyncio.get_running_loop().time()
+        if now - self._refused_at >= _SAID_AGAIN:
+            self._refused_at = now
+            logger.warning("%s: there are as many as %s allows", self.server.title, limit)
+        return UpstreamError(wire_error(LimitReached(limit)))
 
     async def _end_idle(self, of: Principal | None) -> bool:
         """End the child that was idle for longest, of one principal or of all; False: none may."""

@@ -105,6 +105,8 @@ class StdioChild(EitherEraChild):
         self._longest = longest
         self._junk = 0
         self._is_over = False
+        self._is_stopping = False
+        self._dying: asyncio.Task[None] | None = None
         process.output.read(longest, self._hear_line, self._give_up, self._background)
 
     @property
@@ -114,8 +116,12 @@ class StdioChild(EitherEraChild):
 
     async def stop(self) -> None:
         """See :class:`Child`."""
+        self._is_stopping = True
         try:
             await self._process.stop()
+            if self._dying is not None:
+                # All that it waits for is there.
+                await self._dying
         finally:
             await self._background.close()
             self._process.output.leave()
@@ -149,13 +155,18 @@ class StdioChild(EitherEraChild):
         """It is of no use any more: it is killed, which ends what it was asked."""
         if not self.failure:
             self.failure = failure
-            logger.warning("a child process is ended: %s", failure)
+            logger.warning("%s: it is ended: %s", self._process.label(), failure)
         self._process.kill()
         self._process.output.leave()
 
     def _give_up(self) -> None:
         self._is_over = True
         super()._give_up()
+        if self.result and not self._is_stopping and not self.failure:
+            self._dying = self._background.run("the last words of a child", self._died())
+
+    async def _died(self) -> None:
+        logger.warning("%s: %s", self._process.label(), await self.last_words())
 
     def _hear_line(self, line: Line) -> Later | None:
         if isinstance(line, TooLong):
@@ -183,7 +194,8 @@ class StdioChild(EitherEraChild):
             self._fail(waiting, f"the server's answer is {why}")
             return
         if not self._junk:
-            logger.warning("a child process writes on its output what is no message (%s)", why)
+            label = self._process.label()
+            logger.warning("%s: it writes on its output what is no message (%s)", label, why)
         self._junk += len(line) + 1
         if self._junk > _JUNK:
             self._break("it writes on its output what is no message")

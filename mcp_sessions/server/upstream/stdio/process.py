@@ -9,12 +9,13 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, Process, SubprocessStreamProtocol
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
 from mcp_sessions.background import Background
 from mcp_sessions.server.upstream.stdio.output import Output
+from mcp_sessions.server.upstream.stdio.stderr import StandardError
 from mcp_sessions.stdio_server import StdioServer
 
 logger = logging.getLogger(__name__)
@@ -33,15 +34,6 @@ _TERMINATING = 2.0
 
 _DRAINING = 1.0
 """Seconds in which the last words of a process that is over are read."""
-
-_LINE = 1_000
-"""Characters of a line of stderr that are logged."""
-
-_LINES = 100
-"""Lines of stderr that are logged in each second."""
-
-_TAIL = 300
-"""Characters of stderr that are told to a client."""
 
 
 class _Protocol(SubprocessStreamProtocol):
@@ -122,7 +114,8 @@ class Processes:
         )
         self._living.add(transport.get_pid())
         process = Process(transport, protocol, loop)
-        return ChildProcess(process, transport, protocol, self, label)
+        given = {name: env[name] for name in server.given}
+        return ChildProcess(process, transport, protocol, self, label, given)
 
     def over(self, group: int) -> None:
         """Nothing of a process group is left."""
@@ -180,23 +173,24 @@ class ChildProcess:
         protocol: _Protocol,
         processes: Processes,
         label: Callable[[], str],
+        given: Mapping[str, str],
     ) -> None:
         if process.stdin is None or process.stderr is None:
             raise AssertionError("it was started with three pipes")
         self.output = protocol.output
         self._process = process
-        self._stdin, self._stderr = process.stdin, process.stderr
+        self._stdin = process.stdin
+        self._stderr = StandardError(process.stderr, label, given)
         self._transport = transport
         self._protocol = protocol
         self._exited = protocol.exited
         self._processes = processes
-        self._label = label
-        self._tail = ""
+        self.label = label
         self._is_swept = False
         self._is_stopping = False
         self._background = Background()
         self._background.run("watching a child process", self._watch())
-        self._errors = self._background.run("reading a child's stderr", self._read_errors())
+        self._errors = self._background.run("reading a child's stderr", self._stderr.read())
 
     @property
     def pid(self) -> int:
@@ -218,7 +212,8 @@ class ChildProcess:
             await asyncio.wait({self._errors}, timeout=_DRAINING)
         code = self._process.returncode
         ended = "it did not end" if code is None else f"it ended with status {code}"
-        return f"{ended}: {self._tail}" if self._tail else ended
+        said = self._stderr.last_words
+        return f"{ended}: {said}" if said else ended
 
     @property
     def untaken(self) -> int:
@@ -296,31 +291,3 @@ class ChildProcess:
         # macOS refuses where nobody but a zombie is left.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
-
-    async def _read_errors(self) -> None:
-        loop = asyncio.get_running_loop()
-        rest, second, logged = b"", loop.time(), 0
-        while chunk := await self._stderr.read(_CHUNK):
-            *lines, rest = (rest + chunk).split(b"\n")
-            # A line that does not end is cut where it is long.
-            if len(rest) > _CHUNK:
-                lines, rest = [*lines, rest], b""
-            lines = [line for line in lines if line.strip()]
-            if lines:
-                self._tail = _printable(lines[-1])[-_TAIL:]
-            for line in lines:
-                if loop.time() - second >= 1:
-                    if logged > _LINES:
-                        logger.warning("%s: %d lines were left out", self._label(), logged - _LINES)
-                    second, logged = loop.time(), 0
-                logged += 1
-                if logged <= _LINES:
-                    logger.info("%s: %s", self._label(), _printable(line))
-        if rest.strip():
-            self._tail = _printable(rest)[-_TAIL:]
-            logger.info("%s: %s", self._label(), self._tail)
-
-
-def _printable(line: bytes) -> str:
-    text = line[:_LINE].decode("utf-8", "replace").strip()
-    return "".join(character if character.isprintable() else "?" for character in text)

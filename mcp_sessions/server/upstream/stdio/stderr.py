@@ -1,0 +1,117 @@
+"""What a process writes on standard error: logged within bounds, and its last words."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+logger = logging.getLogger(__name__)
+
+_CHUNK = 65_536
+_LINE = 1_000
+"""Characters of a line that are logged."""
+
+_LINES = 100
+"""Lines that are logged in each second."""
+
+_TOLD = 300
+"""Characters of a line that are told to a client."""
+
+_KEPT = 30
+"""Lines among which its last words are looked for."""
+
+_LEAST_SECRET = 6
+"""Characters of a value of its environment that is never said: shorter ones stand in any text."""
+
+_NODE = re.compile(r"Node\.js v\d")
+"""The last line of a crash of Node, which says nothing of why."""
+
+_RAISED = re.compile(r"(?:Uncaught )?[\w.]*(?:Error|Exception)\b.*:|\[?[\w.]+Error\b")
+_NPM = re.compile(
+    r"npm (?:error|ERR!)\s*(?:\d{3}\s*|code \w+|A complete log .*|\S*\.log|\d{3} Note that .*)?$"
+)
+"""Lines around why npm failed."""
+
+
+class StandardError:
+    """Of one process.
+
+    Args:
+        label: Says whose the process is, for the log.
+        given: What its environment has that is not everybody's, by name: for each value there
+            stands ``$NAME`` in all that is said.
+    """
+
+    def __init__(
+        self, stream: asyncio.StreamReader, label: Callable[[], str], given: Mapping[str, str]
+    ) -> None:
+        self._stream = stream
+        self._label = label
+        self._secrets = _secrets(given)
+        self._lines = deque[str](maxlen=_KEPT)
+        self._second, self._logged = 0.0, 0
+
+    @property
+    def last_words(self) -> str:
+        """The line that says why it ended, as far as one can tell; empty: it wrote nothing."""
+        return reason_of(self._lines)[:_TOLD]
+
+    async def read(self) -> None:
+        """Until it writes no more."""
+        rest = b""
+        while chunk := await self._stream.read(_CHUNK):
+            *lines, rest = (rest + chunk).split(b"\n")
+            # A line that does not end is cut where it is long.
+            if len(rest) > _CHUNK:
+                lines, rest = [*lines, rest], b""
+            self._take([line for line in lines if line.strip()])
+        if rest.strip():
+            self._take([rest])
+
+    def _take(self, lines: Sequence[bytes]) -> None:
+        now = asyncio.get_running_loop().time()
+        last = len(lines) - _KEPT
+        for number, line in enumerate(lines):
+            if now - self._second >= 1:
+                if self._logged > _LINES:
+                    left_out = self._logged - _LINES
+                    logger.warning("%s: %d lines were left out", self._label(), left_out)
+                self._second, self._logged = now, 0
+            self._logged += 1
+            if self._logged <= _LINES or number >= last:
+                text = self._printable(line)
+                self._lines.append(text)
+                if self._logged <= _LINES:
+                    logger.info("%s: %s", self._label(), text.strip())
+
+    def _printable(self, line: bytes) -> str:
+        # A value that is cut would not be found: it is looked for in more than is said.
+        text = line[: 4 * _LINE].decode("utf-8", "replace").rstrip()
+        for value, name in self._secrets:
+            text = text.replace(value, f"${name}")
+        return "".join(character if character.isprintable() else "?" for character in text[:_LINE])
+
+
+def reason_of(lines: Sequence[str]) -> str:
+    """The last of these lines, but for those with which some programs close what they said
+    before: Node its version, npm the place of its log.
+    """
+    said = [line for line in lines if line.strip()]
+    if said and _NODE.match(said[-1]):
+        raised = [line for line in said if _RAISED.match(line)]
+        said = raised or said[:-1] or said
+    return next((line for line in reversed(said) if not _NPM.match(line)), "").strip()
+
+
+def _secrets(given: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The values, and the lines of those that have several, the longest first."""
+    lines = {
+        line.strip(): name
+        for name, value in given.items()
+        for line in (value, *value.splitlines())
+        if len(line.strip()) >= _LEAST_SECRET
+    }
+    return sorted(lines.items(), key=lambda each: -len(each[0]))

@@ -1,0 +1,129 @@
+"""What a process writes on standard error: what of it is told, and what never is."""
+
+import asyncio
+import logging
+import os
+import signal
+
+import pytest
+
+from mcp_sessions.server.upstream.stdio.stderr import StandardError, reason_of
+from tests.support.children import child_world, until
+from tests.support.raw import RawClient
+
+pytestmark = pytest.mark.anyio
+
+NODE = """\
+node:internal/modules/cjs/loader:1148
+  throw err;
+  ^
+
+Error: Cannot find module '/srv/no-such.js'
+    at Module._resolveFilename (node:internal/modules/cjs/loader:1145:15)
+    at node:internal/main/run_main_module:28:49 {
+  code: 'MODULE_NOT_FOUND',
+  requireStack: []
+}
+
+Node.js v20.20.2
+"""
+NPM = """\
+npm error code E404
+npm error 404 Not Found - GET https://registry/@a%2fb - Not found
+npm error 404
+npm error 404  The requested resource '@a/b@*' could not be found or you do not have permission.
+npm error 404
+npm error 404 Note that you can also install from a
+npm error A complete log of this run can be found in: /home/ann/.npm/_logs/x-debug-0.log
+"""
+PYTHON = """\
+Traceback (most recent call last):
+  File "server.py", line 1, in <module>
+KeyError: 'API_KEY'
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (NODE, "Error: Cannot find module '/srv/no-such.js'"),
+        (
+            NPM,
+            "npm error 404  The requested resource '@a/b@*' could not be found "
+            "or you do not have permission.",
+        ),
+        (PYTHON, "KeyError: 'API_KEY'"),
+        ("warming up\nit is too cold\n", "it is too cold"),
+        ("Node.js v20.20.2\n", "Node.js v20.20.2"),
+        ("npm error 404\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_line_that_says_why(written: str, told: str) -> None:
+    assert reason_of(written.split("\n")) == told
+
+
+async def said(written: bytes, given: dict[str, str]) -> str:
+    """The last words of a process that wrote that, and had that in its environment."""
+    stream = asyncio.StreamReader()
+    stream.feed_data(written)
+    stream.feed_eof()
+    errors = StandardError(stream, lambda: "the server", given)
+    await errors.read()
+    return errors.last_words
+
+
+async def test_what_it_was_given_is_neither_told_nor_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    given = {"TOKEN": "hunter2", "KEY": "first line\nsecond line\n", "LONG": "x" * 2_000, "N": "1"}
+    written = b"1 token: hunter2 of second line, " + b"x" * 2_000
+    assert await said(written, given) == "1 token: $TOKEN of $KEY, $LONG"
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == ["the server: 1 token: $TOKEN of $KEY, $LONG"]
+
+
+async def test_a_flood_is_bounded_in_the_log_and_its_end_is_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    written = b"".join(b"line %d\n" % number for number in range(5_000)) + b"out of memory"
+    assert await said(written, {}) == "out of memory"
+    assert len(caplog.records) < 300
+
+
+async def refused(client: RawClient) -> str:
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
+        "name": "raw", "version": "1"}}  # fmt: skip
+    return str((await client.error("initialize", params))["message"])
+
+
+async def test_no_client_reads_the_environment_in_the_error_of_a_start() -> None:
+    options = {"env": {"SECRET": "hunter2"}}
+    async with child_world("dies", "key: hunter2", options=options) as w:
+        assert "the key: $SECRET is missing" in await refused(w.client())
+
+
+async def test_the_log_says_that_it_did_not_start_that_it_died_and_that_there_is_no_room(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once, each of them, and with whose it was."""
+    async with child_world("dies", "key") as w:
+        for _ in range(3):
+            await refused(w.client())
+    async with child_world(options={"max_children": 1}) as w:
+        client = await w.connected()
+        for _ in range(3):
+            await refused(w.client())
+        os.kill(int(await client.text("pid")), signal.SIGKILL)
+        await until(lambda: "status -9" in caplog.text, "its end is logged")
+    async with child_world() as w:
+        await w.connected()
+    logged = [r.getMessage() for r in caplog.records if "upstream" in r.name]
+    assert [line.partition(": ")[2] for line in logged] == [
+        "the server did not start: it ended with status 1: the key is missing",
+        "there are as many as max_children allows",
+        "it ended with status -9",
+    ]
+    assert all(line.startswith("the server") for line in logged)
