@@ -16,6 +16,7 @@ from typing import NoReturn, cast
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mcp_sessions.background import stopped
 from mcp_sessions.serve.access_log import AccessLog
 from mcp_sessions.serve.garbage import Collections, set_aside_everything
 from mcp_sessions.serve.sockets import LISTEN_BACKLOG
@@ -90,6 +91,8 @@ class DrainingServer(uvicorn.Server):
     may safely try another server. What is connected is served; a connection that is idle, or
     on which nothing was asked for a second, is closed. Then the layer drains.
 
+    SIGINT: without the delay. Another one after that: what still runs is ended at once.
+
     Args:
         responses: The application of ``config``, or what is in it.
         leaving: How it stops.
@@ -119,11 +122,25 @@ class DrainingServer(uvicorn.Server):
         self.interrupted = False
         """SIGINT ended it."""
 
+        self._is_stopping = False
+        self._is_urged = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and self._loop is not None:
+            # uvicorn raises each that it hears of again, at the end: the first is enough.
+            if sig == signal.SIGINT:
+                if self.interrupted or self._is_stopping:
+                    # A signal by itself ends no wait.
+                    self._loop.call_soon_threadsafe(self._is_urged.set)
+                # Else it ends the delay.
+                self.interrupted = True
+            return
         self.interrupted = self.interrupted or sig == signal.SIGINT
         super().handle_exit(sig, frame)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await self._before()
         await super().serve(sockets=sockets)
 
@@ -146,15 +163,30 @@ class DrainingServer(uvicorn.Server):
         return self.interrupted or self.force_exit or now >= self._leaves_at
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._is_stopping = True
         self._announce()
         drains_first = self._leaving.needs_listener()
         if drains_first:
-            await self._leaving.drain(self._leaving.grace)
+            await self._drain()
         await self._close_listeners(sockets or [])
         await self._close_idle()
         if not drains_first:
-            await self._leaving.drain(self._leaving.grace)
+            await self._drain()
         await super().shutdown(sockets=sockets)
+
+    async def _drain(self) -> None:
+        draining = asyncio.ensure_future(self._leaving.drain(self._leaving.grace))
+        urged = asyncio.create_task(self._is_urged.wait())
+        try:
+            await asyncio.wait({draining, urged}, return_when=asyncio.FIRST_COMPLETED)
+            if not draining.done():
+                logger.warning("interrupted again: what runs is ended now")
+                await stopped(draining)
+                await self._leaving.drain(0)
+            else:
+                await draining
+        finally:
+            await stopped(draining, urged)
 
     def _announce(self) -> None:
         self._leaving.announce()

@@ -193,6 +193,27 @@ def test_after_it_the_listener_is_closed_and_what_runs_is_served_to_its_end(here
         process.wait(WITHIN)
 
 
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_again_it_ends_what_runs_at_once(here: Path, first: signal.Signals) -> None:
+    """Who waits for that is told, and nothing is left in the log that looks like a defect."""
+    with served(here, "--drain-delay", "0", "--grace", "600") as (process, port):
+        running = Kept(port).initialize()
+        arguments = {"name": "never"}
+        running.send(
+            {"id": 1, "method": "tools/call", "params": {"name": "gate", "arguments": arguments}}
+        )
+        stream = running.response()
+        process.send_signal(first)
+        until(lambda: get(port, "/readyz")[0] == 503)
+
+        process.send_signal(signal.SIGINT)
+        assert _next(stream)["error"]["code"] == -31012
+        process.wait(WITHIN)
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert "interrupted again" in said and "Traceback" not in said
+
+
 def test_a_new_connection_gets_the_time_to_ask(here: Path) -> None:
     """It was accepted before the listener was closed: whoever made it was not refused, and
     cannot know whether what it sends is served.
