@@ -84,6 +84,9 @@ class HTTPServer(ExternalServer):
         for name, value in (headers or {}).items():
             if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
                 raise ConfigurationError(f"the header {name!r} cannot be sent")
+            if value != value.strip():
+                # A token that is missing, above all.
+                raise ConfigurationError(f"the header {name!r} begins or ends with a space")
         if per == "shared" and callable(auth):
             raise ConfigurationError("auth: with per='shared' there is no principal to ask for")
         self.headers: Mapping[str, str] = MappingProxyType(dict(headers or {}))

@@ -13,9 +13,12 @@ from mcp_sessions.cli.logs import complain
 from mcp_sessions.errors import ConfigurationError
 
 _VARIABLE = re.compile(
-    r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{(?:input|command|config):[^}]*\}"
+    r"\$\{(?:(?:input|command|config|prompt):(?!-)[^}]*|userHome|workspaceFolder\w*)\}"
+    r"|\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}"
 )
-"""The last are of an editor. Sent as they stand they would pass for a key."""
+"""The first are of an editor. Sent as they stand they would pass for a key."""
+
+_OTHER = re.compile(r"\$\{[^}]*\}")
 
 INTERRUPTED = 130
 """The exit status that shells give to a command that Ctrl-C ended."""
@@ -61,7 +64,14 @@ def seconds(text: str) -> float:
 
 def duration(text: str) -> float:
     """A duration, which may be zero."""
-    return 0.0 if text.strip("0.") == "" and any(c == "0" for c in text) else seconds(text)
+    if text.strip("0.") == "" and any(c == "0" for c in text):
+        return 0.0
+    try:
+        return seconds(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"must be a number of seconds, 0 or more, not {text!r}"
+        ) from None
 
 
 def count(text: str) -> int:
@@ -100,11 +110,14 @@ def header(text: str) -> tuple[str, str]:
         raise argparse.ArgumentTypeError(str(failed)) from failed
 
 
-def expanded(text: str) -> str:
+def expanded(text: str, *, may_be_others: bool = False) -> str:
     """The text with ``${NAME}`` (or ``${env:NAME}``) of the environment, or ``${NAME:-default}``.
 
+    Args:
+        may_be_others: What else stands in ``${}`` is for whoever reads it.
+
     Raises:
-        ConfigurationError: One is not set, and has no default; or only an editor knows it.
+        ConfigurationError: One is not set, and has no default; or it is none.
     """
 
     def value(found: re.Match[str]) -> str:
@@ -112,11 +125,20 @@ def expanded(text: str) -> str:
         default: str | None = found[2]
         if name is None:
             raise ConfigurationError(f"{found[0]} is an editor's: write ${{NAME}}, a variable here")
-        known = os.environ.get(name, default)
+        if default is not None and "${" in default:
+            raise ConfigurationError(f"the default of ${{{name}}} can have no variable in it")
+        known = os.environ.get(name)
+        if default is not None:
+            # As shells have it: also in place of an empty one.
+            known = known or default
         if known is None:
             raise ConfigurationError(f"{name} is not set here")
         return known
 
+    other = _OTHER.search(_VARIABLE.sub("", text))
+    if other is not None and not may_be_others:
+        # It would pass for a key.
+        raise ConfigurationError(f"{other[0]} is none of ${{NAME}} and ${{NAME:-default}}")
     return _VARIABLE.sub(value, text)
 
 

@@ -21,7 +21,10 @@ from mcp_sessions.stdio_server import StdioServer
 
 logger = logging.getLogger(__name__)
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
+"""What of a name is no part of a path here."""
+
+_AS_SHELLS_DO: Final = re.compile(r"(?:^|\s)\$[A-Za-z_][A-Za-z0-9_]*\Z")
 _LARGEST: Final = 1_048_576
 """Bytes of a file."""
 
@@ -55,7 +58,8 @@ _URLS: Final = ("serverUrl", "httpUrl")
 
 
 def servers_of(file: str, given: Mapping[str, Any]) -> dict[str, ExternalServer]:
-    """The servers that the file names, but for those that it has disabled.
+    """The servers that the file names, but for those that it has disabled; each by the part of the
+    path on which it is served.
 
     Args:
         given: Options of each, as ``StdioServer`` and ``HTTPServer`` call them. An entry's own
@@ -68,13 +72,16 @@ def servers_of(file: str, given: Mapping[str, Any]) -> dict[str, ExternalServer]
     servers: dict[str, ExternalServer] = {}
     for name, entry in _entries(file).items():
         try:
-            if not _NAME.fullmatch(name):
-                raise ConfigurationError(
-                    "its name, which is a path here, may have letters, digits, '-', '_' and '.'"
-                )
+            part = _NO_NAME.sub("-", name).strip("-.")
+            if not part or part in servers:
+                raise ConfigurationError("its name is no path, or that of another one")
             if not isinstance(entry, dict):
                 raise ConfigurationError("must be an object")
-            members = cast("dict[str, Any]", entry)
+            # As it is for some hosts, null is as good as nothing.
+            given_members = cast("dict[str, Any]", entry).items()
+            members: dict[str, Any] = {
+                each: value for each, value in given_members if value is not None
+            }
             for each in _URLS:
                 if each in members and "url" not in members:
                     members = {**members, "url": members[each]}
@@ -89,11 +96,11 @@ def servers_of(file: str, given: Mapping[str, Any]) -> dict[str, ExternalServer]
             unused = sorted(members.keys() - _USED)
             if unused:
                 logger.warning("%s: %s: not used here: %s", file, name, ", ".join(unused))
-            servers[name] = _server(members, {"title": f"the server {name}", **given})
+            servers[part] = _server(members, {"title": f"the server {name}", **given})
         except ConfigurationError as failed:
             raise ConfigurationError(f"{file}: {name}: {failed}") from failed
     if not servers:
-        raise ConfigurationError(f"{file}: there is no server in it")
+        raise ConfigurationError(f"{file}: there is no server in it that is not disabled")
     return servers
 
 
@@ -109,7 +116,8 @@ def _entries(file: str) -> dict[str, Any]:
         # A name that is there twice would hide a server.
         value = json.loads(_without_comments(text), object_pairs_hook=_unique)
     except json.JSONDecodeError as failed:
-        raise ConfigurationError(f"{file}, line {failed.lineno}: {failed.msg}") from failed
+        where = f"line {failed.lineno}, column {failed.colno}"
+        raise ConfigurationError(f"{file}, {where}: {failed.msg}") from failed
     except (ValueError, RecursionError) as failed:
         raise ConfigurationError(f"{file}: not JSON ({failed})") from failed
     members = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
@@ -132,9 +140,11 @@ def _without_comments(text: bytes) -> str:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name is there twice in an object")
+    found = dict[str, Any]()
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the name {name!r} is there twice in an object")
+        found[name] = value
     return found
 
 
@@ -154,9 +164,20 @@ def _server(members: dict[str, Any], given: Mapping[str, Any]) -> ExternalServer
             what = "whole number" if number is int else "number"
             raise ConfigurationError(f"{each} must be a {what}")
     options = {**given, **{_OURS[each]: value for each, value in own.items()}}
-    if _TYPES[kind] is _OF_URL:
-        if "warm" in members:
-            raise ConfigurationError("warm goes with another type than http")
+    if _TYPES[kind] is _OF_URL and "warm" in members:
+        raise ConfigurationError("warm goes with another type than http")
+    try:
+        return _made(members, _TYPES[kind] is _OF_URL, options)
+    except ConfigurationError as failed:
+        said = str(failed)
+        for each, argument in _OURS.items():
+            # As it stands in the file.
+            said = re.sub(rf"\b{argument}\b", each, said)
+        raise ConfigurationError(said) from failed
+
+
+def _made(members: dict[str, Any], is_url: bool, options: dict[str, Any]) -> ExternalServer:
+    if is_url:
         return HTTPServer(_text(members, "url"), headers=_texts(members, "headers"), **options)
     args: Any = members.get("args", [])
     if not isinstance(args, list) or not all(isinstance(each, str) for each in cast(Any, args)):
@@ -165,7 +186,8 @@ def _server(members: dict[str, Any], given: Mapping[str, Any]) -> ExternalServer
         raise ConfigurationError("command must be a string, if there is no url")
     command = _text(members, "command")
     cwd = _text(members, "cwd") if members.get("cwd") is not None else None
-    arguments = [expanded(each) for each in cast("list[str]", args)]
+    # One of a shell's may have more in ${} than we know.
+    arguments = [expanded(each, may_be_others=True) for each in cast("list[str]", args)]
     return StdioServer(command, *arguments, env=_texts(members, "env"), cwd=cwd, **options)
 
 
@@ -180,10 +202,13 @@ def _texts(members: Mapping[str, Any], name: str) -> dict[str, str]:
     value = members.get(name)
     if value is None:
         return {}
-    if not isinstance(value, dict) or not all(
-        isinstance(each, str) for each in cast("dict[str, Any]", value).values()
-    ):
+    if not isinstance(value, dict):
         raise ConfigurationError(f"{name} must be an object of strings")
+    for key, each in cast("dict[str, Any]", value).items():
+        if not isinstance(each, str):
+            raise ConfigurationError(f"{name} must be an object of strings, and {key} is none")
+        if _AS_SHELLS_DO.search(each):
+            logger.warning("%s.%s: what begins with $ is no variable here; ${NAME} is", name, key)
     return {
         key: _put_in(f"{name}.{key}", each) for key, each in cast("dict[str, str]", value).items()
     }

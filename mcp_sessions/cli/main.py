@@ -11,6 +11,7 @@ Rules, owned by ``tests/cli/test_main.py``:
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -42,6 +43,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: ``--help``, ``--version``, or arguments that make no sense.
     """
+    _fill_standard_files()
     given = sys.argv[1:] if command_line is None else list(command_line)
     parser = _parser()
     if not given:
@@ -78,3 +80,14 @@ def _parser() -> argparse.ArgumentParser:
     # Not argparse's sub-parsers: they would need every command's options, and file, here.
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
+
+
+def _fill_standard_files() -> None:
+    """Open what of standard input, output and error is closed: the next file that is opened had
+    its number, and child processes would take it for theirs.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)

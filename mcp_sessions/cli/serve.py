@@ -11,6 +11,7 @@ import argparse
 import errno
 import logging
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 HANDSHAKE_ERA = ("2025-03-26", "2025-06-18", "2025-11-25")
 MODERN_ERA = ("2026-07-28",)
 TRANSPORTS = ("Streamable HTTP", "WebSocket")
+_CREDENTIAL = re.compile(r"(?i)\b((?:\w*pass\w*|username)=)[^&]*")
+"""What a store's query may say of who asks."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -298,8 +301,11 @@ def _is_server(value: object) -> bool:
 
 
 def redacted(url: str) -> str:
-    """The URL without its password."""
+    """The URL without its password, wherever that stands."""
     parts = urlsplit(url)
+    if _CREDENTIAL.search(parts.query):
+        parts = parts._replace(query=_CREDENTIAL.sub(r"\1***", parts.query))
+        url = urlunsplit(parts)
     if parts.password is None:
         return url
     _, _, place = parts.netloc.rpartition("@")

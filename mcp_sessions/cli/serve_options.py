@@ -114,6 +114,9 @@ def _check(options: argparse.Namespace) -> None:
         given = [name for name in names if getattr(options, name) is not None]
         if given and not fits:
             raise ConfigurationError(f"--{given[0].replace('_', '-')} goes with {what}")
+    if options.health is not None and options.path.endswith(("/healthz", "/readyz")):
+        if options.path.rpartition("/")[0] == options.health.rstrip("/"):
+            raise ConfigurationError("--path is that of a health check, see --health")
     if options.stdio and options.workers is not None:
         raise ConfigurationError("--workers: standard input and output belong to one process")
     if options.stdio and options.audit == "-":
@@ -310,12 +313,6 @@ def _add_external_options(parser: argparse.ArgumentParser) -> None:
         help="of these, those of one principal; default: all",
     )
     external.add_argument(
-        "--warm",
-        metavar="N",
-        type=types.count_or_none,
-        help="processes of a command that wait for a session; default: 0",
-    )
-    external.add_argument(
         "--child-idle",
         metavar="S",
         type=types.seconds,
@@ -337,6 +334,12 @@ def _add_external_options(parser: argparse.ArgumentParser) -> None:
         "a variable of the environment; may be given several times",
     )
     of_command = parser.add_argument_group("options of -- COMMAND")
+    of_command.add_argument(
+        "--warm",
+        metavar="N",
+        type=types.count_or_none,
+        help="processes that wait for a session; default: 0",
+    )
     of_command.add_argument(
         "--env",
         metavar="NAME[=VALUE]",

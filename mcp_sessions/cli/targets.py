@@ -70,7 +70,10 @@ def split_target(target: str) -> tuple[str, str | None]:
     place, _, attribute = target.rpartition(":")
     if _is_dotted_name(attribute) and (place.endswith(".py") or _is_dotted_name(place)):
         return place, attribute
-    raise ConfigurationError(f"TARGET must be {SHAPE}, not {target!r}")
+    hint = f"; a file of servers is --config {target}" if target.endswith(".json") else ""
+    if target.endswith((".js", ".mjs", ".cjs", ".ts", ".sh")) or target.startswith("@"):
+        hint = "; a server in another language is a command: -- COMMAND [ARG ...]"
+    raise ConfigurationError(f"TARGET must be {SHAPE}, not {target!r}{hint}")
 
 
 def _loaded(place: str) -> ModuleType:

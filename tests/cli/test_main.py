@@ -64,6 +64,13 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "timeout is zero": (["serve", "a:b", "--idle-timeout", "0"], "seconds above 0, not '0'"),
     "timeout is infinite": (["serve", "a:b", "--idle-timeout", "inf"], "seconds above 0"),
     "timeout is no number": (["serve", "a:b", "--idle-timeout", "1h"], "seconds above 0"),
+    "a grace below zero": (["serve", "a:b", "--grace=-1"], "seconds, 0 or more, not '-1'"),
+    "a health check in the way": (
+        ["serve", "a:b", "--path", "/x/healthz", "--health", "/x"],
+        "--path is that of a health check",
+    ),
+    "a file of servers as a target": (["serve", "mcp.json"], "is --config mcp.json"),
+    "another language as a target": (["serve", "server.js"], "is a command: -- COMMAND"),
     "one for everything, of none": (
         ["serve", "a:b", "--per-principal"],
         "--per-principal goes with --conversations",

@@ -185,6 +185,10 @@ def test_the_socket_listens_at_once_so_that_an_early_client_waits() -> None:
         ("redis://localhost:6379/0", "redis://localhost:6379/0"),
         ("redis://:secret@localhost/0", "redis://:***@localhost/0"),
         ("redis://user:se%40cret@localhost/0?a=b", "redis://user:***@localhost/0?a=b"),
+        (
+            "redis://localhost/0?username=u&password=se%40cret&namespace={server}",
+            "redis://localhost/0?username=***&password=***&namespace={server}",
+        ),
     ],
 )
 def test_a_store_is_shown_without_its_password(url: str, shown: str) -> None:

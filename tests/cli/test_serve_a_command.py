@@ -5,6 +5,8 @@ import json
 import os
 import re
 import signal
+import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.main import main
 from tests.support.children import CHILD, MODERN_CHILD, children_of, is_alive
+from tests.support.processes import wait_until_it_listens
 from tests.support.raw import RawClient, SocketCarrier
 from tests.support.serving import initialize, read_lines, serving
 
@@ -53,6 +56,20 @@ def test_a_command_is_served_and_nothing_of_it_is_left(
             if not any(is_alive(pid) for pid in children):
                 return
         raise AssertionError("a process is left")
+
+
+def test_it_serves_where_no_standard_file_is_open(tmp_path: Path) -> None:
+    """As under some supervisors: its children have all of theirs."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    serve = [sys.executable, "-m", "mcp_sessions.cli", "serve", "--port", str(port), *COMMAND]
+    process = subprocess.Popen(["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *serve], cwd=tmp_path)
+    try:
+        wait_until_it_listens(process, port)
+        assert initialize(f"http://127.0.0.1:{port}/mcp")["serverInfo"]
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 def test_a_command_that_refuses_a_handshake_is_served_to_clients_that_shake_hands(

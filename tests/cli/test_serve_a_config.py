@@ -178,13 +178,19 @@ def test_what_hosts_write_is_read(
         ({**ENTRY, "args": "-y"}, "a: args must be a list of strings"),
         ({**ENTRY, "env": {"A": 1}}, "a: env must be an object of strings"),
         ({**ENTRY, "env": {"A": "${NOT_SET_HERE}"}}, "a: env.A: NOT_SET_HERE is not set here"),
+        ({**ENTRY, "env": {"P": "1", "PORT": 8080}}, "an object of strings, and PORT is none"),
+        ({**ENTRY, "env": {"A": "${prompt:key}"}}, "a: env.A: ${prompt:key} is an editor's"),
+        ({**ENTRY, "cwd": "${workspaceFolder}/x"}, "a: cwd: ${workspaceFolder} is an editor's"),
+        ({**ENTRY, "env": {"A": "${HOME-x}"}}, "a: env.A: ${HOME-x} is none of ${NAME}"),
+        ({**ENTRY, "env": {"A": "${NO:-${HOME}}"}}, "a: env.A: the default of ${NO} can have no"),
+        ({"url": "https://h/", "headers": {"A": "Bearer ${EMPTY}"}}, "begins or ends with a space"),
         ({**ENTRY, "cwd": "/no/such/place"}, "a: cwd: no such directory"),
         ({**ENTRY, "per": "tenant"}, "a: per:"),
-        ({**ENTRY, "maxChildren": 0}, "a: max_children must be at least 1"),
+        ({**ENTRY, "maxChildren": 0}, "a: maxChildren must be at least 1"),
         ({**ENTRY, "maxChildren": 1.5}, "a: maxChildren must be a whole number"),
         ({**ENTRY, "warm": True}, "a: warm must be a whole number"),
         ({**ENTRY, "childIdle": "1"}, "a: childIdle must be a number"),
-        ({**ENTRY, "childIdle": 1e999}, "a: child_idle must be a number of seconds"),
+        ({**ENTRY, "childIdle": 1e999}, "a: childIdle must be a number of seconds"),
         ({"url": "https://host/", "warm": 1}, "a: warm goes with another type than http"),
         ({**ENTRY, "type": "http"}, "goes with another type than http"),
         ({**ENTRY, "url": "https://host/"}, "goes with another type than http"),
@@ -195,8 +201,13 @@ def test_what_hosts_write_is_read(
     ],
 )
 def test_an_entry_that_cannot_be_served_is_named_in_one_line(
-    tmp_path: Path, entry: object, said: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    entry: object,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("EMPTY", "")
     file = written(tmp_path, {"a": entry})
     assert main(["serve", "--config", file]) == 2
     error = capsys.readouterr().err
@@ -218,6 +229,26 @@ def test_what_hosts_call_a_url_is_one(
     (server,) = servers_of(written(tmp_path, {"a": entry}), {}).values()
     assert isinstance(server, HTTPServer) and server.url == "https://host/mcp"
     assert not caplog.records
+
+
+def test_what_hosts_leave_empty_and_what_is_no_path_is_read_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("EMPTY", "")
+    entry = {**ENTRY, "url": None, "cwd": None, "headers": None}
+    entry["env"] = {"A": "${EMPTY:-b}", "B": "{time} {level}", "C": "$HOME"}
+    names = ["github.com/modelcontextprotocol/servers", "my toy", "@scope/toy"]
+    servers = servers_of(written(tmp_path, dict.fromkeys(names, entry)), {})
+    assert list(servers) == ["github.com-modelcontextprotocol-servers", "my-toy", "scope-toy"]
+    server = servers["my-toy"]
+    assert isinstance(server, StdioServer) and server.title == "the server my toy"
+    assert {name: server.env[name] for name in "ABC"} == {
+        "A": "b",
+        "B": "{time} {level}",
+        "C": "$HOME",
+    }
+    (warned, *_) = [record.getMessage() for record in caplog.records]
+    assert warned == "env.C: what begins with $ is no variable here; ${NAME} is"
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
@@ -243,15 +274,18 @@ def test_comments_and_last_commas_are_read_over_as_editors_do(
         ("{/*\n*/\nb}", "line 3"),
         ('{"mcpServers": {"a": "', "Unterminated string"),
         ("{/*", "line 1"),
-        ("", "line 1: Expecting value"),
+        ("", "line 1, column 1: Expecting value"),
         ('{\n"mcpServers": {"a": {}}\n"b"}', "line 3"),
         ("[]", 'must be {"mcpServers"'),
         ("{}", 'must be {"mcpServers"'),
         ('{"mcpServers": {}}', "there is no server in it"),
         ('{"mcpServers": {"a": {"disabled": true}}}', "there is no server in it"),
-        ('{"mcpServers": {"a": {}, "a": {}}}', "a name is there twice"),
-        ('{"mcpServers": {"a b": {}}}', "a b: its name, which is a path here"),
-        ('{"mcpServers": {"..": {}}}', "its name, which is a path here"),
+        ('{"mcpServers": {"a": {}, "a": {}}}', "the name 'a' is there twice"),
+        ('{"mcpServers": {"..": {}}}', "its name is no path, or that of another one"),
+        (
+            '{"mcpServers": {"a b": {"url": "https://h/"}, "a/b": {"url": "https://h/"}}}',
+            "a/b: its name is no path, or that of another one",
+        ),
         ("[" * 100_000, "not JSON"),
         (" " * 2_000_000, "more than 1048576 bytes"),
         ("\xff", "not JSON"),
