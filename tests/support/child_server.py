@@ -296,6 +296,8 @@ def main(misdeed: str = "", argument: str = "") -> None:
             say({"id": request["id"], "error": error})
     client = request["params"]
     note("started")
+    while misdeed == "slow" and not os.path.exists(argument):
+        time.sleep(0.01)
     version = argument if misdeed == "version" else client["protocolVersion"]
     capabilities: Json = {"tools": {}, "resources": {"subscribe": True}, "logging": {}}
     if misdeed == "no logging":

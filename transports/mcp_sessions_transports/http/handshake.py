@@ -53,6 +53,7 @@ from mcp_sessions_transports.http.io import (
     HttpCall,
     Post,
     accepts,
+    has_left,
     read_post,
     refusal,
     send_json,
@@ -271,6 +272,10 @@ class HandshakeHttp:
 
         answer, connection = await served.router.initialize(request, alone, register)
         session_id = connection.transport_session if connection is not None else None
+        if session_id is not None and not channel.has_stream and await has_left(call.receive):
+            # Nobody was told its name: a client that tries again would leave one each time.
+            await served.lifecycle.finish(session_id)
+            return
         if not channel.has_stream:
             await send_json(call.send, answer, session_id=session_id)
             return

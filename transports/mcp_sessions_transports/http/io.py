@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from starlette.types import Message, Receive, Scope, Send
 
-from mcp_sessions.background import give_way
+from mcp_sessions.background import give_way, stopped
 from mcp_sessions.core.messages import encode, error_body
 from mcp_sessions.errors import INVALID_REQUEST
 from mcp_sessions.principal import Principal
@@ -108,6 +109,16 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
             if size > limit:
                 raise BodyTooLarge
             return b"".join(chunks)
+
+
+async def has_left(receive: Receive) -> bool:
+    """Whether the client of a request that was read is gone, as far as that was noticed."""
+    leaving = asyncio.ensure_future(receive())
+    try:
+        await asyncio.sleep(0)
+        return leaving.done() and leaving.result()["type"] == "http.disconnect"
+    finally:
+        await stopped(leaving)
 
 
 async def read_post(call: HttpCall, limit: int) -> Post | None:

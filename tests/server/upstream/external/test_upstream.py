@@ -408,6 +408,25 @@ async def test_a_process_is_as_new_as_its_first_request(monkeypatch: pytest.Monk
     assert len(idle_for) == 3 and max(idle_for) < 1
 
 
+async def test_who_left_before_it_began_leaves_no_session_and_no_process(tmp_path: Path) -> None:
+    """A host that is impatient with a slow start, and tries again."""
+    others, began = set(children_of(os.getpid())), tmp_path / "began"
+    notes = tmp_path / "notes"
+    options = {"max_children": 2, "env": {"CALLS": str(notes)}}
+    async with child_world("slow", str(began), options=options) as w:
+        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
+            "name": "raw", "version": "1"}}  # fmt: skip
+        for _ in range(2):
+            sent = w.client().send("initialize", params)
+            await until(lambda: notes.exists(), "one is asked")
+            sent.reply.leave()
+            notes.unlink()
+        began.touch()
+        await until(lambda: len(set(children_of(os.getpid())) - others) <= 1, "only the guard")
+        assert await w.layer.sessions.list() == []
+        assert await (await w.connected()).text("count") == "1"
+
+
 async def test_one_principal_has_a_number_of_processes_of_its_own() -> None:
     """Who has them all is refused one more, and takes nobody else's room."""
     options = {"max_children": 3, "max_children_per_principal": 2}
