@@ -69,8 +69,6 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["serve", "a:b", "--path", "/x/healthz", "--health", "/x"],
         "--path is that of a health check",
     ),
-    "a file of servers as a target": (["serve", "mcp.json"], "is --config mcp.json"),
-    "another language as a target": (["serve", "server.js"], "is a command: -- COMMAND"),
     "one for everything, of none": (
         ["serve", "a:b", "--per-principal"],
         "--per-principal goes with --conversations",

@@ -219,3 +219,15 @@ def test_a_file_that_failed_can_be_loaded_again_once_it_is_right(here: Path) -> 
     write(here / "app.py", "mcp = Server('right')  # another size, so not from the cache")
 
     assert load("app.py") == "right"
+
+
+@pytest.mark.parametrize(
+    ("target", "hint"),
+    [
+        ("mcp.json", "; a file of servers is --config mcp.json"),
+        ("server.js", "; a server in another language is a command: -- COMMAND [ARG ...]"),
+        ("@scope/server", "; a server in another language is a command: -- COMMAND [ARG ...]"),
+    ],
+)
+def test_what_is_served_otherwise_is_said(target: str, hint: str) -> None:
+    assert refusal(target).endswith(hint)
