@@ -494,7 +494,9 @@ def assert_replay(
         assert (numbers, refusal) == (expected, None)
 
 
-@pytest.mark.parametrize("thorough", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "thorough", [False, pytest.param(True, marks=[pytest.mark.full, pytest.mark.timeout(300)])]
+)
 @pytest.mark.parametrize("make", every_store())
 def test_a_store_does_what_its_model_does(make: MakeStore, thorough: bool) -> None:
     """CUP10, CUP6, EVT7, COA6, ATT7, ATT1, TKO9, KEY3, SES15, SES18,
@@ -506,6 +508,6 @@ def test_a_store_does_what_its_model_does(make: MakeStore, thorough: bool) -> No
 
     # There are many ways through a store, and where each call is a commit or a round trip, each
     # takes long.
-    times = {"memory": 1, "sqlite": 0.5, "redis": 0.25}[make().name] * (10 if thorough else 1)
+    times = {"memory": 1, "sqlite": 0.5, "redis": 0.25}[make().name] * (4 if thorough else 1)
     more = settings(max_examples=round(times * settings().max_examples))
     run_state_machine_as_test(cast(Any, machine), settings=more)
