@@ -99,6 +99,11 @@ class Arrival:
         self._connection = inbound.connection
         self._error: dict[str, Any] | None = None
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether what is begun under its id is to end at once."""
+        return self._error is not None
+
     def is_awaited_at(self, connection: ClientConnection, request_id: RequestId) -> bool:
         """See :class:`OpenRequest`."""
         return True

@@ -23,7 +23,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.connection import ClientConnection
+from mcp_sessions.server.connection import Arrival, ClientConnection
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.requests.running import Outcomes, RunningRequest, Waiter
 from mcp_sessions.server.requests.runs import Runs
@@ -106,13 +106,17 @@ class RequestRunner:
         if running.session_id is not None and running.key is not None:
             self._by_key[running.session_id, running.key] = running
         connection = waiter.inbound.connection
+        is_cancelled = False
         if connection is not None:
+            arrived = connection.requests.get(waiter.request.id)
+            is_cancelled = isinstance(arrived, Arrival) and arrived.is_cancelled
             connection.requests[waiter.request.id] = running
         self.load.add(waiter.load)
         self._listen(running, waiter)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        self._watch("a request", running.start(peer, self._loop, close_peer=close_peer))
+        task = running.start(peer, self._loop, close_peer=close_peer, is_cancelled=is_cancelled)
+        self._watch("a request", task)
         if not waiter.inbound.channel.is_open:
             # It closed while the request was let in, when nobody listened for that yet.
             self._closed(running, waiter)

@@ -130,13 +130,19 @@ class RunningRequest:
         self.waiters = [waiter]
         self.started_at = self._outcomes.clock()
         self.context: Any = waiter.inbound.context
+        self._has_begun = False
         self._asked: list[PendingQuestion] = []
         self._withdrawals: set[asyncio.Task[None]] = set()
 
     # --- from its start to its answer --------------------------------------------------------
 
     def start(
-        self, peer: UpstreamPeer, loop: asyncio.AbstractEventLoop, *, close_peer: bool
+        self,
+        peer: UpstreamPeer,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        close_peer: bool,
+        is_cancelled: bool,
     ) -> asyncio.Task[None]:
         """Handle it in a task of its own, and answer its waiters.
 
@@ -144,11 +150,12 @@ class RunningRequest:
             peer: Its client, as the wrapped server sees it.
             loop: The one that runs.
             close_peer: The peer was made for this request alone.
+            is_cancelled: It is aborted next, so its handler never begins.
         """
         work = self._run(peer, close_peer)
         # Where Python can, the first step is done at once: a handler that waits for nothing
         # then costs no turn of the event loop.
-        if sys.version_info >= (3, 12):
+        if sys.version_info >= (3, 12) and not is_cancelled:
             self.task = asyncio.Task(work, loop=loop, eager_start=True)
         else:
             self.task = loop.create_task(work)
@@ -171,10 +178,12 @@ class RunningRequest:
         if self.done:
             return
         await self._finish(Outcome(None, error))
-        if self.task is not None:
+        # What is cancelled before its first step would not close its peer.
+        if self.task is not None and self._has_begun:
             self.task.cancel()
 
     async def _run(self, peer: UpstreamPeer, close_peer: bool) -> None:
+        self._has_begun = True
         CURRENT.set(self.handle)
         announced = Announced()
         ANNOUNCED.set(announced)
@@ -183,6 +192,9 @@ class RunningRequest:
         error: dict[str, Any] | None = None
         is_away = False
         try:
+            if self.done:
+                # Cancelled before it began.
+                return
             # A handler is not told the credential by which its client names the session.
             seen = without_session(request.params)
             result = await peer.request(self, request.method, seen)
