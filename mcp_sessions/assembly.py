@@ -242,7 +242,9 @@ class Assembly:
             Audit(security, bus.process),
             visibility,
         )
-        self.listening = Listening(store, attachments, self.router, sealed, upstream, visibility)
+        self.listening = Listening(
+            store, attachments, runner, peers, self.router, sealed, upstream, visibility
+        )
         self.sessions = Sessions(store, clock, lifecycle.finish)
         children = None
         if external is not None and elsewhere is not None:

@@ -108,6 +108,8 @@ class Listener:
         message = stamping.naming(listens.next_request(), peer.attempts.instance)
         wire_id = cast(str, message["id"])
         headers = {**listens.headers(), **stamping.session_headers(session)}
+        if peer.modern_envelope is not None:
+            headers = {**stamping.modern_headers(message, peer.modern_envelope), **headers}
         await link.send(stamping.stamped(message, wire_id, session, None, modern=True), headers)
 
     async def stop(self) -> None:

@@ -75,6 +75,17 @@ async def test_the_jar_keeps_the_session_from_host_to_host(tmp_path: Path) -> No
 
 
 @pytest.mark.anyio
+async def test_a_host_of_the_modern_era_hears_what_it_listens_for() -> None:
+    """It speaks stdio, and so gives none of the headers that a listen has over HTTP."""
+    with serving() as (_, layer, server), anyio.fail_after(50):
+        async with Client(stdio_client(bridge(server.url())), mode="auto") as client:
+            assert client.protocol_version == "2026-07-28"
+            async with client.listen(resource_subscriptions=["note://1"]) as changes:
+                await server.call(layer.notify_resource_updated, "note://1")
+                assert getattr(await anext(changes), "uri", None) == "note://1"
+
+
+@pytest.mark.anyio
 @pytest.mark.filterwarnings(DEPRECATED)
 async def test_headers_are_sent() -> None:
     with serving() as (_, _, server), anyio.fail_after(50):

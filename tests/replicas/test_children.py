@@ -15,7 +15,7 @@ from mcp_sessions.server.cluster import child_host, children
 from tests.support import replicas
 from tests.support.children import child, children_of, is_alive, modern_child, until
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
-from tests.support.raw import Json, Sent, in_session, keyed, text_of
+from tests.support.raw import Json, Sent, in_session, keyed, text_of, uris
 from tests.support.replicas import Cluster, cluster, lost
 from tests.support.urls import stock_url
 from tests.support.world import Toolbox
@@ -102,6 +102,18 @@ async def test_a_modern_client_has_it_too_with_what_its_results_say() -> None:
             assert info["name"] == "child" and result["ttlMs"] == 0
             discovered = await each.send("server/discover", meta=meta).result()
             assert discovered["instructions"] == "ask me"
+
+
+async def test_a_session_has_its_process_tell_of_what_it_listens_for_anywhere() -> None:
+    async with commands() as c:
+        one, other = [ModernClient(w.carrier) for w in c.worlds]
+        session = (await one.create())["sessionId"]
+        await one.text("pid", session=session)
+        heard = await other.listening(session, "test://a")
+        state = json.loads(await one.text("state", session=session))
+        assert state["subscribed"] == ["test://a"]
+        await one.text("update", {"uri": "test://a"}, session=session)
+        assert uris(await heard.has_events(1)) == ["test://a"]
 
 
 async def test_a_command_of_the_newer_era_is_told_who_asks_wherever_that_comes() -> None:

@@ -265,6 +265,11 @@ def serve(request: Json) -> None:
         say({"id": request["id"], "result": result})
 
 
+def is_refused(misdeed: str, name: str, request: Json) -> bool:
+    """Whether a client may not shake hands."""
+    return misdeed == "refuses" and request["params"]["clientInfo"]["name"] == name
+
+
 def main(misdeed: str = "", argument: str = "") -> None:
     """Serve, after the misdeed."""
     global client
@@ -287,11 +292,14 @@ def main(misdeed: str = "", argument: str = "") -> None:
             say({"id": "p", "method": "ping"})
         case _:
             pass
-    while (request := hear())["method"] != "initialize":
+    while (request := hear())["method"] != "initialize" or is_refused(misdeed, argument, request):
         if misdeed == "impatient":
             note("started")
             sys.exit("that is no handshake")
         error: Json = {"code": -32601, "message": "Method not found", "data": request["method"]}
+        if request["method"] == "initialize":
+            note("refused")
+            error = {"code": -32010, "message": "not this one", "data": {"try": "another"}}
         if "id" in request and misdeed != "mute":
             say({"id": request["id"], "error": error})
     client = request["params"]

@@ -5,7 +5,9 @@ and what it tells by itself goes to those who listen.
 """
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,9 @@ def serve(request: Json, misdeed: str) -> None:
         return
     match method:
         case "server/discover":
+            if misdeed == "slow" and not os.path.exists(os.environ["SLOW"]):
+                open(os.environ["SLOW"], "w").close()
+                time.sleep(1)
             capabilities: Json = {"tools": {"listChanged": True}, "resources": {}, "logging": {}}
             info = {"name": "child", "version": "1", "ofAnotherKind": True}
             result = {"supportedVersions": ["2027-01-01" if misdeed == "newer" else VERSION]}

@@ -6,6 +6,7 @@ The stream that it is heard on is the binding's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mcp_sessions.core.listening import LISTEN, Filter
@@ -16,6 +17,9 @@ from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.sealed_state import SealedState
+from mcp_sessions.server.requests.runner import RequestRunner
+from mcp_sessions.server.requests.running import Waiter
+from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
@@ -27,6 +31,8 @@ class Listening:
 
     _store: SessionStore
     _attachments: Attachments
+    _runner: RequestRunner
+    _peers: UpstreamPeers
     _router: Router
     _sealed: SealedState
     _upstream: Upstream
@@ -45,10 +51,24 @@ class Listening:
         if record is None or not inbound.principal.scopes >= record.principal.scopes:
             raise SessionNotFound(record.session_id if record is not None else "")
         seen, _ = self._visibility.of(record.state).concealed(LISTEN, request.params)
-        heard = Filter(seen or {})
+        heard, before = Filter(seen or {}), record.subscriptions
         if not await self._store.set_filter(record.session_id, heard.uris, heard.lists):
             raise SessionNotFound(record.session_id)
+        if self._upstream.is_told_of_listens and (heard.uris or before):
+            await self._tell_server(request, inbound, record, heard)
         return record, Filter(request.params or {})
+
+    async def _tell_server(
+        self, request: Request, inbound: Inbound, record: SessionRecord, heard: Filter
+    ) -> None:
+        waiter = Waiter(request, inbound, named=True)
+        call = self._runner.call(waiter, record, partial(self._peers.standalone, inbound, record))
+        peer = self._peers.of(inbound, record)
+        try:
+            await self._upstream.listen(peer, call, heard.uris)
+        finally:
+            call.end()
+            await peer.close()
 
     async def attach(
         self, request: Request, record: SessionRecord, connection: ClientConnection

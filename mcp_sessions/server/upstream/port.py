@@ -173,6 +173,13 @@ class Upstream(Protocol):
         """Whether what handlers keep with FastMCP's ``ctx.set_state`` is in this process only."""
         ...
 
+    @property
+    def is_told_of_listens(self) -> bool:
+        """Whether :meth:`listen` does anything: a server in this process says by itself what
+        changes.
+        """
+        ...
+
     def lifespan(self) -> AbstractAsyncContextManager[None]:
         """Everything runs inside; entered once."""
         ...
@@ -228,6 +235,18 @@ class Upstream(Protocol):
             session_id: That session.
             subscriptions: See :meth:`peer`.
             was_served: See :meth:`peer`.
+        """
+        ...
+
+    async def listen(self, peer: UpstreamPeer, call: Call, uris: Collection[str]) -> None:
+        """Have it tell a session of these resources' changes, and of no others. What it refuses to
+        tell of is not heard.
+
+        Args:
+            peer: The session's client, of the modern era.
+
+        Raises:
+            StoreUnavailable: Unknown who serves the session.
         """
         ...
 

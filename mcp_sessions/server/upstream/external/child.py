@@ -122,6 +122,10 @@ class Forgotten(UpstreamError):
         super().__init__(error_body(INTERNAL_ERROR, "the server ended its session", data))
 
 
+class Refused(UpstreamError):
+    """The server itself answered with that error."""
+
+
 @dataclass(slots=True)
 class Waiting:
     """A request that the child has not answered."""
@@ -277,7 +281,8 @@ class Child(ABC):
         finally:
             self._open.pop(request_id, None)
         if answer.error is not None:
-            raise UpstreamError(answer.error)
+            # Under no id it is the layer's word.
+            raise Refused(answer.error) if answer.id is not None else UpstreamError(answer.error)
         return answer.result or {}
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:

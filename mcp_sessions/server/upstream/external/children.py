@@ -17,16 +17,17 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Protocol
 
 from mcp_sessions import metrics
 from mcp_sessions.background import Background, report, stopped
 from mcp_sessions.core.backoff import Backoff
-from mcp_sessions.core.messages import error_body, wire_error
+from mcp_sessions.core.messages import encode, error_body, wire_error
 from mcp_sessions.errors import INTERNAL_ERROR, LimitReached, OutcomeUnknown
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.child import ANSWERING, Child
+from mcp_sessions.server.upstream.external.child import ANSWERING, Child, Refused
 from mcp_sessions.server.upstream.external.place import LISTS, UPDATED, Place
 from mcp_sessions.server.upstream.external.telling import Telling
 from mcp_sessions.server.upstream.port import UpstreamError
@@ -108,7 +109,11 @@ class Children:
         self._is_of_the_era_before = False
         """A client of the modern era came, and the server does not speak that."""
 
-        self._failures: dict[Principal, tuple[Backoff, float, UpstreamError]] = {}
+        self._failures: dict[Hashable, tuple[Backoff, float, UpstreamError]] = {}
+        """By principal; of those whom a server itself refused, by how they described themselves
+        as well.
+        """
+
         self._refused_at = -math.inf
 
     def run(self) -> None:
@@ -202,9 +207,12 @@ class Children:
         Raises:
             UpstreamError: It cannot be started.
         """
-        known = self._failures.get(principal)
-        if known is not None and asyncio.get_running_loop().time() < known[1]:
-            raise known[2]
+        # Who says the same of itself would hear the same.
+        described = sha256(encode(place.client)).digest()
+        whose: list[Hashable] = [principal, (principal, described)]
+        for known in map(self._failures.get, whose):
+            if known is not None and asyncio.get_running_loop().time() < known[1]:
+                raise known[2]
         if self._is_leaving:
             raise _not_started(_LEAVING)
         if place.is_over:
@@ -217,12 +225,13 @@ class Children:
             # Who waits for it was not cancelled, and is answered.
             raise _not_started(_LEAVING if self._is_leaving else _OVER) from None
         except UpstreamError as failed:
-            self._failed(principal, failed)
+            self._failed(whose[isinstance(failed, Refused)], failed)
             logger.warning("%s: %s", place.label(), failed.error["message"])
             metrics.child_begun("failed")
             raise
         metrics.child_begun("started")
-        self._failures.pop(principal, None)
+        for each in whose:
+            self._failures.pop(each, None)
         return child
 
     async def _start_in_an_era(self, place: Place, principal: Principal) -> Child:
@@ -262,6 +271,10 @@ class Children:
             why = f"it did not answer initialize in {self.server.start_timeout:g} seconds"
             raise await self._gave_up(child, why) from None
         except UpstreamError as failed:
+            if isinstance(failed, Refused) and not child.is_over and not child.failure:
+                # It lives, and has told its client why.
+                await self._stop(child)
+                raise
             said = str(failed.error.get("message")).removeprefix(f"{OutcomeUnknown.message}: ")
             why = child.failure or said[:_REASON]
             kind = _Ended if child.is_over else UpstreamError
@@ -360,11 +373,11 @@ class Children:
 
     # --- how soon again ------------------------------------------------------------------------
 
-    def _failed(self, principal: Principal, failed: UpstreamError) -> None:
-        known = self._failures.pop(principal, None)
+    def _failed(self, whose: Hashable, failed: UpstreamError) -> None:
+        known = self._failures.pop(whose, None)
         backoff = known[0] if known is not None else Backoff(base=1, cap=30)
         until = asyncio.get_running_loop().time() + backoff.failed(1.0)
-        self._failures[principal] = (backoff, until, failed)
+        self._failures[whose] = (backoff, until, failed)
         if len(self._failures) > _PRINCIPALS:
             del self._failures[next(iter(self._failures))]
 

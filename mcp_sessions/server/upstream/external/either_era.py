@@ -112,23 +112,24 @@ class EitherEraChild(Child):
     ) -> None:
         """See :class:`Child`."""
         known = frozenset(versions)
+        speaks_modern = False
         if client.get("protocolVersion") == VERSION:
             client = {**client, "protocolVersion": max(versions)}
             # Some of the era before answer nothing that comes before a handshake.
-            if await self._discovers(client, known, _DISCOVERING):
-                self.subscribed.update(uris)
-            else:
-                await super().shake_hands(client, versions, uris)
-        else:
+            speaks_modern = await self._discovers(client, known, _DISCOVERING)
+        if not speaks_modern:
             try:
                 await super().shake_hands(client, versions, uris)
             except UpstreamError as refused:
-                # Else it was not asked, or nobody knows what it said.
+                # Else it was not asked, or nobody knows what it said. One that was asked before
+                # may have taken longer to say so.
                 is_its_own = members_of(refused.error.get("data")).get("reason") != NOT_STARTED
                 is_its_own = is_its_own and refused.error.get("code") != OUTCOME_UNKNOWN
-                if not (is_its_own and await self._discovers(client, known, None)):
+                speaks_modern = is_its_own and await self._discovers(client, known, None)
+                if not speaks_modern:
                     raise
-                self.subscribed.update(uris)
+        if speaks_modern:
+            self.subscribed.update(uris)
         await self._hear_anew()
 
     async def _hear_anew(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, cast
+from uuid import uuid4
 
 from mcp_sessions.core.listening import SUBSCRIPTION_ID
 from mcp_sessions.core.messages import (
@@ -113,13 +114,15 @@ async def with_inputs(params: dict[str, Any], send: Send, ask: Ask | None) -> di
     Raises:
         UpstreamError: The server's error, or the client's; or it needs more and more.
     """
-    for _ in range(_ROUNDS):
+    for sent in range(_ROUNDS + 1):
         result = await send(params)
         kind = result.get("resultType", "complete")
         if kind == "complete":
             return {name: value for name, value in result.items() if name != "resultType"}
         if kind != "input_required" or ask is None:
             return result
+        if sent == _ROUNDS:
+            break
         try:
             more = await _inputs(result, ask)
         except PeerError as failed:
@@ -139,12 +142,20 @@ async def _inputs(result: Mapping[str, Any], ask: Ask) -> dict[str, Any]:
         method, params = asked.get("method"), asked.get("params")
         if not isinstance(method, str) or not (params is None or isinstance(params, dict)):
             raise UpstreamError(error_body(INTERNAL_ERROR, "what the server needs is malformed"))
-        answers[name] = await ask(method, cast("dict[str, Any] | None", params))
+        known = cast("dict[str, Any] | None", params)
+        answers[name] = await ask(method, _of_the_era_before(method, known))
     if answers:
         more["inputResponses"] = answers
     if "requestState" in result:
         more["requestState"] = result["requestState"]
     return more
+
+
+def _of_the_era_before(method: str, params: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A question as that era asks it, in which what is answered at a URL has a name."""
+    if method != "elicitation/create" or params is None or params.get("mode") != "url":
+        return params
+    return {"elicitationId": str(uuid4()), **params}
 
 
 def wanted_changes(capabilities: Mapping[str, Any], uris: set[str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -46,6 +46,9 @@ class ModernPeer:
     _hears: Callable[[Call, Mapping[str, Any] | None], AbstractAsyncContextManager[Call]]
     """Has its child tell what a listen wants to hear."""
 
+    _listen: Callable[[Call, Collection[str]], Awaitable[None]]
+    """Has the child of its session tell of these resources, and of no others."""
+
     _make_shell: Callable[[], UpstreamPeer]
     """Makes what serves what no child does: most requests need none."""
 
@@ -82,6 +85,10 @@ class ModernPeer:
         if "instructions" in handshake:
             result["instructions"] = handshake["instructions"]
         return _stamped(result, handshake, True)
+
+    async def listen(self, call: Call, uris: Collection[str]) -> None:
+        """See :meth:`Upstream.listen`."""
+        await self._listen(call, uris)
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
         """See :class:`UpstreamPeer`. The modern era has nothing to tell a server."""

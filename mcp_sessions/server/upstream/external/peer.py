@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Hashable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from mcp_sessions.errors import LimitReached
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.child import ANSWERING, Child
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Elsewhere, Lease, Moved, Served
@@ -171,6 +172,8 @@ class ExternalPeer:
             return {}, child.result
         if method in ("resources/subscribe", "resources/unsubscribe"):
             result = await self._subscribe(place, call, method, params or {}, check)
+        elif method == LISTEN:
+            result = await self._listen(place, call, Filter(params or {}), check)
         elif asked.asks is None:
             result = await place.request(call, None, method, params, check)
         else:
@@ -216,6 +219,32 @@ class ExternalPeer:
             if not subscribed:
                 place.subscribers.pop(uri, None)
         return result
+
+    async def _listen(
+        self,
+        place: Place,
+        call: Call,
+        wanted: Filter,
+        check: Callable[[], Awaitable[None]] | None,
+    ) -> dict[str, Any]:
+        changed = place.listens_for(self._who(call), wanted.uris)
+        if check is not None:
+            await check()
+        # Those it was told of before are asked for as well: it may be another child.
+        await place.settle(changed | wanted.uris, call.principal)
+        return {}
+
+    async def listen(self, call: Call, uris: Collection[str]) -> None:
+        """Have its session's child tell of these resources' changes, and of no others.
+
+        Raises:
+            UpstreamError: It cannot be started, or nobody knows what became of it.
+            TimeoutError: It was not told in the time that its start has.
+            StoreUnavailable: Unknown who has it.
+        """
+        wanted = {"notifications": {"resourceSubscriptions": sorted(uris)}}
+        async with asyncio.timeout(self._wrapped.server.start_timeout + ANSWERING):
+            await self._served(call, LISTEN, wanted, None)
 
     @asynccontextmanager
     async def hears(self, call: Call, params: Mapping[str, Any] | None) -> AsyncGenerator[Call]:

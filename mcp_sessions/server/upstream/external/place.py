@@ -242,6 +242,15 @@ class Place:
         for uri in uris:
             self.subscribers.setdefault(uri, set()).add(who)
 
+    def listens_for(self, who: Hashable, uris: Collection[str]) -> set[str]:
+        """A client wants to hear of these resources and of no others; those where that is new."""
+        before = {uri for uri, subscribed in self.subscribers.items() if who in subscribed}
+        for uri in before.difference(uris):
+            self._unsubscribe(who, uri)
+        for uri in uris:
+            self.subscribers.setdefault(uri, set()).add(who)
+        return before.symmetric_difference(uris)
+
     async def settle(self, uris: Iterable[str], principal: Principal) -> None:
         """Have its child, if it can, tell of these resources' changes where anybody here wants to
         hear them, for whom it is started, and not where nobody does. What is not asked within
@@ -286,9 +295,12 @@ class Place:
         """Nothing is told to that client any more."""
         self.outbounds.pop(who, None)
         for uri in [uri for uri, subscribed in self.subscribers.items() if who in subscribed]:
-            self.subscribers[uri].discard(who)
-            if not self.subscribers[uri]:
-                del self.subscribers[uri]
+            self._unsubscribe(who, uri)
+
+    def _unsubscribe(self, who: Hashable, uri: str) -> None:
+        self.subscribers[uri].discard(who)
+        if not self.subscribers[uri]:
+            del self.subscribers[uri]
 
     # --- what its child says by itself ---------------------------------------------------------
 
@@ -338,9 +350,17 @@ class Place:
         told = list(self.outbounds.items())
         if method == UPDATED and not self.is_one_client:
             uri = (params or {}).get("uri")
-            subscribed = self.subscribers.get(uri, ()) if isinstance(uri, str) else ()
+            subscribed = self._subscribed(uri) if isinstance(uri, str) else ()
             told = [(who, outbound) for who, outbound in told if who in subscribed]
         return [(who, outbound.notify) for who, outbound in told]
+
+    def _subscribed(self, uri: str) -> Collection[Hashable]:
+        """Who subscribed to a resource; if nobody did, to one that it is below of."""
+        by_name = self.subscribers.get(uri)
+        if by_name:
+            return by_name
+        above = (who for each, who in self.subscribers.items() if _is_below(uri, each))
+        return set[Hashable]().union(*above)
 
     async def _tell(
         self, who: Hashable, way: Way, method: str, params: Mapping[str, Any] | None
@@ -392,6 +412,12 @@ class Place:
         if way is None:
             raise PeerError(INVALID_REQUEST, "several requests run: which of them asks is not said")
         return await way.send_request(PeerRequest(method, params))
+
+
+def _is_below(uri: str, other: str) -> bool:
+    """Whether one URI continues another, from the end of one of its parts on."""
+    rest = uri.removeprefix(other)
+    return uri.startswith(other) and (other.endswith("/") or rest.startswith(("/", "?", "#")))
 
 
 def _is_wanted(params: Mapping[str, Any] | None, least: str | None) -> bool:

@@ -6,6 +6,7 @@ and has the bus on which modern-era clients outside of any session listen for ch
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from copy import deepcopy
@@ -25,7 +26,7 @@ from mcp_sessions.server.upstream.external.peer import OURS, ExternalPeer, Wrapp
 from mcp_sessions.server.upstream.external.place import LISTS
 from mcp_sessions.server.upstream.external.rounds import Asks, Rounds, asks_of
 from mcp_sessions.server.upstream.external.spans import Spans
-from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamPeer
+from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamError, UpstreamPeer
 from mcp_sessions.server.upstream.sdk.kernel import (
     HANDSHAKE_VERSIONS,
     SdkUpstream,
@@ -36,11 +37,14 @@ from mcp_sessions.stores.records import Peer
 
 Json = dict[str, Any]
 
+logger = logging.getLogger(__name__)
+
 
 class ExternalUpstream:
     """An :class:`~mcp_sessions.server.upstream.port.Upstream` of children."""
 
     keeps_state_in_memory = False
+    is_told_of_listens = True
 
     def __init__(
         self,
@@ -152,7 +156,7 @@ class ExternalUpstream:
             self._wrapped, client, outbound, session_id, subscriptions, was_served, None, asks
         )
         make_shell = partial(self._wrapped.shell.modern_peer, route, outbound, session_id)
-        return ModernPeer(peer.served, peer.hears, make_shell)
+        return ModernPeer(peer.served, peer.hears, peer.listen, make_shell)
 
     def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
         """See :class:`Upstream`."""
@@ -187,6 +191,16 @@ class ExternalUpstream:
     async def leave(self, grace: float) -> None:
         """See :class:`Upstream`."""
         await self.children.leave(grace)
+
+    async def listen(self, peer: UpstreamPeer, call: Call, uris: Collection[str]) -> None:
+        """See :class:`Upstream`."""
+        if not isinstance(peer, ModernPeer):
+            raise AssertionError("only a client of the modern era listens")
+        try:
+            await peer.listen(call, uris)
+        except (UpstreamError, TimeoutError) as failed:
+            why = "it takes too long" if isinstance(failed, TimeoutError) else failed
+            logger.warning("a listen hears of no resource for now: %s", why)
 
     async def session_over(self, session_id: SessionId) -> None:
         """See :class:`Upstream`."""

@@ -132,6 +132,8 @@ class SdkUpstream:
         self._envelopes = Envelopes()
         self._adds_subscriptions = adds_subscriptions
 
+    is_told_of_listens = False
+
     @property
     def keeps_state_in_memory(self) -> bool:
         """Whether what handlers keep with FastMCP's ``ctx.set_state`` is in this process only."""
@@ -293,6 +295,9 @@ class SdkUpstream:
 
     async def leave(self, grace: float) -> None:
         """See :class:`Upstream`. It runs already."""
+
+    async def listen(self, peer: UpstreamPeer, call: Call, uris: Collection[str]) -> None:
+        """See :class:`Upstream`. It says by itself what changes."""
 
     async def session_over(self, session_id: SessionId) -> None:
         """See :class:`Upstream`. What is kept for a session is kept by its peers."""

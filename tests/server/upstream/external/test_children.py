@@ -9,8 +9,9 @@ import pytest
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.server.upstream.external import either_era
 from mcp_sessions.server.upstream.port import UpstreamError
-from tests.support.children import child_world, until
+from tests.support.children import child_world, modern_child, until
 from tests.support.modern import ModernClient
+from tests.support.world import world
 
 pytestmark = pytest.mark.anyio
 
@@ -39,6 +40,34 @@ async def test_a_command_of_the_era_before_serves_whatever_it_does_when_asked_fo
         assert starts(noted) == first + 1
         connected = await w.connected()
         assert await connected.text("count") == "1"
+
+
+async def test_a_slow_server_of_the_modern_era_is_asked_again_once_it_refused_a_handshake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(either_era, "_DISCOVERING", 0.3)
+    slow = modern_child("slow", env={"SLOW": str(tmp_path / "slow")})
+    async with world(server=slow) as w:
+        assert await ModernClient(w.carrier).text("count") == "1"
+
+
+async def test_who_is_refused_by_the_server_itself_reads_why_and_locks_nobody_out(
+    tmp_path: Path,
+) -> None:
+    """Who says the same of itself is told the same for a while: a process each time is too much."""
+    noted = tmp_path / "calls"
+    async with child_world("refuses", "old", options={"env": {"CALLS": str(noted)}}) as w:
+
+        def params(name: str) -> dict[str, Any]:
+            info = {"name": name, "version": "1"}
+            return {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
+
+        for _ in range(2):
+            error = await w.client().error("initialize", params("old"))
+            assert error == {"code": -32010, "message": "not this one", "data": {"try": "another"}}
+        assert noted.read_text().split() == ["refused"]
+        result = await w.client().result("initialize", params("new"))
+        assert result["serverInfo"]["name"] == "child"
 
 
 async def test_one_that_dies_in_either_era_is_said_with_its_last_words() -> None:

@@ -5,13 +5,16 @@ The server is the SDK's own; see `tests.support.modern_server`.
 
 import json
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mcp_sessions import HTTPServer, StdioServer
+from mcp_sessions.server.upstream.external.modern import with_inputs
+from mcp_sessions.server.upstream.port import UpstreamError
 from tests.support import apps, modern_server
 from tests.support.children import until
 from tests.support.modern import ModernClient
@@ -73,6 +76,50 @@ async def test_what_a_client_refuses_or_the_server_asks_for_ever_is_an_error(kin
         await client.post({"jsonrpc": "2.0", "id": question["id"], "error": error}).done()
         assert (await sent.error())["message"] == "no"
         assert "without end" in (await client.call("again").error())["message"]
+
+
+@pytest.mark.parametrize(("rounds", "asks"), [(10, 10), (11, 10)])
+async def test_a_request_may_need_input_ten_times(rounds: int, asks: int) -> None:
+    """The eleventh time its client is not asked any more."""
+    asked: list[Any] = []
+
+    async def send(params: dict[str, Any]) -> dict[str, Any]:
+        if len(asked) == rounds:
+            return {"resultType": "complete", "rounds": rounds}
+        return {"resultType": "input_required", "inputRequests": {"q": {"method": "roots/list"}}}
+
+    async def ask(method: str, params: Mapping[str, Any] | None) -> dict[str, Any]:
+        asked.append(method)
+        return {}
+
+    if rounds == asks:
+        assert await with_inputs({}, send, ask) == {"rounds": rounds}
+    else:
+        with pytest.raises(UpstreamError) as refused:
+            await with_inputs({}, send, ask)
+        assert "without end" in refused.value.error["message"]
+    assert len(asked) == asks
+
+
+async def test_what_is_answered_at_a_url_has_a_name_in_the_era_before() -> None:
+    """There it is required, and in that of the server it is not."""
+    asked: list[Any] = []
+    params = {"mode": "url", "message": "sign in", "url": "https://example.com/"}
+    question = {"method": "elicitation/create", "params": params}
+
+    async def send(params: dict[str, Any]) -> dict[str, Any]:
+        if asked:
+            return {}
+        return {"resultType": "input_required", "inputRequests": {"q": question}}
+
+    async def ask(method: str, params: Mapping[str, Any] | None) -> dict[str, Any]:
+        asked.append(params)
+        return {"action": "accept"}
+
+    await with_inputs({}, send, ask)
+    name = asked[0].pop("elicitationId")
+    assert isinstance(name, str) and name
+    assert asked == [params]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -92,6 +92,69 @@ async def test_a_child_is_subscribed_as_long_as_anybody_listens() -> None:
             pass
 
 
+@pytest.mark.parametrize("per", ["session", "principal", "shared"])
+async def test_a_listen_of_a_session_has_its_child_tell_of_its_resources_and_of_no_others(
+    per: str,
+) -> None:
+    """Of the newest listen: the one before ended. And what a session subscribed is no other's."""
+    async with child_world(options={"per": per}) as w:
+        client = ModernClient(w.carrier)
+        session, other = [(await client.start())["sessionId"] for _ in range(2)]
+
+        async def at_child() -> list[str]:
+            return json.loads(await client.text("state", session=session))["subscribed"]
+
+        await client.listening(other, "test://b")
+        await client.listening(session, "test://a", "test://b")
+        assert await at_child() == ["test://a", "test://b"]
+        heard = await client.listening(session, "test://c")
+        left = ["test://c"] if per == "session" else ["test://b", "test://c"]
+        assert await at_child() == left
+        await client.text("update", {"uri": "test://c"}, session=session)
+        assert await told(heard, 1) == ["test://c"]
+        await client.listening(session)
+        assert await at_child() == ([] if per == "session" else ["test://b"])
+
+
+async def test_a_session_hears_of_its_resources_from_the_child_that_follows() -> None:
+    async with child_world() as w:
+        client = ModernClient(w.carrier)
+        session = (await client.start())["sessionId"]
+        await client.listening(session, "test://a")
+        pid = int(await client.text("pid", session=session))
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: not is_alive(pid), "the child is dead")
+        await client.send("tools/call", {"name": "state"}, session=session).done()
+        state = json.loads(await client.text("state", session=session))
+        assert state["subscribed"] == ["test://a"]
+
+
+async def test_a_listen_of_a_session_is_heard_whatever_its_child_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its own events need no child."""
+    async with child_world("dies", "key") as w:
+        client = ModernClient(w.carrier)
+        session = (await client.start())["sessionId"]
+        heard = await client.listening(session, "test://a", lists=("tools",))
+        assert "a listen hears of no resource for now" in caplog.text
+        await w.layer.notify_tools_changed()
+        assert (await heard.has_events(1))[0]["method"] == LISTS
+
+
+async def test_an_update_below_a_resource_reaches_who_subscribed_to_that() -> None:
+    """Of several who share a process: which of them a server does not say."""
+    async with child_world(options={"per": "principal"}) as w:
+        client = ModernClient(w.carrier)
+        above = await client.listening(None, "test://a")
+        beside = await client.listening(None, "test://ab", "test://b/")
+        by_name = await client.listening(None, "test://a/1")
+        await update(client, "a/2", "a/1", "b/3", "ab")
+        assert await told(above, 1) == ["test://a/2"]
+        assert await told(by_name, 1) == ["test://a/1"]
+        assert await told(beside, 2) == ["test://b/3", "test://ab"]
+
+
 async def test_who_listens_to_a_child_that_died_is_told_when_there_is_another() -> None:
     async with child_world() as w:
         client = ModernClient(w.carrier)

@@ -51,8 +51,7 @@ async def test_one_that_speaks_neither_era_does_not_start() -> None:
                 "clientInfo": {"name": "raw", "version": "1"},
             },
         )
-        assert "did not start: Unsupported protocol version" in error["message"]
-        assert error["data"]["started"] is False
+        assert error == {"code": -32022, "message": "Unsupported protocol version"}
 
 
 async def test_a_client_of_its_own_era_has_its_results_and_its_questions() -> None:

@@ -26,7 +26,13 @@ from mcp_sessions.core.messages import (
     meta_of,
     notification_message,
 )
-from mcp_sessions.server.upstream.external.child import CANCELLED, Client, Forgotten, Waiting
+from mcp_sessions.server.upstream.external.child import (
+    CANCELLED,
+    Client,
+    Forgotten,
+    Refused,
+    Waiting,
+)
 from mcp_sessions.server.upstream.external.either_era import EitherEraChild
 from mcp_sessions.server.upstream.external.listening import Hear, Heard
 from mcp_sessions.server.upstream.external.modern import VERSION
@@ -234,7 +240,8 @@ class HttpChild(EitherEraChild):
         if isinstance(failed, Forgotten):
             waiting.future.set_exception(failed)
         else:
-            waiting.future.set_result(Answer(None, None, failed.error))
+            whose = request_id if isinstance(failed, Refused) else None
+            waiting.future.set_result(Answer(whose, None, failed.error))
 
     def _begun(self, response: httpx2.Response) -> None:
         if not self.result and self._modern is None:

@@ -14,7 +14,7 @@ from mcp_sessions.background import TimeSlice, give_way, report
 from mcp_sessions.core.messages import Answer, Malformed, decode, error_body, parse
 from mcp_sessions.core.resume import is_sendable
 from mcp_sessions.errors import INTERNAL_ERROR, OUTCOME_UNKNOWN
-from mcp_sessions.server.upstream.external.child import NOT_STARTED, Forgotten
+from mcp_sessions.server.upstream.external.child import NOT_STARTED, Forgotten, Refused
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions_transports.connect_errors import reason_of
 from mcp_sessions_transports.http.client.bounded_body import ACCEPTED, pieces
@@ -192,7 +192,7 @@ class Wire:
             # As some do that keep no word of it.
             raise Forgotten
         if error is not None:
-            raise UpstreamError(error)
+            raise Refused(error)
         if status in (401, 403):
             raise refused(f"it answered {status}: it does not accept the layer's credential")
         raise refused(f"it answered with HTTP status {status}")
