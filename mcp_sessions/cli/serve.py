@@ -229,6 +229,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
     """The layer to run, and its store as the start-up lines name it."""
+    from mcp_sessions.cli.serve_config import SERVER
     from mcp_sessions.stores.urls import open_store
 
     given = {
@@ -238,6 +239,8 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         "--conversations": options.conversations or None,
         "--hide": options.hide,
     }
+    if options.store is not None and SERVER in options.store:
+        raise ConfigurationError(f"--store: {SERVER} is the name of a server of a --config file")
     store = open_store(options.store if options.store is not None else DEFAULT_STORE)
 
     loaded = external_server(options)

@@ -105,6 +105,17 @@ def decode(body: bytes) -> Any:
     if _LARGE_INTEGER not in body.translate(_DIGITS_ALIKE):
         return orjson.loads(body)
     # orjson reads an integer beyond 64 bits as a float, which is another number.
+    return _decode_rare(body)
+
+
+def decode_with_surrogates(body: bytes) -> Any:
+    """See :func:`decode`. Half a surrogate pair is left as it is: what cuts its texts after a
+    number of UTF-16 units, as JavaScript does, writes those.
+    """
+    return _decode_rare(body.decode())
+
+
+def _decode_rare(body: bytes | str) -> Any:
     try:
         return json.loads(body, parse_constant=_no_constant, parse_float=_float)
     except RecursionError as failed:

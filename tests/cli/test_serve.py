@@ -195,6 +195,15 @@ def test_a_store_is_shown_without_its_password(url: str, shown: str) -> None:
     assert redacted(url) == shown
 
 
+def test_a_store_of_each_server_is_refused_where_there_is_one(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It made a file of that name."""
+    line = refusal(capsys, "bare_app.py", "--store", "sqlite:///{server}.db")
+    assert "--store: {server} is the name of a server of a --config file" in line
+    assert not list(here.glob("*.db"))
+
+
 def test_a_store_that_is_named_by_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """``--store "$STORE"``, and the variable is not set: what was to be kept would be lost."""
     assert "unknown store ''" in refusal(capsys, "bare_app.py", "--store", "")

@@ -98,8 +98,8 @@ class ModernServer:
             contents=[types.TextResourceContents(uri=params.uri, text="read")]
         )
 
-    def only(self, app: ASGIApp) -> ASGIApp:
-        """The application, of which the era before is refused."""
+    def only(self, app: ASGIApp, refuses: ASGIApp | None = None) -> ASGIApp:
+        """The application, of which the era before is refused, by ``refuses`` if there is one."""
 
         async def modern(scope: Scope, receive: Receive, send: Send) -> None:
             headers = dict(scope["headers"])
@@ -110,6 +110,9 @@ class ModernServer:
                     await app(scope, receive, send)
                 finally:
                     self.open -= 1
+                return
+            if refuses is not None:
+                await refuses(scope, receive, send)
                 return
             error = {"code": -32022, "message": "Unsupported protocol version"}
             body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()

@@ -97,6 +97,10 @@ class UrlServer:
             self.heard.append(message)
             if message.get("method") in _TAKEN:
                 await self.takes.wait()
+            if self.misdeed == "sessions" and not session and message["method"] != "initialize":
+                error = {"code": -32600, "message": "Bad Request: Missing session ID"}
+                await answer.whole(400, {"jsonrpc": "2.0", "id": None, "error": error})
+                return
             if "method" not in message or "id" not in message:
                 await answer.whole(202, None)
             elif message["method"] == "initialize":
@@ -117,6 +121,10 @@ class UrlServer:
                 await answer.whole(307, None, {"location": "http://elsewhere.example/mcp"})
             case "401" | "404" | "502":
                 await answer.whole(int(self.misdeed), None)
+            case "old":
+                # What it writes is no message.
+                await answer.begin(400, "text/plain")
+                await answer.piece(b"Bad Request", more=False)
             case "silent":
                 await asyncio.Event().wait()
             case "version":
@@ -130,7 +138,8 @@ class UrlServer:
                     "capabilities": capabilities,
                     "serverInfo": {"name": "url", "version": "1"},
                 }
-                await answer.result(message, result, {"mcp-session-id": session})
+                names = {} if self.misdeed == "stateless" else {"mcp-session-id": session}
+                await answer.result(message, result, names)
 
     async def _get(self, request: Request, session: str, answer: "_Answer") -> None:
         if self.misdeed == "no route":

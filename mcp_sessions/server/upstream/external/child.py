@@ -23,6 +23,7 @@ from mcp_sessions.core.messages import (
     Request,
     RequestId,
     decode,
+    decode_with_surrogates,
     error_body,
     error_message,
     id_of,
@@ -315,7 +316,7 @@ class Child(ABC):
             What has to be done before the next thing that it said is taken.
         """
         try:
-            value = decode(line)
+            value = _decoded(line)
         except ValueError:
             self._malformed(None, line, "no JSON")
             return None
@@ -414,6 +415,21 @@ class Child(ABC):
 
     def _refuse(self, request_id: RequestId, code: int, text: str, data: Any = None) -> None:
         self._write(error_message(request_id, error_body(code, text, data)))
+
+
+def _decoded(line: bytes) -> Any:
+    """See :func:`decode`. An answer may have half a surrogate pair, as a handler's may.
+
+    Raises:
+        ValueError: See there.
+    """
+    try:
+        return decode(line)
+    except ValueError:
+        value: object = decode_with_surrogates(line)
+        if not _is_answer(value) or "method" in members_of(value):
+            raise
+        return value
 
 
 def _is_answer(value: object) -> bool:

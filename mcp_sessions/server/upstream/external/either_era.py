@@ -34,6 +34,7 @@ from mcp_sessions.server.upstream.external.child import (
     NOT_STARTED,
     Child,
     Client,
+    Refused,
     Sender,
 )
 from mcp_sessions.server.upstream.external.listening import Hear, Heard, Listening
@@ -123,8 +124,10 @@ class EitherEraChild(Child):
             except UpstreamError as refused:
                 # Else it was not asked, or nobody knows what it said. One that was asked before
                 # may have taken longer to say so.
-                is_its_own = members_of(refused.error.get("data")).get("reason") != NOT_STARTED
-                is_its_own = is_its_own and refused.error.get("code") != OUTCOME_UNKNOWN
+                is_its_own = isinstance(refused, Refused) or (
+                    members_of(refused.error.get("data")).get("reason") != NOT_STARTED
+                    and refused.error.get("code") != OUTCOME_UNKNOWN
+                )
                 speaks_modern = is_its_own and await self._discovers(client, known, None)
                 if not speaks_modern:
                     raise

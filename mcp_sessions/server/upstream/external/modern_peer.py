@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import error_body, members_of, meta_of
 from mcp_sessions.errors import METHOD_NOT_FOUND
 from mcp_sessions.server.upstream.port import Call, UpstreamError, UpstreamPeer
+from mcp_sessions.server.upstream.sdk.kernel import advertise_subscriptions
 
 Served = Callable[
     [Call, str | None, dict[str, Any] | None, str | None],
@@ -52,6 +54,9 @@ class ModernPeer:
     _make_shell: Callable[[], UpstreamPeer]
     """Makes what serves what no child does: most requests need none."""
 
+    _adds_subscriptions: bool
+    """Whether the layer tells changes, whatever the server does."""
+
     _shell: UpstreamPeer | None = None
 
     async def request(
@@ -80,7 +85,9 @@ class ModernPeer:
     async def _discover(self, call: Call, params: dict[str, Any] | None) -> dict[str, Any]:
         result = await self._stand_in().request(call, "server/discover", params)
         _, handshake = await self._served(call, None, None, None)
-        result["capabilities"] = dict(members_of(handshake.get("capabilities")))
+        result["capabilities"] = deepcopy(dict(members_of(handshake.get("capabilities"))))
+        if self._adds_subscriptions:
+            advertise_subscriptions(result["capabilities"])
         result.pop("instructions", None)
         if "instructions" in handshake:
             result["instructions"] = handshake["instructions"]

@@ -23,7 +23,13 @@ from mcp_sessions.server.upstream.external.elsewhere import Asked, Elsewhere, Le
 from mcp_sessions.server.upstream.external.heard import Listen
 from mcp_sessions.server.upstream.external.modern import VERSION
 from mcp_sessions.server.upstream.external.place import Place
-from mcp_sessions.server.upstream.external.rounds import Asks, Rounds, waiting_call
+from mcp_sessions.server.upstream.external.rounds import (
+    Asks,
+    Rounds,
+    put_back,
+    set_apart,
+    waiting_call,
+)
 from mcp_sessions.server.upstream.external.spans import Spans
 from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamError
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
@@ -178,8 +184,9 @@ class ExternalPeer:
             result = await place.request(call, None, method, params, check)
         else:
 
-            def work(call: Call) -> Awaitable[Json]:
-                return place.request(call, asked.sender, method, params, check)
+            async def work(call: Call) -> Json:
+                own = put_back(params)
+                return set_apart(await place.request(call, asked.sender, method, own, check))
 
             who, rounds = self._who(call), self._wrapped.rounds
             result = await rounds.serve(call, who, asked.asks, method, params, work)

@@ -35,6 +35,10 @@ logger = logging.getLogger(__name__)
 _PREFIX: Final = "mcp-sessions-call:"
 """Of a ``requestState``: the rest names a call that waits here."""
 
+_PASSED: Final = "mcp-sessions-passed:"
+"""Before a ``requestState`` of the server's own that begins as one of these: it is behind another
+layer."""
+
 _KEPT: Final = 65_536
 """Bytes of a result that is kept for a client that was asked, and may never come for it."""
 
@@ -54,6 +58,22 @@ def waiting_call(params: Mapping[str, Any] | None) -> str | None:
     state: object = (params or {}).get("requestState")
     is_ours = isinstance(state, str) and state.startswith(_PREFIX)
     return state.removeprefix(_PREFIX) if isinstance(state, str) and is_ours else None
+
+
+def set_apart(result: dict[str, Any]) -> dict[str, Any]:
+    """A server's result, whose ``requestState`` nobody takes for one of this layer's."""
+    state: object = result.get("requestState")
+    if not (isinstance(state, str) and state.startswith((_PREFIX, _PASSED))):
+        return result
+    return {**result, "requestState": _PASSED + state}
+
+
+def put_back(params: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A request's params, with the ``requestState`` that :func:`set_apart` was given."""
+    state: object = (params or {}).get("requestState")
+    if not (isinstance(state, str) and state.startswith(_PASSED)):
+        return params
+    return {**(params or {}), "requestState": state.removeprefix(_PASSED)}
 
 
 def asks_of(capabilities: object) -> Asks:

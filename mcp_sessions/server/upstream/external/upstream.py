@@ -156,7 +156,8 @@ class ExternalUpstream:
             self._wrapped, client, outbound, session_id, subscriptions, was_served, None, asks
         )
         make_shell = partial(self._wrapped.shell.modern_peer, route, outbound, session_id)
-        return ModernPeer(peer.served, peer.hears, peer.listen, make_shell)
+        adds = self._wrapped.remembers
+        return ModernPeer(peer.served, peer.hears, peer.listen, make_shell, adds)
 
     def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
         """See :class:`Upstream`."""

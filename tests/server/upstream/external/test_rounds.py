@@ -12,7 +12,7 @@ import mcp_types as types
 import pytest
 from mcp.client import Client
 
-from mcp_sessions import Conversations, SessionLayer
+from mcp_sessions import Conversations, HTTPServer, SessionLayer
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.external.rounds import CallInRounds
 from mcp_sessions.server.upstream.external.telling import Telling
@@ -22,7 +22,7 @@ from tests.support.children import child, child_world, is_alive, until
 from tests.support.duplex import listening
 from tests.support.modern import ModernClient
 from tests.support.raw import Json, text_of
-from tests.support.world import World
+from tests.support.world import World, world
 
 pytestmark = pytest.mark.anyio
 
@@ -253,6 +253,21 @@ async def test_where_several_calls_of_different_clients_run_nobody_is_asked_for_
     with pytest.raises(PeerError):
         await asking
     assert await calls[0].turn() is None
+
+
+async def test_a_layer_behind_a_layer_has_its_own_calls_back() -> None:
+    """Both say in the same words which call waits; and so might one behind them."""
+    inner = SessionLayer(child())
+    async with inner.lifespan(), listening(inner.asgi_app()) as port:
+        url = f"http://127.0.0.1:{port}/mcp"
+        middle = SessionLayer(HTTPServer(url))
+        async with middle.lifespan(), listening(middle.asgi_app()) as second:
+            async with world(server=HTTPServer(f"http://127.0.0.1:{second}/mcp")) as w:
+                client = asking(w)
+                asked = await client.send("tools/call", QUESTION).result()
+                assert asked["resultType"] == "input_required"
+                result = await client.send("tools/call", again(asked, TWO)).result()
+                assert json.loads(text_of(result)) == TWO
 
 
 async def test_a_stock_client_answers_what_it_is_asked() -> None:

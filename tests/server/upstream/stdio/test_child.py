@@ -14,7 +14,7 @@ import pytest
 
 from mcp_sessions import StdioServer
 from tests.support.children import CHILD, child_world, children_of, is_alive, until
-from tests.support.raw import Json, RawClient
+from tests.support.raw import Json, RawClient, keyed
 from tests.support.world import world
 
 pytestmark = pytest.mark.anyio
@@ -135,12 +135,28 @@ async def test_an_answer_with_an_id_that_is_none_ends_the_process(given: str) ->
         await expect_served(client)
 
 
-@pytest.mark.parametrize("given", ["NaN", '"\\ud800"', '"\xff"', "1e400", '"'])
+async def test_half_a_surrogate_pair_reaches_the_client() -> None:
+    """Servers in JavaScript cut a text in the middle of a character, and clients there take it."""
+    async with child_world() as w:
+        client = await w.connected()
+        sent = await client.call("no_json", given='"cut \\ud83d"', id="first").result()
+        assert sent == {"n": "cut \ud83d"}
+        session = (await client.start())["sessionId"]
+        for _ in range(2):
+            meta = keyed("k", session)
+            kept = client.call("no_json", given='"\\uDE00"', id="first", meta=meta)
+            assert (await kept.result())["n"] == "\ude00"
+        assert await client.text("count") == "2", (
+            "in its own process: what was kept is not asked again"
+        )
+
+
+@pytest.mark.parametrize("given", ["NaN", '"\xff"', "1e400", '"'])
 @pytest.mark.parametrize("position", ["first", "last"])
 async def test_an_answer_that_is_no_json_is_an_error_of_its_request_alone(
     given: str, position: str
 ) -> None:
-    """Some servers write NaN, half a surrogate pair, or bytes of a file's name."""
+    """Some servers write NaN, or bytes of a file's name."""
     async with child_world() as w:
         client = await w.connected()
         error = await client.call("no_json", given=given, id=position).error()

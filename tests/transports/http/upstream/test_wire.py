@@ -3,14 +3,64 @@
 import asyncio
 import gzip
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx2
 import pytest
+from starlette.types import ASGIApp
 
-from mcp_sessions import background
+from mcp_sessions import HTTPServer, background
 from mcp_sessions_transports.http.upstream.wire import events_of, pieces_of
+from tests.support.modern import ModernClient
+from tests.support.modern_server import ModernServer
+from tests.support.url_server import UrlServer
+from tests.support.urls import url_of
+from tests.support.world import world
 
 pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def server(kind: str) -> AsyncGenerator[ASGIApp]:
+    """One without sessions, one with them, or one of the modern era only, whose refusals are, or
+    are not, messages.
+    """
+    if not kind.startswith("modern"):
+        yield UrlServer(kind)
+        return
+    modern = ModernServer()
+    app = modern.server.streamable_http_app()
+    async with app.router.lifespan_context(app):
+        yield modern.only(app, UrlServer("old") if kind == "modern, and terse" else None)
+
+
+@pytest.mark.parametrize("after", ["stateless", "sessions", "modern"])
+@pytest.mark.parametrize("before", ["stateless", "sessions", "modern"])
+async def test_where_another_server_is_deployed_it_is_begun_with_anew(
+    before: str, after: str
+) -> None:
+    """It refuses what the one before it took; nobody waits until that is idle."""
+    async with server(before) as old, server(after) as new:
+        now = old
+
+        async def deployed(scope: Any, receive: Any, send: Any) -> None:
+            await now(scope, receive, send)
+
+        async with url_of(deployed) as url, world(server=HTTPServer(url)) as w:
+            client, modern = await w.connected(), ModernClient(w.carrier)
+            for each in (client, modern):
+                assert await each.text("count")
+            now = new
+            for each in (client, modern):
+                assert await each.text("count")
+
+
+async def test_a_server_of_the_modern_era_may_refuse_a_handshake_in_any_words() -> None:
+    async with server("modern, and terse") as app, url_of(app) as url:
+        async with world(server=HTTPServer(url)) as w:
+            client = await w.connected()
+            assert await client.text("echo") == "echo"
 
 
 def response(*chunks: bytes, **headers: str) -> httpx2.Response:

@@ -83,7 +83,7 @@ class HttpChild(EitherEraChild):
         self._messages = Messages(self._background, self._tell)
         self._session = Session(
             opens=self._request,
-            check=wire.check,
+            check=self._check,
             begun=self._begun,
             hear=self._heard,
             take=self._answered_whole,
@@ -158,7 +158,7 @@ class HttpChild(EitherEraChild):
     async def _tell(self, message: bytes) -> None:
         try:
             async with self._request("POST", message) as response:
-                await self._wire.check(response)
+                await self._check(response)
         except Forgotten:
             self._forget()
 
@@ -243,6 +243,9 @@ class HttpChild(EitherEraChild):
             whose = request_id if isinstance(failed, Refused) else None
             waiting.future.set_result(Answer(whose, None, failed.error))
 
+    async def _check(self, response: httpx2.Response) -> None:
+        await self._wire.check(response, has_begun=bool(self.result))
+
     def _begun(self, response: httpx2.Response) -> None:
         if not self.result and self._modern is None:
             self._wire.joined(response)
@@ -290,7 +293,7 @@ class HttpChild(EitherEraChild):
     ) -> HttpStream:
         return HttpStream(
             open_,
-            self._wire.check,
+            self._check,
             self._said_by_itself,
             self._forget,
             self._longest,

@@ -39,6 +39,9 @@ FAILURES = (httpx2.HTTPError, httpx2.StreamError, OSError)
 _BODY_LOOKED_AT = 65_536
 """Bytes of a refusal."""
 
+UNSUPPORTED_VERSION = -32022
+"""The modern era's: the server does not speak that version of the protocol."""
+
 _LINES = 256
 """Of what comes at once; more are read in portions."""
 
@@ -156,11 +159,15 @@ class Wire:
         await self._credentials.close()
         await self.client.aclose()
 
-    async def check(self, response: httpx2.Response) -> None:
+    async def check(self, response: httpx2.Response, *, has_begun: bool) -> None:
         """Whether a response is a success.
 
+        Args:
+            has_begun: The server said before how it is to be spoken with.
+
         Raises:
-            Forgotten: There is no such session.
+            Forgotten: There is no such session, or it is to be spoken with in another way now.
+            Refused: See there. It had no effect.
             UpstreamError: What was sent was refused, and had no effect.
             httpx2.HTTPError: What became of it is unknown.
         """
@@ -187,15 +194,22 @@ class Wire:
         error = answer.error if isinstance(answer, Answer) else None
         # Ours are numbers: what answers one is about that request alone.
         is_of_request = isinstance(answer, Answer) and isinstance(answer.id, int)
-        is_unknown = self.session is not None and status == 400 and b"session" in body.lower()
-        if is_unknown and not is_of_request:
-            # As some do that keep no word of it.
+        # Who has no stream to open may refuse one in such words, and be asked all the same.
+        is_message = has_begun and response.request.method == "POST"
+        said = body.lower() if status == 400 and not is_of_request else b""
+        # As some do that keep no word of it; or another one is there, of another era.
+        is_unknown = b"session" in said and (self.session is not None or is_message)
+        is_other = is_message and b"protocol version" in said
+        is_newer = is_message and error is not None and error["code"] == UNSUPPORTED_VERSION
+        if is_unknown or is_other or is_newer:
             raise Forgotten
         if error is not None:
             raise Refused(error)
         if status in (401, 403):
             raise refused(f"it answered {status}: it does not accept the layer's credential")
-        raise refused(f"it answered with HTTP status {status}")
+        failed = refused(f"it answered with HTTP status {status}")
+        # What is there does not take such a message; it may take another one.
+        raise Refused(failed.error) if status == 400 else failed
 
 
 def refused(why: str) -> UpstreamError:
