@@ -23,6 +23,9 @@ level = "none"
 client: Json = {}
 asked = 0
 
+asks_later: list[Any] = []
+"""The requests whose calls wait until another one has them ask."""
+
 later: list[Json] = []
 """What came while it asked."""
 
@@ -127,6 +130,21 @@ def tool(request: Json) -> Json | None:
             report = {"progressToken": params.get("_meta", {}).get("progressToken"), "progress": 1}
             say({"method": "notifications/progress", "params": report})
             return text(json.dumps([answer.get("result") for answer in answers]))
+        case "ask later":
+            asks_later.append(request["id"])
+            return None
+        case "have it ask":
+            # Of which of the two calls this is nothing says.
+            (asking,) = asks_later
+            form: Json = {"message": "how many?", "requestedSchema": {"type": "object"}}
+            say({"id": "late", "method": "elicitation/create", "params": form})
+            say({"id": request["id"], "result": text("asked")})
+            while (said := read()).get("id") != "late":
+                if arguments.get("until") == said.get("method"):
+                    say({"id": asking, "result": text("by itself")})
+                later.append(said)
+            say({"id": asking, "result": text(json.dumps(said.get("result") or said["error"]))})
+            return None
         case "ask in vain":
             say({"id": "vain", "method": "roots/list"})
             later.append(read())

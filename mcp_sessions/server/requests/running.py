@@ -360,7 +360,7 @@ class RunningRequest:
             return await self._questions.ask(
                 question,
                 lambda message: self._emit(message, question.log_key),
-                lambda message: self._withdraw(message, question.log_key),
+                lambda message: self._given_up(message, question.log_key),
             )
         finally:
             self._asked.remove(question)
@@ -378,10 +378,18 @@ class RunningRequest:
     def _fail_open_questions(self, code: int, message: str) -> None:
         """Nobody waits for what the handler asked any more, and its client is told so."""
         for question in self._asked:
+            if not question.asked.is_about_call and self.is_heard:
+                # Its client has it, and may well answer it.
+                continue
             withdrawal = None if question.future.done() else question.withdraw(message)
             self._questions.fail(question, code, message)
             if withdrawal is not None:
                 self._withdraw(withdrawal, question.log_key)
+
+    def _given_up(self, message: bytes, log_key: str) -> None:
+        # Over HTTP its own way is gone with its answer: who answers after that is not heard.
+        if not self.done or self.transport != "http":
+            self._withdraw(message, log_key)
 
     async def _settled(self) -> None:
         """Wait until what was withdrawn is on its way, not for ever: nothing follows the answer."""

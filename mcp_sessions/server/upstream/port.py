@@ -52,6 +52,10 @@ class PeerRequest:
     params: Mapping[str, Any] | None
     timeout: float | None = None
     on_progress: OnProgress | None = None
+    is_about_call: bool = True
+    """Whether it is over with the call on whose way it goes. Else that is only thought to be the
+    one that it is about: who was asked is not asked again.
+    """
 
 
 class Outbound(Protocol):

@@ -82,6 +82,11 @@ class Place:
     calls: dict[Call, Sender | None] = field(default_factory=dict[Call, "Sender | None"])
     """What runs, and who asks it, if that is a client of the modern era."""
 
+    unsure: dict[asyncio.Timeout, set[Call]] = field(
+        default_factory=dict[asyncio.Timeout, set[Call]]
+    )
+    """By the limits of what is asked: the calls that it may be about."""
+
     subscribers: dict[str, set[Hashable]] = field(default_factory=dict[str, set[Hashable]])
     """By URI."""
 
@@ -156,6 +161,7 @@ class Place:
                 await self.telling.told(call)
         finally:
             self.calls.pop(call, None)
+            self._is_over(call)
             self.telling.forget(call)
             self.used_at = asyncio.get_running_loop().time()
         if method == "logging/setLevel":
@@ -394,12 +400,43 @@ class Place:
             else:
                 raise failed or PeerError(METHOD_NOT_FOUND, "Method not found", method)
             try:
+                if way is not about and len(open_calls) > 1:
+                    asked = PeerRequest(
+                        method, params, on_progress=on_progress, is_about_call=False
+                    )
+                    return await self._ask_for_one_of(open_calls, way, asked)
                 return await way.send_request(PeerRequest(method, params, on_progress=on_progress))
             except PeerError as refused:
                 if not open_calls or open_calls[-1].can_send_request:
                     raise
                 # The request that it was taken to be about is over. It may be another's.
                 failed = refused
+
+    async def _ask_for_one_of(
+        self, calls: Iterable[Call], way: Outbound, asked: PeerRequest
+    ) -> dict[str, Any]:
+        """Ask the client of several calls, about one of them; it is over with the last of them.
+
+        Raises:
+            PeerError: See :meth:`Outbound.send_request`.
+        """
+        try:
+            async with asyncio.timeout(None) as limit:
+                self.unsure[limit] = set(calls)
+                try:
+                    return await way.send_request(asked)
+                finally:
+                    del self.unsure[limit]
+        except TimeoutError:
+            raise PeerError(INVALID_REQUEST, "the request that asks is over") from None
+
+    def _is_over(self, call: Call) -> None:
+        """What may be about another call as well is asked on."""
+        for limit, calls in self.unsure.items():
+            if call in calls:
+                calls.remove(call)
+                if not calls:
+                    limit.reschedule(asyncio.get_running_loop().time())
 
     async def _asked_there(
         self, method: str, params: dict[str, Any] | None, about: Call | None

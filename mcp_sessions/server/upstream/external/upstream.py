@@ -199,9 +199,11 @@ class ExternalUpstream:
             raise AssertionError("only a client of the modern era listens")
         try:
             await peer.listen(call, uris)
-        except (UpstreamError, TimeoutError) as failed:
-            why = "it takes too long" if isinstance(failed, TimeoutError) else failed
-            logger.warning("a listen hears of no resource for now: %s", why)
+        except TimeoutError:
+            logger.warning("a listen hears of no resource for now: its child takes too long")
+        except UpstreamError as failed:
+            said = failed.error.get("message")
+            logger.warning("a listen hears of no resource for now: %s", said)
 
     async def session_over(self, session_id: SessionId) -> None:
         """See :class:`Upstream`."""

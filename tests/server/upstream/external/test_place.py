@@ -1,5 +1,6 @@
 """A client that takes nothing, and a store that is away, end no child and hold up nobody else."""
 
+import json
 from typing import cast
 
 import pytest
@@ -11,8 +12,8 @@ from mcp_sessions.stores.memory.store import MemoryStore
 from mcp_sessions.stores.records import Appended
 from mcp_sessions_transports.duplex import DuplexTransport
 from tests.support.children import child, child_world, until
-from tests.support.duplex import duplex_world
-from tests.support.raw import at_most, in_session
+from tests.support.duplex import DECLARED, ELICITS, duplex_world
+from tests.support.raw import at_most, in_session, text_of
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +34,53 @@ async def test_a_client_that_takes_nothing_keeps_no_answer_of_another(per: str) 
         steps = [m["params"]["progress"] for m in slow.notifications]
         assert steps == list(range(1, 101))
         assert slow.messages[-1]["id"] == sent, "the answer came before what was told before it"
+
+
+@pytest.mark.parametrize("transport", ["http", "websocket", "stdio"])
+async def test_who_was_asked_is_not_asked_again_because_another_call_of_theirs_is_over(
+    transport: str,
+) -> None:
+    """On a pipe nothing says whose question it is: the newest call's, as far as anybody knows."""
+    answer = {"action": "accept", "content": {"answer": "two"}}
+    async with duplex_world(server=child()) as w:
+        if transport == "http":
+            client = await w.inner.connected(capabilities=ELICITS)
+            asks = client.call("ask later")
+            other = client.call("have it ask")
+            assert text_of(await other.result()) == "asked"
+            (question,) = [m for m in other.reply.messages if m.get("id") != other.id]
+            await client.respond(question, answer)
+            assert json.loads(text_of(await asks.result())) == answer
+            assert len(asks.reply.messages) == 1, "and nothing else"
+            return
+        peer = await w.connected(transport, capabilities={**DECLARED, **ELICITS})
+        waits = await peer.call("ask later")
+        await peer.answer(await peer.call("have it ask"))
+        question = await peer.question()
+        await peer.respond(question, answer)
+        assert json.loads(text_of((await peer.answer(waits))["result"])) == answer
+        said = [m for m in peer.messages if m.get("method") == "elicitation/create"]
+        assert len(said) == 1
+
+
+async def test_what_is_asked_is_over_with_the_last_call_that_it_may_be_about() -> None:
+    """Its server may never say that it waits no more."""
+    async with duplex_world(server=child()) as w:
+        peer = await w.connected("websocket", capabilities={**DECLARED, **ELICITS})
+        waits = await peer.call("ask later")
+        await peer.answer(await peer.call("have it ask", until="notifications/roots/list_changed"))
+        question = await peer.question()
+        await peer.notify("notifications/roots/list_changed")
+        assert text_of((await peer.answer(waits))["result"]) == "by itself"
+        await peer.until(
+            lambda: any(
+                m.get("method") == "notifications/cancelled"
+                and m["params"]["requestId"] == question["id"]
+                for m in peer.messages
+            ),
+            "it is withdrawn",
+        )
+        assert await peer.text("count"), "its server was told, and goes on"
 
 
 class AwayStore(MemoryStore):
