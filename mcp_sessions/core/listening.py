@@ -1,4 +1,4 @@
-"""``subscriptions/listen``: what a session's client asked to hear, and the messages of that.
+"""What clients ask to hear: ``subscriptions/listen`` and its messages, and the levels of a log.
 
 Each event of a listen carries the id of its request, and the request's answer is the last one.
 """
@@ -14,6 +14,12 @@ from mcp_sessions.core.messages import SESSION_META, RequestId, decode, encode
 LISTEN = "subscriptions/listen"
 SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
 """``_meta`` key of every message on a listen stream: the listen request's id."""
+
+SET_LEVEL = "logging/setLevel"
+LEVELS = (
+    "debug", "info", "notice", "warning", "error", "critical", "alert", "emergency",
+)  # fmt: skip
+"""Of log messages, the least first."""
 
 _FLAGS = {
     "tools": "toolsListChanged",
@@ -50,6 +56,12 @@ class Filter:
         # An update of a resource was stored because the session subscribed, or because a
         # handler sent it to this very session: it is heard, and so is all else.
         return True
+
+
+def level_of(params: Mapping[str, Any] | None) -> str | None:
+    """The level that a ``logging/setLevel`` sets; None: none that there is."""
+    level: object = (params or {}).get("level")
+    return level if isinstance(level, str) and level in LEVELS else None
 
 
 def acknowledgement(wanted: Filter, request_id: RequestId) -> dict[str, Any]:

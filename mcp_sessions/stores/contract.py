@@ -455,6 +455,10 @@ class SessionStore(Protocol):
         """Remember where the session's next listen stream starts."""
         ...
 
+    async def set_log_level(self, session_id: SessionId, level: str) -> None:
+        """Remember which log messages the session's client wants."""
+        ...
+
     async def change_state(
         self,
         session_id: SessionId,

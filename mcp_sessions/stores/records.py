@@ -115,6 +115,10 @@ class SessionRecord:
     waits_from: SessionEventId | None = None
     """Where its next listen stream starts; None: at the head."""
 
+    log_level: str | None = None
+    """Of its client's last ``logging/setLevel``; None: it did not say, or its server needs no
+    reminder."""
+
     state: Mapping[str, Any] = field(default_factory=lambda: _NO_STATE)
     """The application's ``session.state``. Replaced as a whole, never changed in place."""
 

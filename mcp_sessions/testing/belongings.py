@@ -185,6 +185,20 @@ async def where_the_next_listen_stream_starts_is_remembered(make: MakeStore) -> 
         assert (await session.record()).waits_from is None
 
 
+async def the_level_of_its_log_is_remembered(make: MakeStore) -> None:
+    """The newest; what else is known of the session stays."""
+    async with opened(make) as store:
+        session, other = await new_session(store), await new_session(store)
+        await store.subscribe(session.id, "note://1")
+        for level in ("error", "info"):
+            await store.set_log_level(session.id, level)
+            record = await session.record()
+            assert (record.log_level, record.subscriptions) == (level, {"note://1"})
+        admitted = await store.admit(session.id, ALICE, mode=Mode.PROTOCOL, now=NOW)
+        assert admitted is not None and admitted.record.log_level == "info"
+        assert (await other.record()).log_level is None
+
+
 async def state_is_changed_key_by_key(make: MakeStore) -> None:
     """STT12: what a request changed is applied to the newest state; none is lost."""
     async with opened(make) as store:
@@ -356,6 +370,7 @@ CHECKS: Sequence[Check] = (
     data_is_bounded_in_bytes,
     state_is_bounded_in_bytes_whoever_changes_it,
     where_the_next_listen_stream_starts_is_remembered,
+    the_level_of_its_log_is_remembered,
     state_is_changed_key_by_key,
     state_is_changed_only_as_the_caller_saw_it,
     data_is_replaced_only_by_who_saw_its_newest_version,

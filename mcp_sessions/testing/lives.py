@@ -53,7 +53,7 @@ async def a_new_session_is_remembered_as_it_was_made(make: MakeStore) -> None:
                 assert record.ends_at == NOW + LIFETIME
                 assert (record.fencing_epoch, record.attachment, record.current) == (0, None, None)
                 assert not record.stream_opened and not record.subscriptions and not record.state
-                assert (record.lists, record.waits_from) == (None, None)
+                assert (record.lists, record.waits_from, record.log_level) == (None, None, None)
             assert await session.position(0) == await session.head()
     async with opened(make, idle_timeout=2 * LIFETIME) as store:
         made = await store.create(Mode.PROTOCOL, ALICE, peer=None, now=NOW)

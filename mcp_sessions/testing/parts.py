@@ -176,6 +176,7 @@ class SessionOf:
         assert not await store.set_filter(self.id, frozenset({"note://1"}), frozenset())
         assert self.id not in await store.subscribers("note://1")
         await store.set_waits_from(self.id, None)
+        await store.set_log_level(self.id, "info")
         assert await store.change_state(self.id, {"n": 1}, ()) is None
         assert not await store.finish_request(self.id, KEY.key, RESULT, now=NOW)
         assert await store.load_data(self.id) is None

@@ -171,6 +171,7 @@ class SessionModel:
     attachment: tuple[str, int] | None = None
     fencing_epoch: int = 0
     waits_from: str | None = None
+    log_level: str | None = None
     subscriptions: set[str] = field(default_factory=set[str])
     data: int | None = None
     data_version: int = 0

@@ -358,6 +358,15 @@ class StoreMachine(RuleBasedStateMachine):
             else:
                 self.attach(session_id, *step)
 
+    @rule(at=SESSIONS, level=st.sampled_from(["info", "error"]))
+    def log_level(self, at: int, level: str) -> None:
+        session_id = self.pick(at)
+        if self.is_overdue(session_id):
+            return
+        self.run(self.store.set_log_level(session_id, level))
+        if session_id in self.live:
+            self.live[session_id].log_level = level
+
     def attach(
         self, session_id: SessionId, connection: str | None, behind: int | None, only_if_free: bool
     ) -> None:
@@ -457,6 +466,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert record.attachment == attachment_of(model)
             assert record.fencing_epoch == model.fencing_epoch
             assert record.waits_from == model.waits_from
+            assert record.log_level == model.log_level
             assert record.subscriptions == model.subscriptions
             # The policy allows a store to write a hundredth of the idle time less.
             earliest = min(model.expires_at - POLICY.idle_timeout / 100, model.ends_at)

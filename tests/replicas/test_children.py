@@ -289,6 +289,7 @@ async def test_a_replica_that_dies_leaves_its_sessions_to_the_others(
         first = await client.text("pid", meta=meta)
         other = c.at(1, client)
         await other.result("resources/subscribe", {"uri": "test://a", "_meta": meta})
+        await other.result("logging/setLevel", {"level": "error", "_meta": meta})
         running = [
             other.call("wait", meta=meta),
             c.at(2, client).call("wait", meta=keyed("once", session_id)),
@@ -301,7 +302,8 @@ async def test_a_replica_that_dies_leaves_its_sessions_to_the_others(
         second = await other.text("pid", meta=meta)
         assert second not in ("", first)
         assert await c.at(2, client).text("pid", meta=meta) == second
-        assert json.loads(await other.text("state", meta=meta))["subscribed"] == ["test://a"]
+        state = json.loads(await other.text("state", meta=meta))
+        assert state == {"level": "error", "subscribed": ["test://a"]}
         again = await c.at(2, client).call("wait", meta=keyed("once", session_id)).error()
         assert again["code"] == UNKNOWN
         await stream.has(2)

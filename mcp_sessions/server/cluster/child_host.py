@@ -27,7 +27,14 @@ from mcp_sessions.server.cluster.messages import (
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Moved
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream
 from mcp_sessions.server.upstream.peers import UpstreamPeers
-from mcp_sessions.server.upstream.port import OnProgress, PeerError, PeerRequest, UpstreamError
+from mcp_sessions.server.upstream.port import (
+    NOTHING_WANTED,
+    OnProgress,
+    PeerError,
+    PeerRequest,
+    UpstreamError,
+    wanted_by,
+)
 from mcp_sessions.stores.contract import SessionStore
 
 Work = Coroutine[Any, Any, None]
@@ -244,7 +251,9 @@ class ChildHost:
         params = dict(message.params) if message.params is not None else None
         asked = Asked(message.client, message.method, params, message.level, message.asks)
         if session_id is None:
-            peer = self._upstream.hosted(message.client, None, None, message.asks, subscriptions=())
+            peer = self._upstream.hosted(
+                message.client, None, None, message.asks, wanted=NOTHING_WANTED
+            )
             return await peer.here(call, asked, None)
         lease = await self._children.lease(session_id)
         if lease.holder != message.holder:
@@ -257,7 +266,7 @@ class ChildHost:
             self._peers.way_to(record),
             session_id,
             message.asks,
-            subscriptions=record.subscriptions,
+            wanted=wanted_by(record),
         )
         return await peer.here(call, asked, lease)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +35,15 @@ from mcp_sessions.server.cluster.messages import (
 )
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Lease, Moved, Served
 from mcp_sessions.server.upstream.external.telling import OVERHEAD, WAITING
-from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest, UpstreamError
+from mcp_sessions.server.upstream.port import (
+    NOTHING_WANTED,
+    Call,
+    PeerError,
+    PeerRequest,
+    UpstreamError,
+    Wanted,
+    wanted_by,
+)
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import LIVENESS, Exchange
 
@@ -106,7 +114,7 @@ class ChildrenElsewhere:
         self._store = store
         self._exchange = exchange
         self._held: dict[SessionId, str] = {}
-        self._inherited: dict[SessionId, Collection[str]] = {}
+        self._inherited: dict[SessionId, Wanted] = {}
         self._asks: dict[str, _Ask] = {}
 
     @property
@@ -141,7 +149,9 @@ class ChildrenElsewhere:
                 return Lease(session_id, holder, False, until, None)
             instead_of = holder
             record = await self._store.load(session_id, now=0)
-            self._inherited[session_id] = record.subscriptions if record is not None else ()
+            self._inherited[session_id] = (
+                wanted_by(record) if record is not None else NOTHING_WANTED
+            )
 
     async def check(self, lease: Lease) -> None:
         """See :class:`Elsewhere`."""

@@ -54,7 +54,7 @@ class Listening:
         heard, before = Filter(seen or {}), record.subscriptions
         if not await self._store.set_filter(record.session_id, heard.uris, heard.lists):
             raise SessionNotFound(record.session_id)
-        if self._upstream.is_told_of_listens and (heard.uris or before):
+        if self._upstream.is_outside and (heard.uris or before):
             await self._tell_server(request, inbound, record, heard)
         return record, Filter(request.params or {})
 

@@ -6,12 +6,15 @@ request, and one that came on no connection, is a peer of its own.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypedDict
 
+from mcp_sessions.core.listening import SET_LEVEL
 from mcp_sessions.core.messages import Request
 from mcp_sessions.core.states import Mode
+from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
@@ -19,11 +22,19 @@ from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.requests.outbound import ConnectionOutbound, LateOutbound, SessionOutbound
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.server.upstream.port import NewPeer, Outbound, Upstream, UpstreamPeer
+from mcp_sessions.server.upstream.port import (
+    NewPeer,
+    Outbound,
+    Upstream,
+    UpstreamPeer,
+    Wanted,
+    wanted_by,
+)
 from mcp_sessions.server.upstream.subscriptions import (
     DISCOVER,
     SUBSCRIPTION_METHODS,
     Discovery,
+    LogLevel,
     Subscriptions,
 )
 from mcp_sessions.stores.contract import SessionStore
@@ -34,7 +45,7 @@ from mcp_sessions.stores.records import SessionRecord
 class _Past(TypedDict, total=False):
     """Of a session: see :meth:`Upstream.peer`."""
 
-    subscriptions: Collection[str]
+    wanted: Wanted
     was_served: bool
 
 
@@ -75,6 +86,10 @@ class UpstreamPeers:
         elif request.method in SUBSCRIPTION_METHODS and self._store.remembers:
             remember = self._remember_subscription(inbound, record)
             return Subscriptions(peer, self._upstream, remember)
+        elif request.method == SET_LEVEL and self._upstream.is_outside:
+            session_id = _session_of(inbound, record)
+            if session_id is not None:
+                return LogLevel(peer, partial(self._store.set_log_level, session_id))
         return peer
 
     def of(self, inbound: Inbound, record: SessionRecord | None) -> UpstreamPeer:
@@ -141,7 +156,7 @@ class UpstreamPeers:
         if record is None:
             return {}
         was_served = record.created_at < self._began_at
-        return {"subscriptions": record.subscriptions, "was_served": was_served}
+        return {"wanted": wanted_by(record), "was_served": was_served}
 
     def _of_session(self, record: SessionRecord) -> SessionOutbound:
         return SessionOutbound(
@@ -155,10 +170,7 @@ class UpstreamPeers:
         self, inbound: Inbound, record: SessionRecord | None
     ) -> Callable[[str, bool], Awaitable[bool]]:
         """Subscriptions belong to the session; without one, to the connection."""
-        connection = inbound.connection
-        session_id = record.session_id if record is not None else None
-        if session_id is None and connection is not None:
-            session_id = connection.transport_session
+        connection, session_id = inbound.connection, _session_of(inbound, record)
 
         async def remember(uri: str, on: bool) -> bool:
             if session_id is not None:
@@ -173,3 +185,10 @@ class UpstreamPeers:
             return True
 
         return remember
+
+
+def _session_of(inbound: Inbound, record: SessionRecord | None) -> SessionId | None:
+    """The one to which what a request asks for belongs: its own, else its connection's."""
+    if record is not None:
+        return record.session_id
+    return inbound.connection.transport_session if inbound.connection is not None else None

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from opentelemetry.trace import Span
 
 from mcp_sessions.core.messages import RequestId
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.records import Peer
+from mcp_sessions.stores.records import Peer, SessionRecord
 
 OnProgress = Callable[[float, float | None, str | None], Awaitable[None]]
 
@@ -169,6 +169,21 @@ class NewPeer(UpstreamPeer, Protocol):
         ...
 
 
+class Wanted(NamedTuple):
+    """What a session's clients want to hear of a server: one that begins anew is told it again."""
+
+    subscriptions: Collection[str] = ()
+    log_level: str | None = None
+
+
+NOTHING_WANTED = Wanted()
+
+
+def wanted_by(record: SessionRecord) -> Wanted:
+    """What a session wants."""
+    return Wanted(record.subscriptions, record.log_level)
+
+
 class Upstream(Protocol):
     """A wrapped MCP server."""
 
@@ -178,9 +193,9 @@ class Upstream(Protocol):
         ...
 
     @property
-    def is_told_of_listens(self) -> bool:
-        """Whether :meth:`listen` does anything: a server in this process says by itself what
-        changes.
+    def is_outside(self) -> bool:
+        """Whether the server is outside of this process: it is told what sessions want to hear,
+        and told again when it begins anew. One in this process says by itself what changes.
         """
         ...
 
@@ -197,7 +212,7 @@ class Upstream(Protocol):
         ready: bool = True,
         is_alone: bool = False,
         beside: UpstreamPeer | None = None,
-        subscriptions: Collection[str] = (),
+        wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> UpstreamPeer:
         """A client that did its handshake, here or in another process.
@@ -206,7 +221,7 @@ class Upstream(Protocol):
             ready: False: it did none yet, and has to.
             is_alone: It came on no connection.
             beside: The same client outside of its session, on the connection that started it.
-            subscriptions: The session's, as they are stored.
+            wanted: By the session, as it is stored.
             was_served: Another process may have served the session.
         """
         ...
@@ -228,7 +243,7 @@ class Upstream(Protocol):
         outbound: Outbound | None,
         session_id: SessionId | None,
         *,
-        subscriptions: Collection[str] = (),
+        wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> UpstreamPeer:
         """A modern-era client, for one request.
@@ -237,7 +252,7 @@ class Upstream(Protocol):
             route: What the upstream's rules made of the request's envelope.
             outbound: To the session the request belongs to; None: to none.
             session_id: That session.
-            subscriptions: See :meth:`peer`.
+            wanted: See :meth:`peer`.
             was_served: See :meth:`peer`.
         """
         ...

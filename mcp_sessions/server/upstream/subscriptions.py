@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mcp_sessions.core.listening import level_of
 from mcp_sessions.core.messages import error_body, wire_error
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
@@ -68,6 +69,32 @@ class Subscriptions(Around):
             raise UpstreamError(wire_error(refused)) from refused
         if not remembered:
             raise UpstreamError(error_body(INTERNAL_ERROR, "no session that could subscribe"))
+        return result
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class LogLevel(Around):
+    """``logging/setLevel``, which a server outside of this process is told again when it begins
+    anew.
+
+    Args:
+        remember: Keeps the level with the session.
+    """
+
+    _remember: Callable[[str], Awaitable[None]]
+
+    async def request(
+        self, call: Call, method: str, params: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """See :class:`UpstreamPeer`.
+
+        Raises:
+            StoreUnavailable: Unknown whether it is kept. To ask again changes nothing.
+        """
+        result = await self._peer.request(call, method, params)
+        level = level_of(params)
+        if level is not None:
+            await self._remember(level)
         return result
 
 

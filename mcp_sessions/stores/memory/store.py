@@ -366,6 +366,11 @@ class MemoryStore(Events):
         if session is not None:
             session.record.waits_from = event_id
 
+    async def set_log_level(self, session_id: SessionId, level: str) -> None:
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.record.log_level = level
+
     async def change_state(
         self,
         session_id: SessionId,

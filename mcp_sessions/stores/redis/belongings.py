@@ -113,6 +113,9 @@ class Belongings(Lists):
     async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
         await self._set(session_id, "waits", encoded(event_id) if event_id is not None else None)
 
+    async def set_log_level(self, session_id: SessionId, level: str) -> None:
+        await self._set(session_id, "level", encoded(level))
+
     async def change_state(
         self,
         session_id: SessionId,

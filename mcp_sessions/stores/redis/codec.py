@@ -224,7 +224,7 @@ def record_of(
     fields, uris, state, carried = answer
     (
         session_id, mode, owner, maker, created, expires, ends, peer, fence, connection, current,
-        opened, lists, waits, state_version, change,
+        opened, lists, waits, state_version, change, level,
     ) = fields  # fmt: skip
     epoch = FencingEpoch(int(fence))
     session_id = SessionId(session_id.decode())
@@ -251,6 +251,8 @@ def record_of(
         record.lists = frozenset(unpacked(lists))
     if waits is not None:
         record.waits_from = SessionEventId(decoded(waits))
+    if level is not None:
+        record.log_level = decoded(level)
     if state:
         record.state = {decoded(key): unpacked(value) for key, value in _pairs(state)}
     if carried:

@@ -94,6 +94,10 @@ class Belongings(ServedFile):
         became = assigned(waits_from=event_id)
         await self._set(session_id, "waits_from = ?", (event_id,), became)
 
+    async def set_log_level(self, session_id: SessionId, level: str) -> None:
+        became = assigned(log_level=level)
+        await self._set(session_id, "log_level = ?", (level,), became)
+
     async def change_state(
         self,
         session_id: SessionId,

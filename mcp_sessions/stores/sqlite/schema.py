@@ -123,6 +123,10 @@ MIGRATIONS: Sequence[str] = (
     ALTER TABLE sessions DROP COLUMN key_bytes;
     ALTER TABLE sessions DROP COLUMN key_answers;
     """,
+    # 3 to 4: what a server that begins anew is told again.
+    """
+    ALTER TABLE sessions ADD COLUMN log_level TEXT;
+    """,
 )
 """What makes a file of version N one of version N + 1. A released entry never changes."""
 

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _COLUMNS = (
     "sid, session_id, mode, owner, scopes, credential_expires_at, created_at, expires_at,"
     " ends_at, fencing_epoch, connection_id, current_id, current_epoch, stream_opened, lists,"
-    " waits_from, state_version, peer, state"
+    " waits_from, log_level, state_version, peer, state"
 )
 _NAMES = _COLUMNS.split(", ")
 
@@ -351,6 +351,7 @@ def _record(tx: Transaction, values: Sequence[Any]) -> SessionRecord:
         subscriptions=frozenset(_subscriptions(tx, row["sid"])),
         lists=frozenset(load_json(lists)) if lists is not None else None,
         waits_from=SessionEventId(text_of(waits_from)) if waits_from is not None else None,
+        log_level=row["log_level"],
         state=load_json(row["state"]),
         state_version=row["state_version"],
     )

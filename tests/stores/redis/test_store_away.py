@@ -201,6 +201,7 @@ async def test_every_method_says_that_it_is_away_and_none_falls_back() -> None:
                 store.all_sessions(),
                 store.set_filter(session_id, frozenset({"note://1"}), frozenset()),
                 store.set_waits_from(session_id, None),
+                store.set_log_level(session_id, "info"),
                 store.change_state(session_id, {"a": 1}, ()),
                 store.finish_request(session_id, key.key, b"{}", now=NOW),
                 store.load_data(session_id),

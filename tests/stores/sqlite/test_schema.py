@@ -17,20 +17,32 @@ from tests.stores.sqlite.file_store import NOW, new, opened, refusal_of, sql
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_file_of_the_version_before_is_migrated(path: Path) -> None:
+@pytest.mark.parametrize("version", range(1, VERSION))
+async def test_a_file_of_an_older_version_is_migrated(path: Path, version: int) -> None:
     """And what is in it is there."""
     connection = sqlite3.connect(path, isolation_level=None)
-    for migration in MIGRATIONS[:-1]:
+    for migration in MIGRATIONS[:version]:
         for statement in statements(migration):
             connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {sqlite_schema.APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {VERSION - 1}")
-    row = (b"[null,null,null]", b"[]", None, NOW, NOW + 9, NOW + 99, b'{"n":1}')
-    connection.execute(
-        "INSERT INTO sessions VALUES (1, 'kept', 'protocol', ?, ?, ?, ?, ?, ?, 3, NULL, NULL,"
-        " NULL, 0, NULL, NULL, 1, 0, 0, NULL, ?)",
-        row,
-    )
+    connection.execute(f"PRAGMA user_version = {version}")
+    row = {
+        "session_id": "kept",
+        "mode": "protocol",
+        "owner": b"[null,null,null]",
+        "scopes": b"[]",
+        "created_at": NOW,
+        "expires_at": NOW + 9,
+        "ends_at": NOW + 99,
+        "fencing_epoch": 3,
+        "stream_opened": 0,
+        "state_version": 1,
+        "state": b'{"n":1}',
+    }
+    if version < 3:
+        row |= {"key_bytes": 0, "key_answers": 0}
+    names, places = ", ".join(row), ", ".join("?" * len(row))
+    connection.execute(f"INSERT INTO sessions ({names}) VALUES ({places})", tuple(row.values()))
     connection.execute("UPDATE meta SET value = 1")
     connection.close()
     async with opened(path) as store:

@@ -55,12 +55,6 @@ _TOKEN = "progressToken"
 _UNCANCELLED = frozenset({"initialize", "server/discover"})
 
 
-LEVELS = (
-    "debug", "info", "notice", "warning", "error", "critical", "alert", "emergency",
-)  # fmt: skip
-"""Of log messages, the least first."""
-
-
 @dataclass(frozen=True, slots=True)
 class Sender:
     """A client of the modern era, as it describes itself with a request."""

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from mcp_sessions import metrics
 from mcp_sessions.background import Background, report, stopped
 from mcp_sessions.core.backoff import Backoff
+from mcp_sessions.core.listening import SET_LEVEL
 from mcp_sessions.core.messages import encode, error_body, wire_error
 from mcp_sessions.errors import INTERNAL_ERROR, LimitReached, OutcomeUnknown
 from mcp_sessions.external_server import ExternalServer
@@ -101,6 +102,9 @@ class Children:
         self.telling = Telling()
         self._places: dict[Hashable, Place] = {}
         self._living: dict[Child, Principal] = {}
+        self._ending: set[Child] = set()
+        """Of those: whoever needs their room waits for it."""
+
         self._starts = Counter[Principal]()
         self._rounds = Background()
         self._background = Background()
@@ -152,6 +156,8 @@ class Children:
         place = self._places.pop(key, None)
         if place is not None:
             place.end()
+            if place.child in self._living:
+                self._ending.add(place.child)
             if not self._is_closed:
                 self._background.run("the end of a child", self._end(place))
             return
@@ -316,7 +322,9 @@ class Children:
     async def _stop(self, child: Child) -> None:
         if child in self._living:
             reason = "died" if child.is_over else "ended"
+            self._ending.add(child)
             await child.stop()
+            self._ending.discard(child)
             if self._living.pop(child, None) is not None:
                 metrics.child_over(reason)
 
@@ -324,6 +332,8 @@ class Children:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(5.0, self.server.child_idle / 4))
+            for child in [child for child in self._living if child.is_over]:
+                await self._stop(child)
             for key, place in list(self._places.items()):
                 is_idle = not place.calls and place.starting is None
                 if is_idle and loop.time() - place.used_at >= self.server.child_idle:
@@ -339,14 +349,12 @@ class Children:
         return sum(whose == of for whose in self._living.values()) + self._starts[of]
 
     async def _make_room(self, principal: Principal) -> None:
-        for child in [child for child in self._living if child.is_over]:
-            await self._stop(child)
         own = self.server.max_children_per_principal
         while own is not None and self._count(principal) >= own:
-            if not await self._end_idle(principal):
+            if not await self._end_one(principal):
                 raise self._no_room("max_children_per_principal")
         while self._count() >= self.server.max_children:
-            if not await self._end_idle(None):
+            if not await self._end_one(None):
                 raise self._no_room("max_children")
 
     def _no_room(self, limit: str) -> UpstreamError:
@@ -356,8 +364,14 @@ class Children:
             logger.warning("%s: there are as many as %s allows", self.server.title, limit)
         return UpstreamError(wire_error(LimitReached(limit)))
 
-    async def _end_idle(self, of: Principal | None) -> bool:
-        """End the child that was idle for longest, of one principal or of all; False: none may."""
+    async def _end_one(self, of: Principal | None) -> bool:
+        """End a child of one principal, or of anybody: one that is over or ends already, else that
+        which was idle for longest. False: none may.
+        """
+        for child, whose in self._living.items():
+            if (child.is_over or child in self._ending) and of in (None, whose):
+                await self._stop(child)
+                return True
         now = asyncio.get_running_loop().time()
         idle = [
             place
@@ -395,7 +409,7 @@ async def _tell_what_was_told(place: Place, child: Child) -> None:
     """
     again: list[tuple[str, Mapping[str, Any]]] = []
     if place.level is not None:
-        again.append(("logging/setLevel", place.level))
+        again.append((SET_LEVEL, {"level": place.level}))
     left = [uri for uri in place.subscribers if uri not in child.subscribed]
     again += [("resources/subscribe", {"uri": uri}) for uri in left]
     for method, params in again:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
-from mcp_sessions.core.listening import SUBSCRIPTION_ID
+from mcp_sessions.core.listening import LEVELS, SET_LEVEL, SUBSCRIPTION_ID
 from mcp_sessions.core.messages import (
     Answer,
     Notification,
@@ -30,7 +30,6 @@ from mcp_sessions.core.messages import (
 from mcp_sessions.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, OUTCOME_UNKNOWN
 from mcp_sessions.server.upstream.external.child import (
     ANSWERING,
-    LEVELS,
     NOT_STARTED,
     Child,
     Client,
@@ -52,7 +51,6 @@ from mcp_sessions.server.upstream.port import Call, UpstreamError
 
 logger = logging.getLogger(__name__)
 
-_SET_LEVEL = "logging/setLevel"
 _DISCOVERING = 5.0
 """Seconds that one has to say that it speaks the modern era."""
 
@@ -173,9 +171,9 @@ class EitherEraChild(Child):
             if sender is not None and sender.level in LEVELS:
                 await self._have_said(sender.level)
             result = await self._exchange(self._next_id(), call, method, params)
-            if method == _SET_LEVEL:
+            if method == SET_LEVEL:
                 self.level = (params or {}).get("level")
-        elif method == _SET_LEVEL:
+        elif method == SET_LEVEL:
             modern.set_level((params or {}).get("level"))
             result = {}
         elif method == "ping" or is_subscription:
@@ -202,10 +200,10 @@ class EitherEraChild(Child):
         self.level = wanted
         try:
             async with asyncio.timeout(ANSWERING):
-                await super().request(None, _SET_LEVEL, {"level": wanted})
+                await super().request(None, SET_LEVEL, {"level": wanted})
         except TimeoutError:
             # Once is enough: it is not asked that again.
-            logger.warning("a server does not answer %s", _SET_LEVEL)
+            logger.warning("a server does not answer %s", SET_LEVEL)
         except UpstreamError as refused:
             # If it is over, so is the request for which it was told.
             logger.warning("a server refuses to say more in its log: %s", refused)

@@ -6,14 +6,14 @@ looked at before each request; what takes longer than a lease lasts is looked at
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.upstream.external.child import Sender
 from mcp_sessions.server.upstream.external.rounds import Asks
-from mcp_sessions.server.upstream.port import Call
+from mcp_sessions.server.upstream.port import Call, Wanted
 
 Served = tuple[dict[str, Any], Mapping[str, Any]]
 """A result, and what the child that gave it answered to ``initialize``."""
@@ -33,8 +33,8 @@ class Lease:
     until: float
     """Seconds of the event loop's clock until which nobody else can have it."""
 
-    inherited: Collection[str] | None
-    """Another process had it, which is dead: the session's subscriptions. None: none had."""
+    inherited: Wanted | None
+    """Another process had it, which is dead: what the session wants. None: none had."""
 
 
 class Asked(NamedTuple):

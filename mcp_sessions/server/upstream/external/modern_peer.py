@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mcp_sessions.core.listening import LISTEN
+from mcp_sessions.core.listening import LISTEN, SET_LEVEL
 from mcp_sessions.core.messages import error_body, members_of, meta_of
 from mcp_sessions.errors import METHOD_NOT_FOUND
 from mcp_sessions.server.upstream.port import Call, UpstreamError, UpstreamPeer
@@ -28,7 +28,7 @@ _ENVELOPE: Final = frozenset(
 _SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 _LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
 _REMOVED: Final = frozenset(
-    {"initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"}
+    {"initialize", "ping", SET_LEVEL, "resources/subscribe", "resources/unsubscribe"}
 )
 """What the era before has, and its servers serve."""
 

@@ -31,7 +31,7 @@ from mcp_sessions.server.upstream.external.rounds import (
     waiting_call,
 )
 from mcp_sessions.server.upstream.external.spans import Spans
-from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamError
+from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamError, Wanted
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 
 Json = dict[str, Any]
@@ -93,7 +93,7 @@ class ExternalPeer:
     """None: it came on no connection."""
 
     _session_id: SessionId | None
-    _subscriptions: Collection[str]
+    _wanted: Wanted
     _was_served: bool
     _beside: ExternalPeer | None = None
     """Itself outside of its session."""
@@ -307,7 +307,7 @@ class ExternalPeer:
         place = self.place(call)
         return place.living or await place.started(call.principal)
 
-    def place(self, call: Call, inherited: Collection[str] | None = None) -> Place:
+    def place(self, call: Call, inherited: Wanted | None = None) -> Place:
         """Where its child is.
 
         Args:
@@ -333,7 +333,7 @@ class ExternalPeer:
         """
         own = self._own if self._beside is None else self._beside._own
         is_new = not self._was_served and (
-            call.bound_session is not None or not self._subscriptions
+            call.bound_session is not None or not self._wanted.subscriptions
         )
         if own is not None and own != key and is_new and self._wrapped.server.per == "session":
             self._wrapped.children.hand_over(own, key)
@@ -368,10 +368,8 @@ class ExternalPeer:
             return self._session_id
         return self if self._outbound is not None else call.principal
 
-    def _new_place(
-        self, key: Hashable, is_one_client: bool, inherited: Collection[str] | None
-    ) -> Place:
-        subscriptions = self._subscriptions if inherited is None else inherited
+    def _new_place(self, key: Hashable, is_one_client: bool, inherited: Wanted | None) -> Place:
+        wanted = self._wanted if inherited is None else inherited
         was_served = self._was_served or inherited is not None
         client = self._client if is_one_client else OURS
         if self._asks is not None:
@@ -390,5 +388,6 @@ class ExternalPeer:
             self._wrapped.server.per == "shared",
             was_served and is_one_client,
             self._wrapped.server.title,
-            subscribers={uri: {key} for uri in subscriptions} if is_one_client else {},
+            subscribers={uri: {key} for uri in wanted.subscriptions} if is_one_client else {},
+            level=wanted.log_level if is_one_client else None,
         )

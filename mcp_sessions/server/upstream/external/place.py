@@ -13,12 +13,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from mcp_sessions.background import watched
+from mcp_sessions.core.listening import LEVELS, SET_LEVEL, level_of
 from mcp_sessions.errors import INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import (
     ANSWERING,
-    LEVELS,
     Child,
     Forgotten,
     Sender,
@@ -95,8 +95,8 @@ class Place:
     )
     """By URI: one subscription after the other."""
 
-    level: Mapping[str, Any] | None = None
-    """The params of the last ``logging/setLevel``."""
+    level: str | None = None
+    """Of the last ``logging/setLevel``."""
 
     holder: str | None = None
     """By which name this process has it, if others could; None: it did not claim it yet."""
@@ -164,8 +164,8 @@ class Place:
             self._is_over(call)
             self.telling.forget(call)
             self.used_at = asyncio.get_running_loop().time()
-        if method == "logging/setLevel":
-            self.level = params
+        if method == SET_LEVEL:
+            self.level = level_of(params)
         return result
 
     async def notify(self, child: Child, method: str, params: Mapping[str, Any] | None) -> None:
@@ -339,9 +339,8 @@ class Place:
         if sender is not None:
             return sender.level
         # A child says what it was told: less only for who wants less than another one.
-        wanted = (self.level or {}).get("level")
-        says = self.child.level if self.child is not None else wanted
-        return wanted if wanted in LEVELS and wanted != says else LEVELS[0]
+        says = self.child.level if self.child is not None else self.level
+        return self.level if self.level is not None and self.level != says else LEVELS[0]
 
     async def reported(self, call: Call, params: dict[str, Any]) -> None:
         """See :class:`~mcp_sessions.server.upstream.external.child.Client`."""

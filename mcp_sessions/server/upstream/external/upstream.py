@@ -26,7 +26,14 @@ from mcp_sessions.server.upstream.external.peer import OURS, ExternalPeer, Wrapp
 from mcp_sessions.server.upstream.external.place import LISTS
 from mcp_sessions.server.upstream.external.rounds import Asks, Rounds, asks_of
 from mcp_sessions.server.upstream.external.spans import Spans
-from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamError, UpstreamPeer
+from mcp_sessions.server.upstream.port import (
+    NOTHING_WANTED,
+    Call,
+    Outbound,
+    UpstreamError,
+    UpstreamPeer,
+    Wanted,
+)
 from mcp_sessions.server.upstream.sdk.kernel import (
     HANDSHAKE_VERSIONS,
     SdkUpstream,
@@ -44,7 +51,7 @@ class ExternalUpstream:
     """An :class:`~mcp_sessions.server.upstream.port.Upstream` of children."""
 
     keeps_state_in_memory = False
-    is_told_of_listens = True
+    is_outside = True
 
     def __init__(
         self,
@@ -100,7 +107,7 @@ class ExternalUpstream:
         ready: bool = True,
         is_alone: bool = False,
         beside: UpstreamPeer | None = None,
-        subscriptions: Collection[str] = (),
+        wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> UpstreamPeer:
         """See :class:`Upstream`."""
@@ -110,9 +117,7 @@ class ExternalUpstream:
         client["protocolVersion"] = peer.protocol_version
         way = None if is_alone and session_id is None else outbound
         outside = beside if isinstance(beside, ExternalPeer) else None
-        return ExternalPeer(
-            self._wrapped, client, way, session_id, subscriptions, was_served, outside
-        )
+        return ExternalPeer(self._wrapped, client, way, session_id, wanted, was_served, outside)
 
     async def initialize(
         self, call: Call, params: dict[str, Any] | None, outbound: Outbound
@@ -121,7 +126,7 @@ class ExternalUpstream:
         # Refuses what is no handshake.
         _, checked, stand_in = await self._wrapped.shell.initialize(call, params, outbound)
         await stand_in.close()
-        peer = ExternalPeer(self._wrapped, described(params), outbound, None, (), False)
+        peer = ExternalPeer(self._wrapped, described(params), outbound, None, NOTHING_WANTED, False)
         try:
             child = await peer.child(call)
         except BaseException:
@@ -141,7 +146,7 @@ class ExternalUpstream:
         outbound: Outbound | None,
         session_id: SessionId | None,
         *,
-        subscriptions: Collection[str] = (),
+        wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> UpstreamPeer:
         """See :class:`Upstream`. What its client can be asked it is asked in results."""
@@ -153,7 +158,7 @@ class ExternalUpstream:
         if isinstance(info, dict):
             client["clientInfo"] = cast(Json, info)
         peer = ExternalPeer(
-            self._wrapped, client, outbound, session_id, subscriptions, was_served, None, asks
+            self._wrapped, client, outbound, session_id, wanted, was_served, None, asks
         )
         make_shell = partial(self._wrapped.shell.modern_peer, route, outbound, session_id)
         adds = self._wrapped.remembers
@@ -218,12 +223,10 @@ class ExternalUpstream:
         session_id: SessionId | None,
         asks: Asks | None,
         *,
-        subscriptions: Collection[str],
+        wanted: Wanted,
     ) -> ExternalPeer:
         """A client that another process serves."""
-        return ExternalPeer(
-            self._wrapped, client, outbound, session_id, subscriptions, False, None, asks
-        )
+        return ExternalPeer(self._wrapped, client, outbound, session_id, wanted, False, None, asks)
 
     async def notify_here(
         self, session_id: SessionId, method: str, params: Mapping[str, Any] | None

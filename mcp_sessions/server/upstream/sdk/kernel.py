@@ -40,12 +40,14 @@ from mcp_sessions.core.client_description import described
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId, name_for_handlers
 from mcp_sessions.server.upstream.port import (
+    NOTHING_WANTED,
     Call,
     Outbound,
     PeerError,
     PeerRequest,
     UpstreamError,
     UpstreamPeer,
+    Wanted,
 )
 from mcp_sessions.server.upstream.sdk.modern_connection import Envelopes, RequestConnection
 from mcp_sessions.server.upstream.sdk.spans import CALL, is_tracing, traced
@@ -132,7 +134,7 @@ class SdkUpstream:
         self._envelopes = Envelopes()
         self._adds_subscriptions = adds_subscriptions
 
-    is_told_of_listens = False
+    is_outside = False
 
     @property
     def keeps_state_in_memory(self) -> bool:
@@ -161,7 +163,7 @@ class SdkUpstream:
         ready: bool = True,
         is_alone: bool = False,
         beside: UpstreamPeer | None = None,
-        subscriptions: Collection[str] = (),
+        wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> SdkPeer:
         """A client that did its handshake, here or in another process; or a lone POST's."""
@@ -184,7 +186,7 @@ class SdkUpstream:
         outbound: Outbound | None,
         session_id: SessionId | None,
         *,
-        subscriptions: Collection[str] = (),
+        wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> SdkPeer:
         """A modern-era client, for one request: everything about it came with that.

@@ -36,7 +36,7 @@ end
 -- be long: then it is not told.
 local function record(known, knows_peer)
     local fields = redis.call('HMGET', base, 'id', 'mode', 'owner', 'maker', 'created', 'expires',
-        'ends', knows_peer == '1' and '-' or 'peer', 'fence', 'conn', 'current', 'opened', 'lists', 'waits', 'statev', 'uris')
+        'ends', knows_peer == '1' and '-' or 'peer', 'fence', 'conn', 'current', 'opened', 'lists', 'waits', 'statev', 'uris', 'level')
     if not fields[1] then
         return false
     end

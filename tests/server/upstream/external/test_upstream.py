@@ -18,6 +18,7 @@ from mcp.server.auth.provider import AccessToken
 from mcp_sessions import ConfigurationError, Conversations, metrics
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.stdio import process
 from tests.support.children import child, child_world, children_of, is_alive, until
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
 from tests.support.raw import RawClient, in_session, keyed, text_of
@@ -376,17 +377,24 @@ async def test_starts_and_those_that_fail_are_counted(monkeypatch: pytest.Monkey
     assert counted == ["started", "started", "failed"]
 
 
-async def test_more_processes_than_may_be_are_refused_and_nobody_loses_one() -> None:
-    async with child_world(options={"max_children": 1}) as w:
+@pytest.mark.parametrize("limit", ["max_children", "max_children_per_principal"])
+async def test_more_processes_than_may_be_are_refused_and_nobody_loses_one(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose end has begun has its room until it is gone: who comes meanwhile waits for it."""
+    monkeypatch.setattr(process, "_CLOSING", 0.3)
+    monkeypatch.setattr(process, "_TERMINATING", 0.3)
+    options = {limit: 1, "env": {"CALLS": str(tmp_path / "calls")}}
+    async with child_world("stubborn", options=options) as w:
         first = await w.connected()
         second = w.client()
         params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
             "name": "raw", "version": "1"}}  # fmt: skip
         refused = await second.error("initialize", params)
-        assert (refused["code"], refused["data"]["limit"]) == (-31011, "max_children")
+        assert (refused["code"], refused["data"]["limit"]) == (-31011, limit)
         assert await first.text("count") == "1"
         assert (await first.delete().done()).status == 200
-        await until_answered(second, params)
+        assert "result" in await second.answer("initialize", params)
 
 
 async def test_a_process_is_as_new_as_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,30 +483,25 @@ async def test_a_process_that_names_a_session_is_handed_to_no_other() -> None:
         assert len(inside) == len(outside) == 32 and inside != outside
 
 
-async def until_answered(client: Any, params: dict[str, Any]) -> None:
-    """Wait for the room that a process leaves which ends."""
-    for _ in range(200):
-        if "result" in await client.answer("initialize", params):
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError("there is no room")
-
-
 async def test_after_a_restart_of_the_layer_a_session_has_a_new_process_and_hears_of_it(
     tmp_path: Path,
 ) -> None:
-    """Its subscriptions are those of the store; what its client read is read again."""
+    """Its subscriptions and its log level are those of the store; what its client read is read
+    again.
+    """
     url = f"sqlite:///{tmp_path}/sessions.db"
     async with child_world(store=url) as w:
         client = await w.connected()
         started = await client.start()
         await client.result("resources/subscribe", {"uri": "test://a"})
+        await client.result("logging/setLevel", {"level": "error"})
         before = await client.text("pid")
     async with child_world(store=url, clock=Clock(1_800_000_060)) as w:
         client = await w.connected()
         stream = client.get()
         await client.resume(started["sessionId"], started["sessionEventId"])
-        assert json.loads(await client.text("state"))["subscribed"] == ["test://a"]
+        state = json.loads(await client.text("state"))
+        assert state == {"level": "error", "subscribed": ["test://a"]}
         assert await client.text("pid") != before
         assert updates(await stream.has(3)) == ["test://a"]
 
