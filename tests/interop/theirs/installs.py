@@ -1,8 +1,9 @@
 """The tests of the SDK and of FastMCP, as their sdists have them, and an environment to run them.
 
-Both are fetched once into ``.cache/``, for the versions that are installed here; nothing of
-them is committed. The environment holds what their tests need beside this project, in the
-versions that this one runs with. A missing prerequisite is a failure that names it.
+Both are fetched once into ``.cache/``, of the release that the list of expected differences is
+of: the next one has other tests, and may be there before all of its parts are. Nothing of them is
+committed. The environment holds what their tests need beside this project, in the versions that
+this one runs with. A missing prerequisite is a failure that names it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ import tarfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import distributions, version
+from importlib.metadata import requires
+from importlib.metadata import version as installed
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from tests.interop.environments import MissingPrerequisite
 
@@ -41,22 +45,24 @@ class Installed:
     python: Path
 
 
-def install(distribution: str) -> Installed:
+def install(distribution: str, version: str) -> Installed:
     """Fetch and install what is not there yet.
 
     Args:
         distribution: ``mcp`` or ``fastmcp``.
+        version: Its release.
 
     Raises:
         MissingPrerequisite: ``venv`` or ``pip`` cannot be used here, or pip reaches no index.
     """
     CACHE.mkdir(parents=True, exist_ok=True)
     with _one_at_a_time():
-        return Installed(version(distribution), _sources(distribution), _environment(distribution))
+        sources = _sources(distribution, version)
+        return Installed(version, sources, _environment(distribution, version))
 
 
-def _sources(distribution: str) -> Path:
-    name = f"{distribution}-{version(distribution)}"
+def _sources(distribution: str, version: str) -> Path:
+    name = f"{distribution}-{version}"
     home = CACHE / name
     if not (home / ".complete").is_file():
         shutil.rmtree(home, ignore_errors=True)
@@ -66,7 +72,7 @@ def _sources(distribution: str) -> Path:
         _run(
             [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
             + ["--no-deps", "--no-binary", ":all:", "--dest", str(download)]
-            + [f"{distribution}=={version(distribution)}"],
+            + [f"{distribution}=={version}"],
         )
         [sdist] = download.glob("*.tar.gz")
         with tarfile.open(sdist) as archive:
@@ -78,17 +84,16 @@ def _sources(distribution: str) -> Path:
     return home
 
 
-def _environment(distribution: str) -> Path:
+def _environment(distribution: str, version: str) -> Path:
     home = CACHE / f"environment-{distribution}"
     python = home / "bin" / "python"
     requirements = HERE / f"requirements-{distribution}.txt"
-    pins = sorted(
-        {
-            f"{found.metadata['Name']}=={found.version}"
-            for found in distributions()
-            if found.metadata["Name"] != OURS
-        }
-    )
+    # The parts that the distribution consists of are of one release.
+    others = {name for name in _needed_by(OURS) if not f"{name}-".startswith(f"{distribution}-")}
+    pins = [
+        f"{distribution}=={version}",
+        *(f"{name}=={installed(name)}" for name in sorted(others)),
+    ]
     wanted = hashlib.sha256(
         "\n".join([sys.version, platform.machine(), requirements.read_text(), *pins]).encode()
     ).hexdigest()
@@ -105,6 +110,19 @@ def _environment(distribution: str) -> Path:
         )
         stamp.write_text(wanted)
     return python
+
+
+def _needed_by(distribution: str) -> set[str]:
+    """What it cannot do without, and what that needs."""
+    needed, left = set[str](), [distribution]
+    while left:
+        for text in requires(left.pop()) or ():
+            found = Requirement(text)
+            is_here = found.marker is None or found.marker.evaluate({"extra": ""})
+            if is_here and found.name not in needed:
+                needed.add(found.name)
+                left.append(found.name)
+    return needed
 
 
 @contextmanager
