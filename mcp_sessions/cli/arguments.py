@@ -135,7 +135,7 @@ def expanded(text: str, *, may_be_others: bool = False) -> str:
             raise ConfigurationError(f"{name} is not set here")
         return known
 
-    other = _OTHER.search(_VARIABLE.sub("", text))
+    other = _OTHER.search(_VARIABLE.sub("\0", text))
     if other is not None and not may_be_others:
         # It would pass for a key.
         raise ConfigurationError(f"{other[0]} is none of ${{NAME}} and ${{NAME:-default}}")

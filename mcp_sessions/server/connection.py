@@ -77,6 +77,11 @@ class OpenRequest(Protocol):
         """Runs it; None: not yet."""
         ...
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not known yet what becomes of it."""
+        ...
+
     def is_awaited_at(self, connection: ClientConnection, request_id: RequestId) -> bool:
         """Whether a connection still listens for its answer under that id."""
         ...
@@ -88,16 +93,22 @@ class OpenRequest(Protocol):
 
 class Arrival:
     """An :class:`OpenRequest` that runs nowhere yet: the store is asked for its session. While it
-    is entered its id is taken, and it can be cancelled.
+    is entered its id is taken, and it can be cancelled; and with it what runs unheard under the
+    same id, if it is that request, sent again.
     """
 
-    task = None
-    """Nothing runs yet."""
+    is_open = True
 
     def __init__(self, request: Request, inbound: Inbound) -> None:
         self._id = request.id
         self._connection = inbound.connection
+        self._before: OpenRequest | None = None
         self._error: dict[str, Any] | None = None
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """See :class:`OpenRequest`."""
+        return self._before.task if self._before is not None else None
 
     @property
     def is_cancelled(self) -> bool:
@@ -113,6 +124,8 @@ class Arrival:
         at once, was never begun.
         """
         self._error = error
+        if self._before is not None:
+            await self._before.abort(error)
 
     async def __aenter__(self) -> None:
         """Take the id.
@@ -126,6 +139,7 @@ class Arrival:
         known = connection.requests.get(self._id)
         if known is not None and known.is_awaited_at(connection, self._id):
             raise InvalidRequest(InvalidReason.DUPLICATE_ID, "a request with this id is still open")
+        self._before = known
         connection.requests[self._id] = self
 
     async def __aexit__(
@@ -140,7 +154,10 @@ class Arrival:
             return
         begun = connection.requests.get(self._id)
         if begun is self:
-            del connection.requests[self._id]
+            if self._before is not None and self._before.is_open:
+                connection.requests[self._id] = self._before
+            else:
+                del connection.requests[self._id]
         elif begun is not None and self._error is not None:
             await begun.abort(self._error)
 

@@ -84,5 +84,6 @@ def test_variables_of_the_environment_are_put_in(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HERE", "${B}")
     assert expanded("a${HERE}b${env:HERE}c${NOT_SET:-d}e$f{g}") == "a${B}b${B}cde$f{g}"
     assert expanded("${NOT_SET:-}") == ""
+    assert expanded("$${HERE}{g}") == "$${B}{g}"
     with pytest.raises(ConfigurationError, match="NOT_SET is not set"):
         expanded("${NOT_SET}")

@@ -90,6 +90,16 @@ async def test_first_requests_that_come_everywhere_at_once_start_one() -> None:
         assert len(set(pids)) == 1
 
 
+async def test_half_a_surrogate_pair_in_an_answer_passes_between_them() -> None:
+    async with commands() as c:
+        client = await c[0].connected()
+        meta = in_session((await client.start())["sessionId"])
+        await client.text("pid", meta=meta)
+        for each in (client, c.at(1, client)):
+            sent = each.call("no_json", given='"\\ud83d"', meta=meta)
+            assert (await sent.result())["n"] == "\ud83d"
+
+
 async def test_a_modern_client_has_it_too_with_what_its_results_say() -> None:
     async with commands() as c:
         modern = [ModernClient(w.carrier) for w in c.worlds]

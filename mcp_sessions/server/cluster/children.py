@@ -16,7 +16,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -249,18 +248,19 @@ class ChildrenElsewhere:
         return dict(answer.result), answer.handshake or {}
 
     async def _answer(self, name: str, ask: _Ask) -> ChildAnswered:
-        is_gone = False
+        loop = asyncio.get_running_loop()
+        until: float | None = None
         while True:
+            # Of who is gone the last words may be on their way still.
+            timeout = _ASK_EVERY if until is None else max(0, until - loop.time())
             try:
-                async with asyncio.timeout(_ASK_EVERY):
+                async with asyncio.timeout(timeout):
                     await ask.news.wait()
             except TimeoutError:
+                if until is not None:
+                    raise UpstreamError(wire_error(OutcomeUnknown())) from None
                 if not await self._look(name, ask):
-                    # Its last words may be on their way still.
-                    is_gone = True
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(_LAST_WORDS):
-                            await ask.news.wait()
+                    until = loop.time() + _LAST_WORDS
             ask.news.clear()
             while ask.said:
                 said, size = ask.said.popleft()
@@ -268,8 +268,6 @@ class ChildrenElsewhere:
                 ask.size -= size
             if ask.answer is not None and not ask.said:
                 return ask.answer
-            if is_gone:
-                raise UpstreamError(wire_error(OutcomeUnknown()))
 
     async def _look(self, name: str, ask: _Ask) -> bool:
         """Ask once more; False: nobody is there who could answer."""

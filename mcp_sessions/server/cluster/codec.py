@@ -77,7 +77,7 @@ def decode(text: bytes) -> tuple[str, Message] | None:
         MalformedMessage: It is no message, or a member is missing or of another type.
     """
     try:
-        members = json_rpc.decode(text)
+        members = _json(text)
     except ValueError as failed:
         raise MalformedMessage("no JSON") from failed
     match members:
@@ -94,6 +94,14 @@ def decode(text: bytes) -> tuple[str, Message] | None:
         if member.is_required or member.wire_name in members
     }
     return sender, message(**values)
+
+
+def _json(text: bytes) -> Any:
+    try:
+        return json_rpc.decode(text)
+    except ValueError:
+        # What a child answers passes as it is.
+        return json_rpc.decode_with_surrogates(text)
 
 
 def _written(value: object) -> object:

@@ -5,6 +5,7 @@ The stream that it is heard on is the binding's.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +24,9 @@ from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
+
+_TELLING = 1.0
+"""Seconds that a listen waits for a server outside to be told what it is about."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -55,7 +59,12 @@ class Listening:
         if not await self._store.set_filter(record.session_id, heard.uris, heard.lists):
             raise SessionNotFound(record.session_id)
         if self._upstream.is_outside and (heard.uris or before):
-            await self._tell_server(request, inbound, record, heard)
+            telling = self._runner.spawn(self._tell_server(request, inbound, record, heard))
+            # What it tells meanwhile would be missed; but a server may take long to start, and
+            # where one connection carries everything others wait for this.
+            done, _ = await asyncio.wait({telling}, timeout=_TELLING)
+            if done:
+                telling.result()
         return record, Filter(request.params or {})
 
     async def _tell_server(

@@ -107,6 +107,12 @@ class _Join:
     never_began: bool = False
     """The runner recorded the key, began nothing under it, and never will."""
 
+    is_open: bool = True
+    """See :class:`~mcp_sessions.server.connection.OpenRequest`."""
+
+    error: dict[str, Any] | None = None
+    """It was cancelled: if it never began it does not begin here either."""
+
     def is_awaited_at(self, connection: ClientConnection, request_id: RequestId) -> bool:
         """See :class:`~mcp_sessions.server.connection.OpenRequest`."""
         inbound = self.waiter.inbound
@@ -115,8 +121,12 @@ class _Join:
 
     async def abort(self, error: dict[str, Any]) -> None:
         """End it where it runs; its waiters hear it from there."""
-        cancel = CancelKeyed(session_id=self.session_id, key=self.key)
-        await self.bus.send(cancel, to=self.runner)
+        self.error = error
+        await self.bus.tell(CancelKeyed(session_id=self.session_id, key=self.key), to=self.runner)
+
+    def left(self) -> None:
+        """Its answer is not waited for any more."""
+        self.is_open = False
 
     def waits(self, task: asyncio.Task[None]) -> None:
         """In a task, which answers its waiter."""
@@ -186,7 +196,11 @@ class Joining:
         self._runner.load.add(waiter.load)
         try:
             await self._until_over(join)
-            if join.never_began:
+            if join.never_began and join.error is not None:
+                inbound, error = waiter.inbound, join.error
+                message = inbound.error(waiter.request.id, error)
+                await inbound.answer(message, code=error["code"])
+            elif join.never_began:
                 await self._begin_here(join)
         except asyncio.CancelledError:
             await self._fail(waiter, OutcomeUnknown())
@@ -225,6 +239,7 @@ class Joining:
                 continue
         finally:
             del self._joins[name]
+            join.left()
             if connection is not None and connection.requests.get(request_id) is join:
                 del connection.requests[request_id]
             channel.watch()

@@ -132,6 +132,9 @@ class RunningRequest:
         self.context: Any = waiter.inbound.context
         self._has_begun = False
         self._asked: list[PendingQuestion] = []
+        self._heirs: dict[PendingQuestion, RunningRequest] = {}
+        """Of what it asked: who holds it since this is over."""
+
         self._withdrawals: set[asyncio.Task[None]] = set()
 
     # --- from its start to its answer --------------------------------------------------------
@@ -309,6 +312,11 @@ class RunningRequest:
         inbound = self.waiters[-1].inbound
         return not self.done and inbound.asked is not None and not inbound.modern
 
+    @property
+    def is_open(self) -> bool:
+        """See :class:`~mcp_sessions.server.connection.OpenRequest`."""
+        return not self.done
+
     def is_awaited_at(self, connection: ClientConnection, request_id: RequestId) -> bool:
         """Whether a connection still listens for its answer under that id."""
         return not self.done and any(
@@ -360,10 +368,10 @@ class RunningRequest:
             return await self._questions.ask(
                 question,
                 lambda message: self._emit(message, question.log_key),
-                lambda message: self._given_up(message, question.log_key),
+                lambda message: self._holder(question)._given_up(message, question.log_key),
             )
         finally:
-            self._asked.remove(question)
+            self._holder(question)._asked.remove(question)
 
     async def join(self, waiter: Waiter) -> None:
         """The request was sent again: from now on progress and questions go there, and the
@@ -377,14 +385,34 @@ class RunningRequest:
 
     def _fail_open_questions(self, code: int, message: str) -> None:
         """Nobody waits for what the handler asked any more, and its client is told so."""
-        for question in self._asked:
-            if not question.asked.is_about_call and self.is_heard:
+        for question in list(self._asked):
+            heir = self._heir_of(question)
+            if heir is not None:
                 # Its client has it, and may well answer it.
+                self._heirs[question] = heir
+                heir._asked.append(question)
                 continue
             withdrawal = None if question.future.done() else question.withdraw(message)
             self._questions.fail(question, code, message)
             if withdrawal is not None:
                 self._withdraw(withdrawal, question.log_key)
+
+    def _heir_of(self, question: PendingQuestion) -> RunningRequest | None:
+        """Another request of the same client that it may be about, and that runs on."""
+        connection = self.waiters[-1].inbound.connection
+        if question.future.done() or connection is None or not self.is_heard:
+            return None
+        for call in reversed(question.asked.about):
+            if isinstance(call, RunningRequest) and not call.done:
+                inbound = call.waiters[-1].inbound
+                if inbound.connection is connection and inbound.principal == question.principal:
+                    return call
+        return None
+
+    def _holder(self, question: PendingQuestion) -> RunningRequest:
+        """On whose way what becomes of it is told."""
+        heir = self._heirs.get(question)
+        return heir._holder(question) if heir is not None else self
 
     def _given_up(self, message: bytes, log_key: str) -> None:
         # Over HTTP its own way is gone with its answer: who answers after that is not heard.

@@ -52,9 +52,9 @@ class PeerRequest:
     params: Mapping[str, Any] | None
     timeout: float | None = None
     on_progress: OnProgress | None = None
-    is_about_call: bool = True
-    """Whether it is over with the call on whose way it goes. Else that is only thought to be the
-    one that it is about: who was asked is not asked again.
+    about: Sequence[Call] = ()
+    """The calls of which any may be what it is about: it is over with the last of them. None: with
+    the one on whose way it goes.
     """
 
 

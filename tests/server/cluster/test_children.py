@@ -10,6 +10,7 @@ import pytest
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.security import mint_request_id
+from mcp_sessions.server.cluster import children
 from mcp_sessions.server.cluster.child_host import ChildHost, RemoteCall
 from mcp_sessions.server.cluster.children import ChildrenElsewhere
 from mcp_sessions.server.cluster.messages import (
@@ -21,7 +22,7 @@ from mcp_sessions.server.cluster.messages import (
 )
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Lease, Served
 from mcp_sessions.server.upstream.external.telling import WAITING
-from mcp_sessions.server.upstream.port import PeerError, PeerRequest
+from mcp_sessions.server.upstream.port import PeerError, PeerRequest, UpstreamError
 from tests.support.children import until
 
 pytestmark = pytest.mark.anyio
@@ -126,6 +127,34 @@ async def test_what_a_client_takes_too_slowly_is_bounded_in_bytes(
     assert heard == list(range(len(heard)))
     assert 100_000 * (len(heard) - 1) < WAITING < 100_000 * (len(heard) + 1)
     assert caplog.text.count("is left out") == 1
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_the_last_words_of_a_process_that_is_gone_are_heard_to_their_end(
+    answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of them may come after it was found to be gone, and what never comes is unknown."""
+    monkeypatch.setattr(children, "_ASK_EVERY", 0.02)
+    monkeypatch.setattr(children, "_LAST_WORDS", 5.0 if answers else 0.2)
+    link = Link()
+    link.client.takes.set()
+    ask = await link.asked()
+    looked = asyncio.Event()
+
+    async def look(_: str) -> bool:
+        looked.set()
+        return False
+
+    monkeypatch.setattr(link.bus, "is_alive", look)
+    await looked.wait()
+    link.says(ask, PROGRESS, progress=1)
+    await until(lambda: link.client.heard, "it is heard")
+    if answers:
+        await link.over(ask)
+    else:
+        with pytest.raises(UpstreamError) as failed:
+            await link.task
+        assert failed.value.error["code"] == -31012
 
 
 async def test_a_question_that_is_said_again_and_one_that_is_withdrawn_wait_once_and_not() -> None:

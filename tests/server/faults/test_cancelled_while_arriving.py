@@ -107,3 +107,36 @@ async def test_what_is_refused_after_it_was_cancelled_is_refused() -> None:
         interposed.mend()
         again = client.send("ping", request_id=sent.id)
         assert await within(SOON, again.result()) == {}
+
+
+@pytest.mark.parametrize("is_refused_before", [False, True])
+async def test_what_runs_unheard_is_cancelled_by_the_id_under_which_it_was_sent_again(
+    is_refused_before: bool,
+) -> None:
+    """REQ6: also while the store is asked about the second sending, and once that was refused."""
+    interposed = Interposed()
+    async with world(store=interposed.store) as w:
+        client, _ = await with_session(w)
+        sent = client.call("wait", gate="g", meta=keyed("k"))
+        await w.box.gate("g").started.wait()
+        # Its response is a stream by now.
+        await asyncio.sleep(1)
+        sent.reply.leave()
+        await cycles()
+        admission = Admission(interposed)
+        admission.fails = True
+        params = {"name": "wait", "arguments": {"gate": "g"}, "_meta": keyed("k")}
+        again = client.send("tools/call", params, request_id=sent.id)
+        await within(SOON, admission.asked.wait())
+
+        async def refused() -> None:
+            admission.answers.set()
+            assert (await again.reply.done()).status == 503
+
+        if is_refused_before:
+            await refused()
+        await client.notify("notifications/cancelled", {"requestId": sent.id})
+        if not is_refused_before:
+            await refused()
+
+        await within(SOON, w.box.gate("g").cancelled.wait())

@@ -23,16 +23,39 @@ class Elsewhere:
         self.known = Begun.RUNNING
         self.says_meanwhile: list[bytes] = []
         self.is_alive = True
-        channel = SimpleNamespace(emit=self._emit)
-        waiter: Any = SimpleNamespace(inbound=SimpleNamespace(channel=channel))
-        begin: Any = None
-        bus: Any = SimpleNamespace(is_alive=self._look)
+        channel = SimpleNamespace(emit=self._emit, watch=self._nothing)
+        inbound = SimpleNamespace(channel=channel, connection=None)
+        inbound.error, inbound.answer = self._error, self._answered
+        request = SimpleNamespace(id=1)
+        waiter: Any = SimpleNamespace(inbound=inbound, request=request, load=None)
+        begin: Any = self._begin
+        bus: Any = SimpleNamespace(is_alive=self._look, tell=self._tell)
         self.join = joining._Join(  # pyright: ignore[reportPrivateUsage]
             bus, waiter, SessionId("s"), RequestKey("k"), "runner", None, begin
         )
-        runner: Any = None
+        load = SimpleNamespace(add=self._nothing, remove=self._nothing)
+        runner: Any = SimpleNamespace(load=load)
         locks: Any = None
         self._joining = joining.Joining(bus, runner, self._admit, self._answer, locks)
+
+    async def whole(self) -> None:
+        """All of it; the runner is gone by now."""
+        self.is_alive = False
+        async with asyncio.timeout(5):
+            await self._joining._wait(self.join)  # pyright: ignore[reportPrivateUsage]
+
+    async def _begin(self, *_: Any) -> None:
+        self.heard.append(b"begun here")
+
+    def _error(self, _: int, error: dict[str, Any]) -> bytes:
+        return str(error["code"]).encode()
+
+    async def _answered(self, message: bytes, **_: Any) -> None:
+        self.heard.append(message)
+
+    async def _tell(self, *_: Any, **to: str) -> None: ...
+
+    def _nothing(self, *_: Any) -> None: ...
 
     async def step(self, *said: bytes) -> bool:
         """The runner says something; whether the request is answered then."""
@@ -93,3 +116,16 @@ async def test_of_a_runner_that_died_the_answer_is_taken_at_once_and_none_is_unk
     lost.is_alive = False
     with pytest.raises(OutcomeUnknown):
         await lost.step()
+
+
+async def test_what_was_cancelled_and_never_began_there_does_not_begin_here() -> None:
+    there = Elsewhere()
+    there.join.over(never_began=True)
+    await there.whole()
+    assert there.heard == [b"begun here"]
+
+    there = Elsewhere()
+    await there.join.abort({"code": -32800, "message": "Request cancelled"})
+    there.join.over(never_began=True)
+    await there.whole()
+    assert there.heard == [b"-32800"]

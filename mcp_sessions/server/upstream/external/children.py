@@ -161,12 +161,12 @@ class Children:
             if not self._is_closed:
                 self._background.run("the end of a child", self._end(place))
             return
-        for other in self._places.values():
-            other.leave(key)
+        for other in list(self._places.values()):
+            self.unheard(other, key)
 
     def unheard(self, place: Place, who: Hashable) -> None:
-        """A client of the modern era listens no more: of what nobody else wants to hear the child
-        need not tell.
+        """A client hears nothing more of a place: of what nobody else wants to hear its child need
+        not tell.
         """
         before = list(place.subscribers)
         place.leave(who)
@@ -350,12 +350,16 @@ class Children:
 
     async def _make_room(self, principal: Principal) -> None:
         own = self.server.max_children_per_principal
-        while own is not None and self._count(principal) >= own:
-            if not await self._end_one(principal):
-                raise self._no_room("max_children_per_principal")
-        while self._count() >= self.server.max_children:
-            if not await self._end_one(None):
-                raise self._no_room("max_children")
+        # Both again after each wait: others wait for the same room.
+        while True:
+            if own is not None and self._count(principal) >= own:
+                whose, limit = principal, "max_children_per_principal"
+            elif self._count() >= self.server.max_children:
+                whose, limit = None, "max_children"
+            else:
+                return
+            if not await self._end_one(whose):
+                raise self._no_room(limit)
 
     def _no_room(self, limit: str) -> UpstreamError:
         now = asyncio.get_running_loop().time()

@@ -82,8 +82,8 @@ class Place:
     calls: dict[Call, Sender | None] = field(default_factory=dict[Call, "Sender | None"])
     """What runs, and who asks it, if that is a client of the modern era."""
 
-    unsure: dict[asyncio.Timeout, set[Call]] = field(
-        default_factory=dict[asyncio.Timeout, set[Call]]
+    unsure: dict[asyncio.Timeout, list[Call]] = field(
+        default_factory=dict[asyncio.Timeout, list[Call]]
     )
     """By the limits of what is asked: the calls that it may be about."""
 
@@ -400,10 +400,9 @@ class Place:
                 raise failed or PeerError(METHOD_NOT_FOUND, "Method not found", method)
             try:
                 if way is not about and len(open_calls) > 1:
-                    asked = PeerRequest(
-                        method, params, on_progress=on_progress, is_about_call=False
+                    return await self._ask_for_one_of(
+                        PeerRequest(method, params, on_progress=on_progress, about=open_calls), way
                     )
-                    return await self._ask_for_one_of(open_calls, way, asked)
                 return await way.send_request(PeerRequest(method, params, on_progress=on_progress))
             except PeerError as refused:
                 if not open_calls or open_calls[-1].can_send_request:
@@ -411,17 +410,15 @@ class Place:
                 # The request that it was taken to be about is over. It may be another's.
                 failed = refused
 
-    async def _ask_for_one_of(
-        self, calls: Iterable[Call], way: Outbound, asked: PeerRequest
-    ) -> dict[str, Any]:
-        """Ask the client of several calls, about one of them; it is over with the last of them.
+    async def _ask_for_one_of(self, asked: PeerRequest, way: Outbound) -> dict[str, Any]:
+        """Ask the client of several calls about one of them; it is over with the last of them.
 
         Raises:
             PeerError: See :meth:`Outbound.send_request`.
         """
         try:
             async with asyncio.timeout(None) as limit:
-                self.unsure[limit] = set(calls)
+                self.unsure[limit] = list(asked.about)
                 try:
                     return await way.send_request(asked)
                 finally:

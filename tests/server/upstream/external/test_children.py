@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions import StdioServer
+from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.external import either_era
+from mcp_sessions.server.upstream.external.children import Children
+from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.port import UpstreamError
 from tests.support.children import child_world, modern_child, until
 from tests.support.modern import ModernClient
@@ -173,3 +176,44 @@ async def test_a_start_that_is_cancelled_before_it_begins_hinders_no_other() -> 
         with pytest.raises(UpstreamError):
             await waits
         assert await client.text("count") == "1"
+
+
+async def test_who_waits_for_room_takes_no_more_than_may_be_of_one_principal() -> None:
+    """While others' children end, that one begins several."""
+    ends = asyncio.Event()
+
+    class Child:
+        is_over, failure, is_modern = False, "", False
+        capabilities: dict[str, Any] = {}
+
+        async def shake_hands(self, *_: object) -> None: ...
+
+        async def stop(self) -> None:
+            await ends.wait()
+
+    class Starter:
+        async def start(self, place: Place, principal: Principal) -> Any:
+            await asyncio.sleep(0)
+            return Child()
+
+    server = StdioServer("true", max_children=2, max_children_per_principal=1)
+    made: Any = Starter()
+    of = Children(server, made, frozenset({"2025-11-25"}))
+    ann, bob, eve = (Principal(name) for name in ("ann", "bob", "eve"))
+
+    def place(key: str) -> Place:
+        client = {"protocolVersion": "2025-11-25"}
+        told: Any = None
+        made = Place(of.start, told, of.telling, key, client, True, False, False, False, "it")
+        return of.place(key, lambda: made)
+
+    for key, whose in (("bob", bob), ("eve", eve)):
+        await place(key).started(whose)
+        of.over(key)
+    waiting = [asyncio.create_task(place(key).started(ann)) for key in ("one", "two")]
+    await asyncio.sleep(0)
+    ends.set()
+    async with asyncio.timeout(5):
+        begun = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [isinstance(each, UpstreamError) for each in begun] == [False, True]
+    assert of._count(ann) == of._count() == 1  # pyright: ignore[reportPrivateUsage]

@@ -3,21 +3,25 @@
 The rules are those of `mcp_sessions/server/upstream/external/heard.py`.
 """
 
+import asyncio
 import json
 import logging
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mcp_sessions import HTTPServer
+from mcp_sessions.server.dispatch import listening
 from mcp_sessions.server.upstream.external import children, place
 from tests.server.upstream.external.test_upstream import user
-from tests.support.children import child_world, is_alive, until
-from tests.support.modern import SUBSCRIPTION_ID, Heard, ModernClient
+from tests.support.children import child, child_world, is_alive, until
+from tests.support.duplex import duplex_world
+from tests.support.modern import SUBSCRIPTION_ID, Heard, ModernClient, session_meta
 from tests.support.modern_server import ModernServer, modern_url
-from tests.support.raw import RawClient, uris
+from tests.support.raw import RawClient, text_of, uris
 from tests.support.world import World, world
 
 pytestmark = pytest.mark.anyio
@@ -235,6 +239,49 @@ async def test_a_child_that_does_not_start_is_the_answer() -> None:
         client = ModernClient(w.carrier)
         error = await client.listen(None, "test://a").error()
         assert error["data"] == {"reason": "not_started", "started": False}
+
+
+@pytest.mark.parametrize("per", ["principal", "shared"])
+@pytest.mark.parametrize("modern", [True, False])
+async def test_what_nobody_wants_to_hear_any_more_its_child_need_not_tell(
+    per: str, modern: bool
+) -> None:
+    """Sessions come and go, and one child serves them all."""
+    async with child_world(options={"per": per}) as w:
+        client, older = ModernClient(w.carrier), await w.connected()
+        if modern:
+            session = (await client.create())["sessionId"]
+            await client.listening(session, "test://a")
+        else:
+            session = (await older.start())["sessionId"]
+            await older.result("resources/subscribe", {"uri": "test://a"})
+        assert await subscribed(client) == ["test://a"]
+        await w.layer.sessions.end(session)
+        left = ["test://a"]
+        async with asyncio.timeout(10):
+            while left:
+                left = await subscribed(client)
+
+
+async def test_who_listens_holds_up_nobody_on_its_connection_while_its_child_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one connection carries everything; it hears what that child tells once it is there."""
+    monkeypatch.setattr(listening, "_TELLING", 0.1)
+    began = tmp_path / "began"
+    async with duplex_world(server=child("slow", str(began))) as w:
+        peer = await w.connected("websocket", modern=True)
+        named = session_meta((await peer.start())["sessionId"])
+        wanted = {"notifications": {"resourceSubscriptions": ["test://a"]}}
+        await peer.send("subscriptions/listen", wanted, meta=named)
+        async with asyncio.timeout(5):
+            await peer.answer(await peer.send("session/start", {}))
+        began.touch()
+        state = ""
+        async with asyncio.timeout(10):
+            while "test://a" not in state:
+                said = await peer.answer(await peer.call("state", meta=named))
+                state = text_of(said["result"])
 
 
 async def test_a_session_beside_it_hears_its_own() -> None:

@@ -13,7 +13,7 @@ from mcp_sessions.stores.records import Appended
 from mcp_sessions_transports.duplex import DuplexTransport
 from tests.support.children import child, child_world, until
 from tests.support.duplex import DECLARED, ELICITS, duplex_world
-from tests.support.raw import at_most, in_session, text_of
+from tests.support.raw import at_most, in_session, keyed, text_of
 
 pytestmark = pytest.mark.anyio
 
@@ -61,6 +61,29 @@ async def test_who_was_asked_is_not_asked_again_because_another_call_of_theirs_i
         assert json.loads(text_of((await peer.answer(waits))["result"])) == answer
         said = [m for m in peer.messages if m.get("method") == "elicitation/create"]
         assert len(said) == 1
+
+
+async def test_a_question_whose_call_is_over_is_sent_again_with_another_that_it_may_be_about() -> (
+    None
+):
+    """Its client was cut before it answered; what it sends again is what still waits for that."""
+    answer = {"action": "accept", "content": {"answer": "two"}}
+    capabilities = {**DECLARED, **ELICITS}
+    async with duplex_world(server=child()) as w:
+        peer = await w.connected("websocket", capabilities=capabilities)
+        session = await peer.start()
+        meta = keyed("k", session["sessionId"])
+        await peer.call("ask later", meta=meta)
+        await peer.answer(await peer.call("have it ask"))
+        first = await peer.question()
+        await peer.leave()
+        peer = await w.connected("websocket", capabilities=capabilities)
+        await peer.resume(session["sessionId"], session["sessionEventId"])
+        waits = await peer.call("ask later", meta=meta)
+        again = await peer.question()
+        assert again == first
+        await peer.respond(again, answer)
+        assert json.loads(text_of((await peer.answer(waits))["result"])) == answer
 
 
 async def test_what_is_asked_is_over_with_the_last_call_that_it_may_be_about() -> None:

@@ -8,6 +8,10 @@ from typing import Any
 
 import httpx2
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from mcp_sessions import HTTPServer, background
@@ -61,6 +65,39 @@ async def test_a_server_of_the_modern_era_may_refuse_a_handshake_in_any_words() 
         async with world(server=HTTPServer(url)) as w:
             client = await w.connected()
             assert await client.text("echo") == "echo"
+
+
+async def test_a_refusal_that_speaks_of_a_session_of_its_own_is_about_that_request() -> None:
+    """Where the server has none of this protocol: who shares it loses nothing."""
+    begun, ends = asyncio.Event(), asyncio.Event()
+
+    async def mcp(request: Request) -> Response:
+        if request.method != "POST":
+            return Response(status_code=405)
+        message = await request.json()
+        if "id" not in message:
+            return Response(status_code=202)
+        result: dict[str, Any] = {"content": []}
+        if message["method"] == "initialize":
+            info = {"name": "bank", "version": "1"}
+            result = {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": info}
+        elif message["params"]["name"] == "refused":
+            return Response('{"error": "your login session expired"}', 400)
+        else:
+            begun.set()
+            await ends.wait()
+        return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+    methods = ["GET", "POST", "DELETE"]
+    app = Starlette(routes=[Route("/mcp", mcp, methods=methods)])
+    async with url_of(app) as url, world(server=HTTPServer(url, per="shared")) as w:
+        one, other = await w.connected(), await w.connected()
+        slow = one.call("slow")
+        await begun.wait()
+        refused = await other.call("refused").error()
+        assert "HTTP status 400" in refused["message"]
+        ends.set()
+        assert await slow.result()
 
 
 def response(*chunks: bytes, **headers: str) -> httpx2.Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
@@ -41,6 +42,8 @@ _BODY_LOOKED_AT = 65_536
 
 UNSUPPORTED_VERSION = -32022
 """The modern era's: the server does not speak that version of the protocol."""
+
+_SESSION_ID = re.compile(rb"session[ -]?id\b")
 
 _LINES = 256
 """Of what comes at once; more are read in portions."""
@@ -197,8 +200,10 @@ class Wire:
         # Who has no stream to open may refuse one in such words, and be asked all the same.
         is_message = has_begun and response.request.method == "POST"
         said = body.lower() if status == 400 and not is_of_request else b""
-        # As some do that keep no word of it; or another one is there, of another era.
-        is_unknown = b"session" in said and (self.session is not None or is_message)
+        # As some do that keep no word of it; or another one is there, of another era, or one that
+        # has sessions: it asks for the header by its name.
+        wants = _SESSION_ID.search(said) is not None
+        is_unknown = wants and is_message or b"session" in said and self.session is not None
         is_other = is_message and b"protocol version" in said
         is_newer = is_message and error is not None and error["code"] == UNSUPPORTED_VERSION
         if is_unknown or is_other or is_newer:
