@@ -121,6 +121,17 @@ class Refused(UpstreamError):
     """The server itself answered with that error."""
 
 
+def raised_anew(failed: UpstreamError, error: dict[str, Any] | None = None) -> UpstreamError:
+    """For one of several who are told the same. An exception keeps what each who was raised it
+    had in hand.
+
+    Args:
+        error: Told instead of its own.
+    """
+    kind = Refused if isinstance(failed, Refused) else UpstreamError
+    return kind(error if error is not None else failed.error)
+
+
 @dataclass(slots=True)
 class Waiting:
     """A request that the child has not answered."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from mcp_sessions import metrics
 from mcp_sessions.background import Background, report, stopped
@@ -28,7 +28,7 @@ from mcp_sessions.core.messages import encode, error_body, wire_error
 from mcp_sessions.errors import INTERNAL_ERROR, LimitReached, OutcomeUnknown
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.child import ANSWERING, Child, Refused
+from mcp_sessions.server.upstream.external.child import ANSWERING, Child, Refused, raised_anew
 from mcp_sessions.server.upstream.external.place import LISTS, UPDATED, Place
 from mcp_sessions.server.upstream.external.telling import Telling
 from mcp_sessions.server.upstream.port import UpstreamError
@@ -52,6 +52,14 @@ _OVER = "whose it is asks nothing more"
 
 _PRINCIPALS = 1_000
 """Whose failures to start a child are counted."""
+
+
+_KEPT = 8_192
+"""Bytes of an error that is told to others as well; of a longer one they are told the beginning."""
+
+T = TypeVar("T")
+Failures = dict[T, tuple[Backoff, float, UpstreamError]]
+"""Until when nothing is started, and what is said instead."""
 
 
 class _Ended(UpstreamError):
@@ -113,10 +121,9 @@ class Children:
         self._is_of_the_era_before = False
         """A client of the modern era came, and the server does not speak that."""
 
-        self._failures: dict[Hashable, tuple[Backoff, float, UpstreamError]] = {}
-        """By principal; of those whom a server itself refused, by how they described themselves
-        as well.
-        """
+        self._failures: Failures[Principal] = {}
+        self._refusals: Failures[tuple[Principal, bytes]] = {}
+        """Of those whom a server itself refused: by how they described themselves as well."""
 
         self._refused_at = -math.inf
 
@@ -215,10 +222,9 @@ class Children:
         """
         # Who says the same of itself would hear the same.
         described = sha256(encode(place.client)).digest()
-        whose: list[Hashable] = [principal, (principal, described)]
-        for known in map(self._failures.get, whose):
+        for known in (self._failures.get(principal), self._refusals.get((principal, described))):
             if known is not None and asyncio.get_running_loop().time() < known[1]:
-                raise known[2]
+                raise raised_anew(known[2])
         if self._is_leaving:
             raise _not_started(_LEAVING)
         if place.is_over:
@@ -231,13 +237,19 @@ class Children:
             # Who waits for it was not cancelled, and is answered.
             raise _not_started(_LEAVING if self._is_leaving else _OVER) from None
         except UpstreamError as failed:
-            self._failed(whose[isinstance(failed, Refused)], failed)
-            logger.warning("%s: %s", place.label(), failed.error["message"])
+            if isinstance(failed, Refused):
+                _failed(self._refusals, (principal, described), failed)
+                # What it says is its client's: it may be long, or quote what it was given.
+                code = failed.error.get("code")
+                logger.warning("%s: it refuses a client in its handshake (%s)", place.label(), code)
+            else:
+                _failed(self._failures, principal, failed)
+                logger.warning("%s: %s", place.label(), failed.error["message"])
             metrics.child_begun("failed")
             raise
         metrics.child_begun("started")
-        for each in whose:
-            self._failures.pop(each, None)
+        self._failures.pop(principal, None)
+        self._refusals.pop((principal, described), None)
         return child
 
     async def _start_in_an_era(self, place: Place, principal: Principal) -> Child:
@@ -389,15 +401,21 @@ class Children:
             await self._vacate(min(idle, key=lambda place: place.used_at))
         return bool(idle)
 
-    # --- how soon again ------------------------------------------------------------------------
 
-    def _failed(self, whose: Hashable, failed: UpstreamError) -> None:
-        known = self._failures.pop(whose, None)
-        backoff = known[0] if known is not None else Backoff(base=1, cap=30)
-        until = asyncio.get_running_loop().time() + backoff.failed(1.0)
-        self._failures[whose] = (backoff, until, failed)
-        if len(self._failures) > _PRINCIPALS:
-            del self._failures[next(iter(self._failures))]
+# --- how soon again ----------------------------------------------------------------------------
+
+
+def _failed(failures: Failures[T], whose: T, failed: UpstreamError) -> None:
+    known = failures.pop(whose, None)
+    backoff = known[0] if known is not None else Backoff(base=1, cap=30)
+    until = asyncio.get_running_loop().time() + backoff.failed(1.0)
+    error = failed.error
+    if len(encode(error)) > _KEPT:
+        message = str(error.get("message"))[:_REASON]
+        error = {"code": error.get("code", INTERNAL_ERROR), "message": message}
+    failures[whose] = (backoff, until, raised_anew(failed, error))
+    if len(failures) > _PRINCIPALS:
+        del failures[next(iter(failures))]
 
 
 def _not_started(why: str) -> UpstreamError:

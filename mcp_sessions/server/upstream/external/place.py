@@ -22,6 +22,7 @@ from mcp_sessions.server.upstream.external.child import (
     Child,
     Forgotten,
     Sender,
+    raised_anew,
 )
 from mcp_sessions.server.upstream.external.rounds import CallInRounds
 from mcp_sessions.server.upstream.external.telling import Telling, Way
@@ -191,7 +192,7 @@ class Place:
             raise Forgotten
         started = task.result()
         if isinstance(started, UpstreamError):
-            raise started
+            raise raised_anew(started)
         return started
 
     async def _started(self, principal: Principal) -> Child | UpstreamError:

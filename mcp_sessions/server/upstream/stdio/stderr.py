@@ -51,6 +51,7 @@ class StandardError:
         self._stream = stream
         self._label = label
         self._secrets = _secrets(given)
+        self._longest = max((len(value.encode()) for value, _ in self._secrets), default=0)
         self._lines = deque[str](maxlen=_KEPT)
         self._second, self._logged = 0.0, 0
 
@@ -61,12 +62,14 @@ class StandardError:
 
     async def read(self) -> None:
         """Until it writes no more."""
-        rest = b""
+        rest, is_cut = b"", False
         while chunk := await self._stream.read(_CHUNK):
             *lines, rest = (rest + chunk).split(b"\n")
-            # A line that does not end is cut where it is long.
-            if len(rest) > _CHUNK:
-                lines, rest = [*lines, rest], b""
+            if is_cut:
+                # It may begin in the middle of what is never said.
+                is_cut, lines, rest = not lines, lines[1:], rest if lines else b""
+            elif len(rest) > _CHUNK + self._longest:
+                is_cut, lines, rest = True, [*lines, rest], b""
             self._take([line for line in lines if line.strip()])
         if rest.strip():
             self._take([rest])
@@ -89,7 +92,7 @@ class StandardError:
 
     def _printable(self, line: bytes) -> str:
         # A value that is cut would not be found: it is looked for in more than is said.
-        text = line[: 4 * _LINE].decode("utf-8", "replace").rstrip()
+        text = line[: 4 * _LINE + self._longest].decode("utf-8", "replace").rstrip()
         for value, name in self._secrets:
             text = text.replace(value, f"${name}")
         return "".join(character if character.isprintable() else "?" for character in text[:_LINE])

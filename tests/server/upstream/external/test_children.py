@@ -9,9 +9,11 @@ import pytest
 from mcp_sessions import StdioServer
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.external import either_era
+from mcp_sessions.server.upstream.external.child import Refused
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.port import UpstreamError
+from mcp_sessions.server.upstream.stdio.child import StdioChild
 from tests.support.children import child_world, modern_child, until
 from tests.support.modern import ModernClient
 from tests.support.world import world
@@ -71,6 +73,32 @@ async def test_who_is_refused_by_the_server_itself_reads_why_and_locks_nobody_ou
         assert noted.read_text().split() == ["refused"]
         result = await w.client().result("initialize", params("new"))
         assert result["serverInfo"]["name"] == "child"
+
+
+async def test_what_is_told_to_others_as_well_is_bounded_and_keeps_nothing_of_who_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of those whom the server refused, however they describe themselves; the log quotes none."""
+    async with child_world() as w:
+        upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+        of: Children = upstream.children
+        client = ModernClient(w.carrier)
+        assert await client.text("count") == "1"
+        ((_, place),) = of._places.items()  # pyright: ignore[reportPrivateUsage]
+        await of._vacate(place)  # pyright: ignore[reportPrivateUsage]
+        long = Refused({"code": -32010, "message": "no " * 1_000_000, "data": "x" * 100})
+
+        async def refuses(*_: object) -> None:
+            raise long
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(StdioChild, "shake_hands", refuses)
+            told = [await client.call("count").error() for _ in range(3)]
+        assert {each["code"] for each in told} == {-32010}
+        assert [len(each["message"]) for each in told] == [3_000_000, 300, 300]
+        assert len(caplog.text) < 10_000 and "no no" not in caplog.text
+        ((_, _, kept),) = of._refusals.values()  # pyright: ignore[reportPrivateUsage]
+        assert kept.__traceback__ is None, "nobody raised that one"
 
 
 async def test_one_that_dies_in_either_era_is_said_with_its_last_words() -> None:

@@ -84,6 +84,19 @@ async def test_what_it_was_given_is_neither_told_nor_logged(
     assert logged == ["the server: 1 token: $TOKEN of $KEY, $LONG"]
 
 
+async def test_a_long_value_is_not_said_either_and_the_rest_of_a_line_that_was_cut_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    key = "key-" + "k" * 20_000
+    assert await said(b"wrong: " + key.encode(), {"KEY": key}) == "wrong: $KEY"
+    # Whatever is cut: a value may begin anywhere in it.
+    for before in range(65_536 - 64, 65_536 + 64, 16):
+        line = b"x" * before + b"hunter2hunter2" + b"y" * 150_000
+        assert await said(line + b"\nthe end", {"TOKEN": "hunter2hunter2"}) == "the end"
+    assert "kkk" not in caplog.text and "unter" not in caplog.text
+
+
 async def test_a_flood_is_bounded_in_the_log_and_its_end_is_known(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
