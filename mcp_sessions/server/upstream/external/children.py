@@ -158,6 +158,17 @@ class Children:
         if place is not None and place.is_unused and not self.server.names_sessions:
             self.rename(key, new)
 
+    def spare(self, key: Hashable) -> None:
+        """A place is not needed any more if its child was used for nothing."""
+        place = self._places.get(key)
+        if place is not None and place.is_unused:
+            self.over(key)
+
+    def alike(self, client: Mapping[str, Any]) -> Child | None:
+        """One that lives, and shook hands with a client that describes itself so."""
+        alike = (place.living for place in self._places.values() if place.client == client)
+        return next((child for child in alike if child is not None), None)
+
     def over(self, key: Hashable) -> None:
         """Whoever that is asks nothing more: a place of its own ends, with its child."""
         place = self._places.pop(key, None)
@@ -360,16 +371,20 @@ class Children:
             return len(self._living) + self._starts.total()
         return sum(whose == of for whose in self._living.values()) + self._starts[of]
 
-    async def _make_room(self, principal: Principal) -> None:
+    def has_room(self, principal: Principal) -> bool:
+        """Whether one more may be, and none has to end for it."""
+        return self._limit(principal) is None
+
+    def _limit(self, principal: Principal) -> str | None:
         own = self.server.max_children_per_principal
-        # Both again after each wait: others wait for the same room.
-        while True:
-            if own is not None and self._count(principal) >= own:
-                whose, limit = principal, "max_children_per_principal"
-            elif self._count() >= self.server.max_children:
-                whose, limit = None, "max_children"
-            else:
-                return
+        if own is not None and self._count(principal) >= own:
+            return "max_children_per_principal"
+        return "max_children" if self._count() >= self.server.max_children else None
+
+    async def _make_room(self, principal: Principal) -> None:
+        # Looked at again after each wait: others wait for the same room.
+        while (limit := self._limit(principal)) is not None:
+            whose = principal if limit == "max_children_per_principal" else None
             if not await self._end_one(whose):
                 raise self._no_room(limit)
 

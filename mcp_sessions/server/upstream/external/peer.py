@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Hashable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
@@ -100,6 +100,9 @@ class ExternalPeer:
 
     _asks: Asks | None = None
     """See :attr:`Asked.asks`."""
+
+    _came_back: bool = field(init=False, default=False)
+    """Whether it was looked at what its connection needs no more."""
 
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None, level: str | None = "debug"
@@ -298,14 +301,20 @@ class ExternalPeer:
         if self._session_id is None and self._outbound is not None:
             self._wrapped.children.over(self)
 
-    async def child(self, call: Call) -> Child:
-        """Its child, which is started if there is none.
+    async def shakes_hands(self, call: Call) -> Child:
+        """A child that answers its handshake: its own, which is started if there is none.
+
+        Where there is no room for it, another one that shook hands with a client that describes
+        itself alike: who was cut comes back for a session, which has its child.
 
         Raises:
             UpstreamError: It cannot be started.
         """
-        place = self.place(call)
-        return place.living or await place.started(call.principal)
+        place, children = self.place(call), self._wrapped.children
+        alike = None
+        if place.living is None and not children.has_room(call.principal):
+            alike = children.alike(place.client)
+        return place.living or alike or await place.started(call.principal)
 
     def place(self, call: Call, inherited: Wanted | None = None) -> Place:
         """Where its child is.
@@ -320,8 +329,12 @@ class ExternalPeer:
         )
         make = partial(self._new_place, key, is_one_client, inherited)
         children = self._wrapped.children
-        if inherited is None and children.known(key) is None:
+        known = children.known(key)
+        if known is None and inherited is None:
             self._take_along(key, call)
+        elif known is not None and self._beside is not None and not self._came_back:
+            self._came_back = True
+            self._leave_unused(known)
         place = children.place(key, make)
         if self._outbound is not None and self._wrapped.remembers:
             place.outbounds[who] = self._outbound
@@ -337,6 +350,14 @@ class ExternalPeer:
         )
         if own is not None and own != key and is_new and self._wrapped.server.per == "session":
             self._wrapped.children.hand_over(own, key)
+
+    def _leave_unused(self, place: Place) -> None:
+        """A session that goes on here has its child: the one with which this connection shook
+        hands is of no use.
+        """
+        own = self._beside._own if self._beside is not None else None
+        if place.living is not None and own is not None and own != place.key:
+            self._wrapped.children.spare(own)
 
     @property
     def _own(self) -> Hashable:

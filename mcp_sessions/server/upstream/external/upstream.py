@@ -128,7 +128,7 @@ class ExternalUpstream:
         await stand_in.close()
         peer = ExternalPeer(self._wrapped, described(params), outbound, None, NOTHING_WANTED, False)
         try:
-            child = await peer.child(call)
+            child = await peer.shakes_hands(call)
         except BaseException:
             await peer.close()
             raise

@@ -16,10 +16,12 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 
 from mcp_sessions import ConfigurationError, Conversations, metrics
+from mcp_sessions.server.upstream.external import children
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.stdio import process
 from tests.support.children import child, child_world, children_of, is_alive, until
+from tests.support.duplex import duplex_world
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
 from tests.support.raw import RawClient, in_session, keyed, text_of
 from tests.support.world import Clock
@@ -389,12 +391,52 @@ async def test_more_processes_than_may_be_are_refused_and_nobody_loses_one(
         first = await w.connected()
         second = w.client()
         params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
-            "name": "raw", "version": "1"}}  # fmt: skip
+            "name": "another", "version": "1"}}  # fmt: skip
         refused = await second.error("initialize", params)
         assert (refused["code"], refused["data"]["limit"]) == (-31011, limit)
         assert await first.text("count") == "1"
         assert (await first.delete().done()).status == 200
         assert "result" in await second.answer("initialize", params)
+
+
+@pytest.mark.parametrize("limit", ["max_children", "max_children_per_principal"])
+async def test_who_was_cut_comes_back_for_its_session_though_there_is_room_for_no_more(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its new connection shakes hands like the one before, and takes nobody's process, its own
+    session's least of all. What needs a process of its own there is refused.
+    """
+    monkeypatch.setattr(children, "_EVICTABLE", 0.0)
+    async with duplex_world(server=child(**{limit: 1})) as w:
+        peer = await w.connected("websocket")
+        session = await peer.start()
+        pid = await peer.text("pid")
+        for _ in range(3):
+            await peer.leave()
+            peer = await w.connected("websocket")
+            await peer.resume(session["sessionId"], session["sessionEventId"])
+            assert await peer.text("pid") == pid
+        monkeypatch.setattr(children, "_EVICTABLE", 60.0)
+        refused = await peer.answer(await peer.call("pid", meta=in_session(None)))
+        assert refused["error"]["data"]["limit"] == limit
+
+
+async def test_a_session_that_goes_on_elsewhere_leaves_that_connection_no_process() -> None:
+    """The one with which it shook hands is of no use; what it used, it keeps."""
+    async with duplex_world(server=child()) as w:
+        upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+        peer = await w.connected("websocket")
+        session = await peer.start()
+        pid = await peer.text("pid")
+        for uses in (False, True):
+            other = await w.connected("websocket")
+            own = await other.text("pid") if uses else None
+            await other.resume(session["sessionId"], session["sessionEventId"])
+            assert await other.text("pid") == pid
+            count = 2 if uses else 1
+            await until(lambda count=count: len(upstream.children._living) == count, "one is left")
+            if uses:
+                assert await other.text("pid", meta=in_session(None)) == own
 
 
 async def test_a_process_is_as_new_as_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ async def test_a_flood_is_bounded_in_the_log_and_its_end_is_known(
 
 async def refused(client: RawClient) -> str:
     params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
-        "name": "raw", "version": "1"}}  # fmt: skip
+        "name": "another", "version": "1"}}  # fmt: skip
     return str((await client.error("initialize", params))["message"])
 
 

@@ -63,7 +63,7 @@ async def test_they_count_and_never_take_the_room_of_a_session() -> None:
         params = {
             "protocolVersion": "2025-11-25",
             "capabilities": {},
-            "clientInfo": {"name": "raw", "version": "1"},
+            "clientInfo": {"name": "another", "version": "1"},
         }
         assert (await w.client().error("initialize", params))["data"]["limit"] == "max_children"
         assert len(servers()) == 2
