@@ -90,6 +90,8 @@ class Draining:
             self._upstream.leave(grace),
             *([host.drain(grace)] if host is not None else []),
         )
+        if host is not None:
+            await host.hand_over()
         # Not before: until then it answers what others wait for.
         await self._bus.leave()
         if left:

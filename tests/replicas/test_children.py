@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from mcp_sessions.server.cluster import child_host, children
 from tests.support import replicas
 from tests.support.children import child, children_of, is_alive, modern_child, until
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
-from tests.support.raw import Json, Sent, in_session, keyed, text_of, uris
+from tests.support.raw import Json, RawClient, Sent, in_session, keyed, text_of, uris
 from tests.support.replicas import Cluster, cluster, lost
 from tests.support.urls import stock_url
 from tests.support.world import Toolbox
@@ -399,6 +400,37 @@ async def test_what_another_replica_asked_of_one_that_leaves_is_finished(tmp_pat
     notes = tmp_path / "notes"
     async with asked_elsewhere(notes, 1.5) as (c, sent):
         await c[0].layer.drain(grace=10)
+        assert text_of(await sent.result()) == "waited"
+        assert calls(notes).count("ran it") == 1
+
+
+async def test_what_comes_next_is_the_next_replicas_while_one_that_leaves_finishes_what_runs(
+    tmp_path: Path,
+) -> None:
+    """Also of a session whose process died there. The replica is gone when the last of what ran is
+    over, however much comes; nothing is cut, and nobody is refused.
+    """
+    notes = tmp_path / "notes"
+    async with asked_elsewhere(notes, 1.5) as (c, sent):
+        others: list[tuple[RawClient, Json, str]] = []
+        for dies in (False, True):
+            client = await c[0].connected()
+            meta = in_session((await client.start())["sessionId"])
+            await client.result("logging/setLevel", {"level": "error", "_meta": meta})
+            pid = await client.text("pid", meta=meta)
+            if dies:
+                os.kill(int(pid), signal.SIGKILL)
+                await until(lambda pid=pid: not is_alive(int(pid)), "it is dead")
+            others.append((c.at(1, client), meta, pid))
+        draining = asyncio.create_task(c[0].layer.drain(grace=30))
+        begun = asyncio.get_running_loop().time()
+        while not draining.done():
+            for other, meta, pid in others:
+                assert await other.text("pid", meta=meta) != pid
+        await draining
+        assert asyncio.get_running_loop().time() - begun < 10
+        for other, meta, _ in others:
+            assert json.loads(await other.text("state", meta=meta))["level"] == "error"
         assert text_of(await sent.result()) == "waited"
         assert calls(notes).count("ran it") == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,13 @@ from typing import Any
 from opentelemetry.trace import Span
 
 from mcp_sessions.core.messages import RequestId, encode, wire_error
-from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, OutcomeUnknown, SessionNotFound
+from mcp_sessions.errors import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    OutcomeUnknown,
+    SessionNotFound,
+    StoreUnavailable,
+)
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_request_id
@@ -37,6 +44,8 @@ from mcp_sessions.server.upstream.port import (
 )
 from mcp_sessions.stores.contract import SessionStore
 
+logger = logging.getLogger(__name__)
+
 Work = Coroutine[Any, Any, None]
 
 _KEPT = 1_000
@@ -47,6 +56,15 @@ _KEPT_BYTES = 8_388_608
 
 _ASK_EVERY = 4.0
 """Seconds after which a question that is not answered is said again: it may be lost."""
+
+_HANDING_OVER = 2.0
+"""Seconds in which a replica that leaves writes down that it has no children any more."""
+
+_AT_ONCE = 64
+"""Sessions of which it does."""
+
+_ON_ITS_WAY = 0.1
+"""Seconds for which a message to a replica may be under way."""
 
 
 @dataclass(eq=False)
@@ -138,6 +156,7 @@ class ChildHost:
     _peers: UpstreamPeers
 
     def __post_init__(self) -> None:
+        self._is_leaving = False
         self._asked: dict[str, tuple[RemoteCall, asyncio.Task[None]]] = {}
         self._answered: dict[str, tuple[ChildAnswered, int]] = {}
         self._answered_size = 0
@@ -163,13 +182,30 @@ class ChildHost:
         return session_id in self._children.held
 
     async def drain(self, grace: float) -> None:
-        """Let what others ask here finish, for ``grace`` seconds at the most."""
+        """Let what others ask here finish, for ``grace`` seconds at the most. A session for which
+        nothing runs is another's from now on, as soon as it is asked for something.
+        """
+        self._is_leaving = True
         loop = asyncio.get_running_loop()
         until = loop.time() + grace
         while asked := [task for _, task in self._asked.values()]:
             await asyncio.wait(asked, timeout=max(0, until - loop.time()))
             if loop.time() >= until:
                 return
+
+    async def hand_over(self) -> None:
+        """Nothing runs here any more: who asks next has it, and what is on its way is told so."""
+        held = list(self._children.held.items())
+        try:
+            async with asyncio.timeout(_HANDING_OVER):
+                for at in range(0, len(held), _AT_ONCE):
+                    some = held[at : at + _AT_ONCE]
+                    await asyncio.gather(*(self._children.give_up(*each) for each in some))
+        except (StoreUnavailable, TimeoutError):
+            # Of what is left others see that nobody has it once this process is gone.
+            logger.warning("sessions are not handed over: the store is away, or slow")
+        if held:
+            await asyncio.sleep(_ON_ITS_WAY)
 
     async def round(self) -> None:
         """What no message told: sessions that are over or moved, and who waits no more.
@@ -248,6 +284,11 @@ class ChildHost:
         self, call: RemoteCall, message: AskChild
     ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         session_id = message.session_id
+        if self._is_leaving and session_id is not None and not self._is_busy(session_id):
+            # What runs here is finished here; what comes next is the next one's at once.
+            self._upstream.children.over(session_id)
+            await self._children.give_up(session_id, message.holder)
+            raise Moved
         params = dict(message.params) if message.params is not None else None
         asked = Asked(message.client, message.method, params, message.level, message.asks)
         if session_id is None:
@@ -269,6 +310,10 @@ class ChildHost:
             wanted=wanted_by(record),
         )
         return await peer.here(call, asked, lease)
+
+    def _is_busy(self, session_id: SessionId) -> bool:
+        place = self._upstream.children.known(session_id)
+        return place is not None and place.living is not None and bool(place.calls)
 
     def _keep(self, answered: ChildAnswered) -> None:
         """For who asks for it again, as long as there is room."""

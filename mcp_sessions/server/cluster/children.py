@@ -168,6 +168,16 @@ class ChildrenElsewhere:
         self._held.pop(session_id, None)
         self._inherited.pop(session_id, None)
 
+    async def give_up(self, session_id: SessionId, holder: str) -> None:
+        """What this process has by that name it has no more: who asks next has it.
+
+        Raises:
+            StoreUnavailable: Unknown whether that is written down. Nothing is asked here any more.
+        """
+        self.over(session_id)
+        # By the name of nobody, who is not alive anywhere.
+        await self._exchange.claim(session_id, mint_request_id(), instead_of=holder)
+
     async def lost(self) -> list[SessionId]:
         """What this process has no more: the sessions whose children end here.
 
