@@ -16,6 +16,7 @@ from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions_transports.websocket.close_codes import COME_BACK, CloseCode, should_come_back
 from tests.support import apps
+from tests.support.children import child
 from tests.support.duplex import (
     DECLARED,
     ELICITS,
@@ -406,12 +407,39 @@ async def test_a_modern_connection_does_not_serve_requests_without_an_envelope(k
     """
     async with duplex_world() as world:
         peer = await world.connected(kind, modern=True)
-        await peer.result("server/discover")
+        await peer.result("tools/list")
         await peer.post({"jsonrpc": "2.0", "id": "bare", "method": "tools/list"})
         assert "error" in await peer.answer("bare")
         await peer.post({"jsonrpc": "2.0", "id": "init", "method": "initialize", "params": {}})
         assert "error" in await peer.answer("init")
         assert "tools" in await peer.result("tools/list")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_who_asked_which_versions_there_are_may_go_on_with_a_handshake(kind: str) -> None:
+    """WSS10: clients that speak both eras do, if they are refused. Until then nothing else is
+    served without an envelope.
+    """
+    handshake = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
+        "name": "both", "version": "1"}}  # fmt: skip
+    bare = {"jsonrpc": "2.0", "id": "bare", "method": "tools/list"}
+    hello = {"jsonrpc": "2.0", "id": "init", "method": "initialize", "params": handshake}
+    async with duplex_world() as world:
+        peer = await world.connected(kind, modern=True)
+        await peer.result("server/discover")
+        await peer.post(bare)
+        assert "error" in await peer.answer("bare")
+        await peer.post(hello)
+        assert (await peer.answer("init"))["result"]["protocolVersion"] == "2025-11-25"
+        await peer.post({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        await peer.post({**bare, "id": "then"})
+        assert "tools" in (await peer.answer("then"))["result"]
+    async with duplex_world(server=child("dies", "licence")) as world:
+        peer = await world.connected(kind, modern=True)
+        refused = await peer.answer(await peer.send("server/discover", {}))
+        await peer.post(hello)
+        for each in (refused, await peer.answer("init")):
+            assert "the licence is missing" in each["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

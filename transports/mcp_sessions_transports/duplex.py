@@ -55,6 +55,7 @@ from mcp_sessions.server.connection import (
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
 from mcp_sessions.server.requests.running import STORE_AWAY
 from mcp_sessions.server.upstream.port import UpstreamError
+from mcp_sessions.server.upstream.subscriptions import DISCOVER
 from mcp_sessions.stores.records import Attached, Peer, SessionRecord
 from mcp_sessions_transports.duplex_listen import DuplexListen
 from mcp_sessions_transports.handler_queue import HandlerQueue
@@ -430,7 +431,9 @@ class DuplexConnection:
             return
         capabilities = {"capabilities": route.client_capabilities}
         peer = Peer(route.protocol_version, capabilities, modern=True)
-        if self.client.peer.initialize_params is None:
+        if self.client.peer.initialize_params is None and request.method != DISCOVER:
+            # Who asks which versions there are may go on with a handshake (WSS10), above all if
+            # that was refused.
             self.client.identify(peer)
         inbound = Inbound(
             self.client.principal, peer, self.client, channel, modern=True, route=route

@@ -19,7 +19,7 @@ from mcp_sessions.server.dispatch.association import Associations
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.requests.joining import BeginAnew, Joining
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.server.requests.running import Waiter
+from mcp_sessions.server.requests.waiting import Waiter
 from mcp_sessions.stores.records import Admitted
 
 

@@ -19,7 +19,7 @@ from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.server.requests.running import Waiter
+from mcp_sessions.server.requests.waiting import Waiter
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.stores.contract import SessionStore

@@ -54,7 +54,7 @@ from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS, Sessio
 from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.outbound import LateOutbound
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.server.requests.running import Waiter
+from mcp_sessions.server.requests.waiting import Waiter
 from mcp_sessions.server.upstream.handle_argument import HandleArgument, WithHandles
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream, UpstreamError

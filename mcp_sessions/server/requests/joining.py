@@ -30,7 +30,8 @@ from mcp_sessions.server.cluster.messages import (
 )
 from mcp_sessions.server.connection import ClientConnection, Inbound, WatchedChannel
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.server.requests.running import RunningRequest, Waiter
+from mcp_sessions.server.requests.running import RunningRequest
+from mcp_sessions.server.requests.waiting import Waiter
 from mcp_sessions.stores.records import Admitted, Peer
 
 logger = logging.getLogger(__name__)

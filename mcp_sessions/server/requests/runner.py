@@ -25,8 +25,9 @@ from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import Arrival, ClientConnection
 from mcp_sessions.server.delivery.questions import PendingQuestions
-from mcp_sessions.server.requests.running import Outcomes, RunningRequest, Waiter
+from mcp_sessions.server.requests.running import Outcomes, RunningRequest
 from mcp_sessions.server.requests.runs import Runs
+from mcp_sessions.server.requests.waiting import Waiter
 from mcp_sessions.server.upstream.port import UpstreamPeer
 
 logger = logging.getLogger(__name__)

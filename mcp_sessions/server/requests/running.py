@@ -7,16 +7,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import InitVar, dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from opentelemetry.trace import Span
 
 from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.core.messages import (
-    Request,
     RequestId,
     error_body,
     error_outcome,
@@ -29,7 +28,7 @@ from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionsError, S
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.connection import ClientConnection, Inbound
+from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.questions import (
     PendingQuestion,
@@ -39,6 +38,7 @@ from mcp_sessions.server.delivery.questions import (
 )
 from mcp_sessions.server.delivery.waiting_changes import ANNOUNCED, Announced
 from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
+from mcp_sessions.server.requests.waiting import Outcome, Waiter
 from mcp_sessions.server.upstream.port import Outbound, PeerRequest, UpstreamError, UpstreamPeer
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
@@ -55,19 +55,6 @@ _NOT_JSON = (TypeError, ValueError, RecursionError)
 """What JSON writers raise for a value that they cannot write."""
 
 Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
-
-
-@dataclass(slots=True)
-class Waiter:
-    """One sending of a request: where its answer is heard."""
-
-    request: Request
-    inbound: Inbound
-    named: bool
-    """It named its session by rule 1, so its result carries the session's ``_meta``."""
-
-    load: Hashable = None
-    """Whose; see :func:`~mcp_sessions.core.load.load_of`."""
 
 
 class AtWork(Protocol):
@@ -430,15 +417,6 @@ class RunningRequest:
 
     async def _emit(self, message: bytes, log_key: str) -> None:
         await self.waiters[-1].inbound.channel.emit(message, log_key)
-
-
-class Outcome(NamedTuple):
-    """A result or, if that is None, an error."""
-
-    result: dict[str, Any] | None
-    error: dict[str, Any] | None
-    is_away: bool = False
-    """The error is that the store is away, and nothing ran."""
 
 
 @dataclass(eq=False, repr=False)

@@ -275,7 +275,7 @@ async def test_who_listens_holds_up_nobody_on_its_connection_while_its_child_sta
         wanted = {"notifications": {"resourceSubscriptions": ["test://a"]}}
         await peer.send("subscriptions/listen", wanted, meta=named)
         async with asyncio.timeout(5):
-            await peer.answer(await peer.send("session/start", {}))
+            assert "result" in await peer.answer(await peer.send("session/start", {}))
         began.touch()
         state = ""
         async with asyncio.timeout(10):

@@ -1,0 +1,32 @@
+"""Where the answer of a request at work is heard, and what it comes to: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mcp_sessions.core.messages import Request
+from mcp_sessions.server.connection import Inbound
+
+
+@dataclass(slots=True)
+class Waiter:
+    """One sending of a request: where its answer is heard."""
+
+    request: Request
+    inbound: Inbound
+    named: bool
+    """It named its session by rule 1, so its result carries the session's ``_meta``."""
+
+    load: Hashable = None
+    """Whose; see :func:`~mcp_sessions.core.load.load_of`."""
+
+
+class Outcome(NamedTuple):
+    """A result or, if that is None, an error."""
+
+    result: dict[str, Any] | None
+    error: dict[str, Any] | None
+    is_away: bool = False
+    """The error is that the store is away, and nothing ran."""
