@@ -1,8 +1,7 @@
 """What the processes that serve the same sessions tell each other: one class for each kind.
 
 1. A message may be lost, and is heard at most once.
-2. A message is a hint. Who hears it looks at the store, or at what it knows itself, before it
-   does what follows from it.
+2. A message is a hint: who hears it looks first at the store, or at what it knows itself.
 3. ``kind`` and the members are what stands on the wire between two releases: a member that is
    new has a default, for the release before does not send it.
 

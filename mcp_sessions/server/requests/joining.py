@@ -125,10 +125,6 @@ class _Join:
         self.error = error
         await self.bus.tell(CancelKeyed(session_id=self.session_id, key=self.key), to=self.runner)
 
-    def left(self) -> None:
-        """Its answer is not waited for any more."""
-        self.is_open = False
-
     def waits(self, task: asyncio.Task[None]) -> None:
         """In a task, which answers its waiter."""
         self.task = task
@@ -239,8 +235,7 @@ class Joining:
             while not await self._went_on(join, name):
                 continue
         finally:
-            del self._joins[name]
-            join.left()
+            self._joins.pop(name).is_open = False
             if connection is not None and connection.requests.get(request_id) is join:
                 del connection.requests[request_id]
             channel.watch()
