@@ -108,11 +108,13 @@ class _Join:
     never_began: bool = False
     """The runner recorded the key, began nothing under it, and never will."""
 
-    is_open: bool = True
-    """See :class:`~mcp_sessions.server.connection.OpenRequest`."""
-
     error: dict[str, Any] | None = None
     """It was cancelled: if it never began it does not begin here either."""
+
+    @property
+    def is_open(self) -> bool:
+        """See :class:`~mcp_sessions.server.connection.OpenRequest`."""
+        return self.task is not None
 
     def is_awaited_at(self, connection: ClientConnection, request_id: RequestId) -> bool:
         """See :class:`~mcp_sessions.server.connection.OpenRequest`."""
@@ -125,8 +127,8 @@ class _Join:
         self.error = error
         await self.bus.tell(CancelKeyed(session_id=self.session_id, key=self.key), to=self.runner)
 
-    def waits(self, task: asyncio.Task[None]) -> None:
-        """In a task, which answers its waiter."""
+    def waits(self, task: asyncio.Task[None] | None) -> None:
+        """In a task, which answers its waiter; None: no more."""
         self.task = task
 
     def looked(self, *, is_alive: bool) -> None:
@@ -194,9 +196,8 @@ class Joining:
         try:
             await self._until_over(join)
             if join.never_began and join.error is not None:
-                inbound, error = waiter.inbound, join.error
-                message = inbound.error(waiter.request.id, error)
-                await inbound.answer(message, code=error["code"])
+                message = waiter.inbound.error(waiter.request.id, join.error)
+                await waiter.inbound.answer(message, code=join.error["code"])
             elif join.never_began:
                 await self._begin_here(join)
         except asyncio.CancelledError:
@@ -235,7 +236,7 @@ class Joining:
             while not await self._went_on(join, name):
                 continue
         finally:
-            self._joins.pop(name).is_open = False
+            self._joins.pop(name).waits(None)
             if connection is not None and connection.requests.get(request_id) is join:
                 del connection.requests[request_id]
             channel.watch()
