@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from mcp_sessions.core.arrivals import Arrivals
 from mcp_sessions.errors import ConfigurationError
 
 
@@ -19,6 +20,9 @@ class Availability:
 
     retry_after: float | None = None
     """While it drains: seconds after which who is new should come back."""
+
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    """What it is about to serve."""
 
     def check_running(self) -> None:
         """Refuse to serve while nothing runs.

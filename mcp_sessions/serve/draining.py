@@ -5,10 +5,11 @@ nothing of it is left in this process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mcp_sessions.core.availability import Availability
@@ -55,6 +56,7 @@ class Draining:
     _availability: Availability
     _upstream: Upstream
     _child_host: ChildHost | None
+    _all_arrived: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def announce(self) -> None:
         """Say that the process is about to stop. Everything is served."""
@@ -76,6 +78,7 @@ class Draining:
         self.announce()
         is_first = self._availability.retry_after is None
         self._availability.retry_after = self._policy.reconnect_spread
+        self._availability.arrivals.close(self._all_arrived.set)
         if is_first:
             for connection in self._connections.all():
                 transport = connection.transport
@@ -85,6 +88,12 @@ class Draining:
                 else:
                     await self._tell_draining(connection)
         host = self._child_host
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await self._all_arrived.wait()
+        grace = max(0, until - loop.time())
         left, *_ = await asyncio.gather(
             self._runner.drain(grace),
             self._upstream.leave(grace),

@@ -97,7 +97,8 @@ class Endpoint:
         for name, value in shell.state.items():
             setattr(inner.state, name, value)
         http = self.http if shell.is_bare else None
-        return MountedApp(inner, http, self._websocket(inner), self._path, beside)
+        arrivals = self._served.availability.arrivals
+        return MountedApp(inner, http, self._websocket(inner), self._path, arrivals, beside)
 
     def routes(self) -> list[BaseRoute]:
         """Routes for the application of somebody else."""

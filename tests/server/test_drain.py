@@ -1,13 +1,18 @@
 """``await layer.drain(grace=…)``: stop taking, tell clients to come back, let what runs finish."""
 
 import asyncio
+from typing import Any
 
 import pytest
+from mcp.server.auth.provider import AccessToken
 
 from mcp_sessions import SessionLayer
+from mcp_sessions.stores.memory import MemoryStore
+from tests.support.identities import Verifier, guarded_server
+from tests.support.modern import BearerCarrier, ModernClient, session_meta
 from tests.support.raw import EXTENSION, Json, RawClient, Reply, in_process, keyed, text_of
 from tests.support.virtual_time import cycles
-from tests.support.world import Ctx, Toolbox, World, world
+from tests.support.world import Ctx, Gate, Toolbox, World, world
 
 pytestmark = pytest.mark.anyio
 
@@ -116,6 +121,98 @@ async def test_what_runs_may_finish() -> None:
         assert asyncio.get_running_loop().time() - begun < 1
         answer = await running.answer(request_id)
         assert text_of(answer["result"]) == "through g"
+
+
+class _SlowStore(MemoryStore):
+    """One that answers whether a session is there when its gate opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate: Gate | None = None
+
+    async def admit(self, *args: Any, **kwargs: Any) -> Any:
+        if self.gate is not None:
+            await self.gate.arrive()
+        return await super().admit(*args, **kwargs)
+
+
+class _SlowVerifier(Verifier):
+    """One that says whose a token is when its gate opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate: Gate | None = None
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        if self.gate is not None:
+            await self.gate.arrive()
+        return await super().verify_token(token)
+
+
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+async def test_what_came_before_is_served_however_long_it_is_looked_up(era: str) -> None:
+    """Rule: "Stop taking requests … let what runs finish": what was taken is on its way to run."""
+    store = _SlowStore()
+    async with world(store=store) as w:
+        client = await w.connected()
+        modern = ModernClient(w.carrier)
+        meta = session_meta((await modern.start())["sessionId"])
+        store.gate = Gate()
+        if era == "handshake":
+            sent: Any = client.call("echo", text="late")
+        else:
+            sent = modern.call("echo", {"text": "late"}, meta=meta)
+        await store.gate.started.wait()
+
+        task = await draining(w)
+        refused = await w.client().post({"jsonrpc": "2.0", "id": 9, "method": "ping"}).done()
+        assert refused.status == 503 and not task.done()
+        store.gate.go.set()
+
+        assert text_of(await sent.result()) == "late"
+        await task
+
+
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+async def test_what_came_before_is_served_however_long_it_is_authenticated(era: str) -> None:
+    """As above, where something stands before the endpoint."""
+    verifier = _SlowVerifier()
+    verifier.add("good", "alice")
+    layer = SessionLayer(guarded_server(verifier)[0])
+    async with in_process(layer.asgi_app()) as carrier, layer.lifespan():
+        client = RawClient(BearerCarrier(carrier, "good"))
+        await client.initialize()
+        verifier.gate = Gate()
+        if era == "handshake":
+            sent: Any = client.call("whoami")
+        else:
+            sent = ModernClient(BearerCarrier(carrier, "good")).call("whoami")
+        await verifier.gate.started.wait()
+
+        task = asyncio.create_task(layer.drain(10))
+        await cycles(5)
+        assert not task.done()
+        verifier.gate.go.set()
+
+        assert text_of(await sent.result()) == "alice good"
+        await task
+
+
+async def test_what_is_looked_up_for_longer_than_the_grace_holds_nothing_up() -> None:
+    """Every wait at shutdown has an end; what did not begin says so (ERR15)."""
+    store = _SlowStore()
+    async with world(store=store) as w:
+        client = await w.connected()
+        store.gate = Gate()
+        sent = client.call("echo", text="late")
+        await store.gate.started.wait()
+        begun = asyncio.get_running_loop().time()
+
+        await w.layer.drain(grace=10)
+
+        assert 10 <= asyncio.get_running_loop().time() - begun < 11
+        store.gate.go.set()
+        assert (await sent.error())["data"] == {"reason": "draining", "started": False}
 
 
 async def test_what_does_not_finish_is_answered() -> None:

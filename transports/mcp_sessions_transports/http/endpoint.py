@@ -17,6 +17,7 @@ from starlette.datastructures import State
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mcp_sessions.core.arrivals import Arrivals
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.core.messages import encode, error_body
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
@@ -32,6 +33,10 @@ logger = logging.getLogger(__name__)
 
 _DRAINING = "the server is shutting down"
 
+_ARRIVED = "mcp_sessions.arrived"
+"""In the scope of a request that came before what stands before the endpoint: see
+:meth:`Arrivals.enter`."""
+
 RETRY_AFTER_STORE = 1.0
 """Seconds after which a client should ask again when the store was away."""
 
@@ -45,6 +50,7 @@ class MountedApp:
         endpoint: HTTP to the endpoint, if nothing stands before it.
         websocket: WebSocket to the endpoint; it authenticates by itself.
         path: The endpoint's.
+        arrivals: What is on its way to the endpoint.
         beside: Routes that nothing stands before.
     """
 
@@ -52,6 +58,7 @@ class MountedApp:
     _endpoint: ASGIApp | None
     _websocket: ASGIApp
     _path: str
+    _arrivals: Arrivals
     _beside: Sequence[BaseRoute] = ()
 
     @property
@@ -76,6 +83,14 @@ class MountedApp:
             # As Starlette does: handlers may ask for ``request.app`` and ``request.url_for``.
             scope["app"], scope["router"] = self._inner, self._inner.router
             await self._endpoint(scope, receive, send)
+        elif kind == "http" and scope["method"] == "POST" and self._is_here(scope):
+            # What stands before the endpoint may take its time.
+            arrived = scope[_ARRIVED] = self._arrivals.enter()
+            try:
+                await self._inner(scope, receive, send)
+            finally:
+                if arrived is not None:
+                    arrived()
         elif kind == "websocket" and self._is_here(scope):
             await self._websocket(scope, receive, send)
         else:
@@ -122,7 +137,26 @@ class StreamableHttp:
             await asked(scope, send)
             return
         self._availability.check_running()
-        retry_after = self._availability.retry_after
+        arrived = scope.get(_ARRIVED) or self._availability.arrivals.enter()
+        if arrived is None:
+            await self._serve(scope, receive, send, None)
+            return
+        if scope["method"] != "POST":
+            # A stream ends with the server, whenever it came.
+            arrived()
+        try:
+            await self._serve(scope, receive, send, arrived)
+        finally:
+            arrived()
+
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, arrived: Callable[[], None] | None
+    ) -> None:
+        """Serve one that is for a server that runs.
+
+        Args:
+            arrived: See :class:`HttpCall`; None: the server stops, and it came too late.
+        """
         fields = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         if fields != scope["headers"]:
             # RFC 9110, 5.5: white space around a value is no part of it. Not every HTTP
@@ -132,31 +166,45 @@ class StreamableHttp:
         headers: Headers = dict(reversed(fields))
         version = headers.get(b"mcp-protocol-version")
         is_modern = version is not None and version not in self._handshake_versions
-        if retry_after is not None and (is_modern or scope["method"] != "POST"):
-            await _unavailable(send, _DRAINING, retry_after)
+        if arrived is None and (is_modern or scope["method"] != "POST"):
+            await self._refuse(send)
             return
         refused = None if is_modern else self._guard.check(headers)
         if refused is not None:
             status, text = refused
             await send_text(send, status, text)
             return
-        call = self._call(scope, receive, send, headers)
+        call = self._call(scope, receive, send, headers, arrived)
         try:
             if is_modern:
                 await self._modern.serve(call)
             else:
-                await self._handshake.serve(call, draining=retry_after is not None)
+                await self._handshake.serve(call, draining=arrived is None)
         except Draining:
-            await _unavailable(send, _DRAINING, retry_after or 0)
+            await self._refuse(send)
         except StoreUnavailable as failed:
             # A line for each request, not a traceback: what is wrong is not in this program.
             logger.error("the session store is away: %s", failed)
             await _unavailable(send, "the session store is away", RETRY_AFTER_STORE)
 
-    def _call(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> HttpCall:
+    async def _refuse(self, send: Send) -> None:
+        await _unavailable(send, _DRAINING, self._availability.retry_after or 0)
+
+    def _call(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        headers: Headers,
+        arrived: Callable[[], None] | None,
+    ) -> HttpCall:
         principal = self._principal_of(scope)
         watch = partial(self._credentials.over, scope, principal)
-        return HttpCall(scope, receive, send, headers, principal, watch)
+        return HttpCall(scope, receive, send, headers, principal, watch, arrived or _late)
+
+
+def _late() -> None:
+    """Nobody waits for it."""
 
 
 async def _unavailable(send: Send, text: str, retry_after: float) -> None:

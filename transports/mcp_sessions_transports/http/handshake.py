@@ -149,6 +149,7 @@ class HandshakeHttp:
             async with joint:
                 channel = await self._take(message, post, call, joint)
         if channel is not None:
+            call.arrived()
             await channel.respond(call)
 
     async def _take(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,6 +49,10 @@ class HttpCall:
     watch: Watch
     """Over the credential that it came with. A stream ends with it (SEC4), and is one that was cut:
     its request runs on, unheard."""
+
+    arrived: Callable[[], None]
+    """Says that the server need not wait for it any more before it stops: it runs, or was
+    answered."""
 
     @property
     def session_header(self) -> str | None:

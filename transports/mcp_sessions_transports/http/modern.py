@@ -105,6 +105,7 @@ class ModernHttp:
             return
         try:
             await self._served.router.request(request, inbound)
+            call.arrived()
             await channel.respond(call)
         finally:
             channel.over()
@@ -119,6 +120,7 @@ class ModernHttp:
         except UpstreamError as failed:
             error = failed.error
         else:
+            call.arrived()
             try:
                 async with call.watch(stream.cut):
                     await stream.serve(call.receive, call.send)

@@ -51,12 +51,7 @@ class WebSocketBinding:
         if refused is not None:
             await deny(scope, receive, send, _text(*refused))
             return
-        retry_after = self._served.availability.retry_after
-        if retry_after is not None:
-            # A session must not be attached where it is about to be cut again (WSS17).
-            away = _text(503, "the server is shutting down")
-            away.headers.append((b"retry-after", str(math.ceil(retry_after)).encode()))
-            await deny(scope, receive, send, away)
+        if await self._is_away(scope, receive, send):
             return
         bearers = [name for name in offered if name.startswith(BEARER)]
         if bearers and (b"authorization" in headers or len(bearers) > 1):
@@ -74,6 +69,9 @@ class WebSocketBinding:
         if isinstance(outcome, Denied):
             await deny(scope, receive, send, outcome)
             return
+        if await self._is_away(scope, receive, send):
+            # Since it came.
+            return
         principal = outcome.principal
         most = self._served.policy.max_connections_per_principal
         if most is not None and self._open.get(principal, 0) >= most:
@@ -89,6 +87,18 @@ class WebSocketBinding:
                 self._open[principal] = left
             else:
                 del self._open[principal]
+
+    async def _is_away(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Whether the server stops. A session must not be attached where it is about to be cut
+        again (WSS17).
+        """
+        retry_after = self._served.availability.retry_after
+        if retry_after is None:
+            return False
+        away = _text(503, "the server is shutting down")
+        away.headers.append((b"retry-after", str(math.ceil(retry_after)).encode()))
+        await deny(scope, receive, send, away)
+        return True
 
     async def _connected(
         self, scope: Scope, receive: Receive, send: Send, principal: Principal, selects: bool
