@@ -93,8 +93,8 @@ class OpenRequest(Protocol):
 
 class Arrival:
     """An :class:`OpenRequest` that runs nowhere yet: the store is asked for its session. While it
-    is entered its id is taken, and it can be cancelled; and with it what runs unheard under the
-    same id, if it is that request, sent again.
+    is entered its id is taken, and it can be cancelled, and with it what still runs unheard under
+    the same id: as a rule that request, which was sent again.
     """
 
     is_open = True

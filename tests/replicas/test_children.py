@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 
 from mcp_sessions import HTTPServer
+from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster import child_host, children
+from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.stdio.child import StdioChildren
 from tests.support import replicas
 from tests.support.children import child, children_of, is_alive, modern_child, until
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
@@ -433,6 +437,37 @@ async def test_what_comes_next_is_the_next_replicas_while_one_that_leaves_finish
             assert json.loads(await other.text("state", meta=meta))["level"] == "error"
         assert text_of(await sent.result()) == "waited"
         assert calls(notes).count("ran it") == 1
+
+
+async def test_what_waits_for_a_start_at_a_replica_that_leaves_is_finished_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if more comes for its session meanwhile; what comes after that is the next one's."""
+    begun, may_start = list[Place](), asyncio.Event()
+    start = StdioChildren.start
+
+    async def slowly(self: StdioChildren, place: Place, principal: Principal) -> Child:
+        if isinstance(place.key, str):
+            begun.append(place)
+            await may_start.wait()
+        return await start(self, place, principal)
+
+    async with commands() as c:
+        client = await c[0].connected()
+        meta = in_session((await client.start())["sessionId"])
+        os.kill(int(await client.text("pid", meta=meta)), signal.SIGKILL)
+        monkeypatch.setattr(StdioChildren, "start", slowly)
+        other = c.at(1, client)
+        sent = other.call("pid", meta=meta)
+        await until(lambda: len(begun) == 1, "it is being started")
+        draining = asyncio.create_task(c[0].layer.drain(grace=10))
+        more = [other.call("pid", meta=meta) for _ in range(3)]
+        await until(lambda: len(begun[0].calls) == 4, "all wait for it")
+        may_start.set()
+        pids = {text_of(await each.result()) for each in (sent, *more)}
+        await draining
+        assert len(pids) == 1
+        assert await other.text("pid", meta=meta) not in pids
 
 
 async def test_what_another_replica_asked_and_is_not_finished_in_its_grace_is_unknown(

@@ -313,7 +313,10 @@ class ChildHost:
 
     def _is_busy(self, session_id: SessionId) -> bool:
         place = self._upstream.children.known(session_id)
-        return place is not None and place.living is not None and bool(place.calls)
+        if place is None or not place.calls:
+            return False
+        # What waits for a start was asked here, too; without either it was asked of nobody.
+        return place.living is not None or place.starting is not None
 
     def _keep(self, answered: ChildAnswered) -> None:
         """For who asks for it again, as long as there is room."""

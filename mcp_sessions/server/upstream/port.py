@@ -53,8 +53,8 @@ class PeerRequest:
     timeout: float | None = None
     on_progress: OnProgress | None = None
     about: Sequence[Call] = ()
-    """The calls of which any may be what it is about: it is over with the last of them. None: with
-    the one on whose way it goes.
+    """The calls of which any may be what it is about: it is over with the last of them. Of
+    none: with the one on whose way it goes.
     """
 
 

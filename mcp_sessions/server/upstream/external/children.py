@@ -53,7 +53,6 @@ _OVER = "whose it is asks nothing more"
 _PRINCIPALS = 1_000
 """Whose failures to start a child are counted."""
 
-
 _KEPT = 8_192
 """Bytes of an error that is told to others as well; of a longer one they are told the beginning."""
 
@@ -164,10 +163,16 @@ class Children:
         if place is not None and place.is_unused:
             self.over(key)
 
-    def alike(self, client: Mapping[str, Any]) -> Child | None:
-        """One that lives, and shook hands with a client that describes itself so."""
+    def alike(self, client: Mapping[str, Any], principal: Principal) -> Child | None:
+        """One that lives, was started for that principal, and shook hands with a client that
+        describes itself so.
+        """
         alike = (place.living for place in self._places.values() if place.client == client)
-        return next((child for child in alike if child is not None), None)
+        # What a server says in a handshake may be for its user alone.
+        own = (
+            child for child in alike if child is not None and self._living.get(child) == principal
+        )
+        return next(own, None)
 
     def over(self, key: Hashable) -> None:
         """Whoever that is asks nothing more: a place of its own ends, with its child."""

@@ -304,8 +304,8 @@ class ExternalPeer:
     async def shakes_hands(self, call: Call) -> Child:
         """A child that answers its handshake: its own, which is started if there is none.
 
-        Where there is no room for it, another one that shook hands with a client that describes
-        itself alike: who was cut comes back for a session, which has its child.
+        Where there is no room for it, another one of its principal that shook hands with a client
+        that describes itself alike: who was cut comes back for a session, which has its child.
 
         Raises:
             UpstreamError: It cannot be started.
@@ -313,7 +313,7 @@ class ExternalPeer:
         place, children = self.place(call), self._wrapped.children
         alike = None
         if place.living is None and not children.has_room(call.principal):
-            alike = children.alike(place.client)
+            alike = children.alike(place.client, call.principal)
         return place.living or alike or await place.started(call.principal)
 
     def place(self, call: Call, inherited: Wanted | None = None) -> Place:
@@ -332,7 +332,7 @@ class ExternalPeer:
         known = children.known(key)
         if known is None and inherited is None:
             self._take_along(key, call)
-        elif known is not None and self._beside is not None and not self._came_back:
+        elif known is not None and known.living is not None and not self._came_back:
             self._came_back = True
             self._leave_unused(known)
         place = children.place(key, make)
@@ -356,7 +356,7 @@ class ExternalPeer:
         hands is of no use.
         """
         own = self._beside._own if self._beside is not None else None
-        if place.living is not None and own is not None and own != place.key:
+        if own is not None and own != place.key:
             self._wrapped.children.spare(own)
 
     @property

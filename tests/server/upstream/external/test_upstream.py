@@ -421,6 +421,19 @@ async def test_who_was_cut_comes_back_for_its_session_though_there_is_room_for_n
         assert refused["error"]["data"]["limit"] == limit
 
 
+async def test_what_a_process_of_another_user_said_in_its_handshake_is_told_nobody() -> None:
+    """Though there is room for no other: who has one comes back to it, and the others do not."""
+    async with child_world(options={"max_children": 1}) as w:
+        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
+            "name": "raw", "version": "1"}}  # fmt: skip
+        answers = [
+            await RawClient(await w.carrier_of(user(name))).answer("initialize", params)
+            for name in ("ann", "ann", "bob")
+        ]
+        assert answers[0]["result"] == answers[1]["result"]
+        assert answers[2]["error"]["data"]["limit"] == "max_children"
+
+
 async def test_a_session_that_goes_on_elsewhere_leaves_that_connection_no_process() -> None:
     """The one with which it shook hands is of no use; what it used, it keeps."""
     async with duplex_world(server=child()) as w:
