@@ -121,6 +121,8 @@ def _entries(file: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as failed:
         raise ConfigurationError(f"{file}: not JSON ({failed})") from failed
     members = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if "mcpServers" in members and "servers" in members:
+        raise ConfigurationError(f"{file}: both mcpServers and servers: hosts read one of them")
     # As VS Code calls it.
     entries = members.get("mcpServers", members.get("servers"))
     if not isinstance(entries, dict):
