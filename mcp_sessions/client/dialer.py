@@ -71,6 +71,13 @@ class Unanswered:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerTooLarge:
+    """The application's answer to a question of the server is more than that takes."""
+
+    question_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
 class Accepted:
     """A request's response began as a stream: the server did not refuse it outright."""
 
@@ -115,7 +122,15 @@ class Down:
 
 
 Event = (
-    Received | Unanswered | Accepted | StreamReopened | StreamFailed | StreamRefused | Missed | Down
+    Received
+    | Unanswered
+    | AnswerTooLarge
+    | Accepted
+    | StreamReopened
+    | StreamFailed
+    | StreamRefused
+    | Missed
+    | Down
 )
 
 

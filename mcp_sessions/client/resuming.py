@@ -26,6 +26,7 @@ from mcp_sessions.client.application import Application
 from mcp_sessions.client.control import SessionControl
 from mcp_sessions.client.dialer import (
     Accepted,
+    AnswerTooLarge,
     Dialer,
     Down,
     Event,
@@ -225,6 +226,10 @@ class ResumingClient:
                     pending.accepted()
             case Unanswered(request_id, failure):
                 await self._unanswered(link, request_id, failure)
+            case AnswerTooLarge(question_id):
+                logger.warning("%s: an answer is too large for the server", link.name)
+                refused = wire.too_large(question_id, "the answer is more than you take")
+                app.questions.answered(question_id, refused)
             case StreamReopened(continued, was_lost):
                 if not continued:
                     self._losses.stream_reopened(link)

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import mcp_types as types
 import pytest
 from mcp import Client, MCPError
 from websockets.asyncio.server import ServerConnection, serve
@@ -71,18 +72,39 @@ class Scripted:
 
 @asynccontextmanager
 async def client_of(
-    answerer: Answerer, *, policy: ReconnectPolicy = QUICK, **options: Any
+    answerer: Answerer,
+    *,
+    policy: ReconnectPolicy = QUICK,
+    takes: int | None = None,
+    roots: Any = None,
+    **options: Any,
 ) -> AsyncGenerator[tuple[Client, Heard, Scripted]]:
-    """A client of a server that does as the test says."""
+    """A client of a server that does as the test says.
+
+    Args:
+        takes: Bytes of a message that it takes at the most; a larger one closes with 1009.
+    """
     scripted, heard = Scripted(answerer), Heard()
     subprotocols: Any = ["mcp"]
-    async with serve(scripted.serve, "127.0.0.1", 0, subprotocols=subprotocols) as server:
+    async with serve(
+        scripted.serve, "127.0.0.1", 0, subprotocols=subprotocols, max_size=takes
+    ) as server:
         port = list(server.sockets)[0].getsockname()[1]
         url = f"ws://127.0.0.1:{port}/mcp"
         transport = resumable(url, on_resume=heard.on_resume, policy=policy, **options)
         with anyio.fail_after(30):
-            async with Client(transport, mode="legacy", message_handler=heard.on_message) as client:
+            told = heard.on_message
+            async with Client(
+                transport, mode="legacy", message_handler=told, list_roots_callback=roots
+            ) as client:
                 yield client, heard, scripted
+
+
+async def failure_of(call: Awaitable[Any]) -> types.ErrorData:
+    """The error with which a call fails."""
+    with pytest.raises(MCPError) as failed:
+        await call
+    return failed.value.error
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -348,6 +370,69 @@ async def test_an_event_that_is_too_large_is_passed_over_and_told_as_a_gap() -> 
             assert (outcome.recovered, outcome.reason) == (False, "too_large")
             assert "notifications/tools/list_changed" in heard.methods
             assert scripted.connections == 1
+
+
+@pytest.mark.parametrize("size", [30_000, 30_000_000])
+async def test_a_request_that_is_too_large_for_the_server_fails_and_costs_nothing_else(
+    size: int,
+) -> None:
+    """WSS5, WSS15: doing the same again is of no use; whatever else is asked is asked again."""
+
+    async def waits(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
+        is_asked = message.get("method") == "tools/call" and scripted.connections == 1
+        return SAID if is_asked else None
+
+    with anyio.fail_after(20):
+        async with client_of(waits, takes=20_000) as (client, heard, scripted):
+            answers: list[str] = []
+            errors: list[types.ErrorData] = []
+
+            async def small() -> None:
+                answers.append(text_of(await client.call_tool("echo", {"text": "x" * 10_000})))
+
+            async def large() -> None:
+                while "tools/call" not in scripted.asked:
+                    await anyio.lowlevel.checkpoint()
+                call = client.call_tool("echo", {"text": "x" * size})
+                errors.append(await failure_of(call))
+
+            async with anyio.create_task_group() as both:
+                both.start_soon(small)
+                both.start_soon(large)
+            assert answers == ["fine"]
+            assert errors[0].code == -32600
+            data = errors[0].data
+            assert data["reason"] == "too_large" and size < data["size"] < size + 1_000
+            assert (await heard.outcome()).recovered
+            assert scripted.connections == 2
+
+
+async def test_an_answer_that_is_too_large_for_the_server_is_an_error_instead(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is given on the next connection; else the session would be cut there again."""
+    answers: list[Json] = []
+
+    async def asks(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
+        if "method" not in message:
+            answers.append(message)
+        if message.get("method") != "tools/call" or scripted.connections > 1:
+            return None
+        question: Json = {"jsonrpc": "2.0", "method": "roots/list", "id": "q"}
+        await socket.send(json.dumps(question))
+        return SAID
+
+    async def roots(context: Any) -> types.ListRootsResult:
+        return types.ListRootsResult(roots=[types.Root(uri="file:///" + "x" * 50_000)])  # pyright: ignore[reportArgumentType]
+
+    with anyio.fail_after(20):
+        async with client_of(asks, takes=20_000, roots=roots) as (client, heard, it):
+            assert text_of(await client.call_tool("echo", {})) == "fine"
+            assert (await heard.outcome()).recovered
+            assert it.connections == 2
+
+    assert [(a["id"], a["error"]["code"]) for a in answers] == [("q", -32603)]
+    assert "an answer is too large for the server" in caplog.text
 
 
 async def test_a_question_that_is_too_large_is_refused() -> None:

@@ -6,9 +6,10 @@ so is the link, and the client opens another.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import anyio
@@ -26,6 +27,7 @@ from websockets.exceptions import (
 from websockets.typing import Subprotocol
 
 from mcp_sessions.client.dialer import (
+    AnswerTooLarge,
     Down,
     Failed,
     Failure,
@@ -34,12 +36,14 @@ from mcp_sessions.client.dialer import (
     Missed,
     Received,
     Sink,
+    Unanswered,
 )
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.wire import in_place_of_dropped, received
-from mcp_sessions.core.messages import RequestId, encode
+from mcp_sessions.core.messages import RequestId, encode, error_body
 from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import Cause
+from mcp_sessions.errors import INVALID_REQUEST
 from mcp_sessions_transports.connect_errors import reason_of, without_credentials
 from mcp_sessions_transports.websocket.close_codes import CloseCode, should_come_back
 from mcp_sessions_transports.websocket.frame_sieve import FrameSieve
@@ -70,6 +74,18 @@ class WebSocketDialer:
         return WebSocketLink(self)
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A message that went out."""
+
+    size: int
+    """Bytes."""
+
+    id: RequestId | None
+    is_question: bool
+    """It asks; else it answers, or is a notification."""
+
+
 class WebSocketLink:
     """One WebSocket."""
 
@@ -82,6 +98,7 @@ class WebSocketLink:
         self._socket: _Connection | None = None
         self._is_closing = False
         self._headers: Mapping[str, str] = {}
+        self._largest = _Sent(0, None, False)
 
     async def run(self, sink: Sink, *, task_status: TaskStatus[None]) -> None:
         """See `Link`."""
@@ -105,7 +122,29 @@ class WebSocketLink:
                     await socket.close()
                 socket.transport.abort()
         if not self._is_closing:
+            largest = self._largest
+            if self._was_too_large() and largest.id is not None:
+                # Whatever else was asked may be asked again on the next connection.
+                failure = replace(failure, may_return=True)
+                if largest.is_question:
+                    await sink(self, Unanswered(largest.id, self._too_large()))
+                else:
+                    await sink(self, AnswerTooLarge(largest.id))
             await sink(self, Down(failure))
+
+    def _was_too_large(self) -> bool:
+        """Whether the server closed since a message was too large for it (WSS5). What it took is
+        smaller: that was the largest.
+        """
+        closed = self._socket.protocol.close_rcvd if self._socket is not None else None
+        return closed is not None and closed.code == CloseCode.TOO_BIG
+
+    def _too_large(self) -> Failure:
+        size = self._largest.size
+        text = f"{self.name}: a message of {size} bytes is too large for the server"
+        data = {"reason": "too_large", "size": size}
+        error = error_body(INVALID_REQUEST, f"Invalid request: {text}", data)
+        return Failure(Cause.STATUS, text, status=413, error=error, is_answer=True)
 
     async def _was_dropped(self, sink: Sink, outline: Outline) -> None:
         """Tell of a message that was too large."""
@@ -180,9 +219,16 @@ class WebSocketLink:
         """See `Link`."""
         if self._socket is None:
             raise AssertionError("a link is used before it runs")
+        data = encode(message)
+        sent = _Sent(len(data), message.get("id"), "method" in message)
+        if sent.size > self._largest.size:
+            self._largest = sent
         try:
-            await self._socket.send(encode(message).decode())
+            await self._socket.send(data.decode())
         except ConnectionClosed:
+            if self._was_too_large() and self._largest is sent and sent.is_question:
+                # Before its end was out. Sent again it would cost the next connection, too.
+                raise Failed(self._too_large()) from None
             raise Failed(Failure(Cause.CUT, "the WebSocket is closed")) from None
 
     def configure(self, settings: LinkSettings) -> None:
@@ -218,6 +264,24 @@ class _Connection(ClientConnection):
         left = self.sieve.feed(data)
         if left:
             super().data_received(left)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_lost(exc)
+        self.transport = _Gone()
+
+
+class _Gone(asyncio.Transport):
+    """In place of a transport whose connection is lost. The library aborts it once more, which
+    asyncio's own may answer with an AttributeError, if it was lost with something in its buffer.
+    """
+
+    def abort(self) -> None:
+        """See `asyncio.Transport`: nothing is left of it."""
+
+    def is_closing(self) -> bool:
+        """See `asyncio.Transport`."""
+        return True
 
 
 def _connection_of(most: int) -> type[_Connection]:

@@ -162,8 +162,9 @@ class WebSocketBinding:
                 closing.said()
                 if message.get("code") == CloseCode.TOO_BIG:
                     logger.warning(
-                        "a client closed its WebSocket, since a message was too large for it: "
-                        "the largest that was sent has %d bytes",
+                        "a WebSocket was closed since a message was too large: of the client, "
+                        "for max_message=%d, or for the client, of which the largest has %d bytes",
+                        policy.max_message,
                         closing.largest,
                     )
                 return
