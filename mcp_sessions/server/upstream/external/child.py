@@ -69,6 +69,10 @@ class Sender:
 class Client(Protocol):
     """Who hears what a child says by itself."""
 
+    def label(self) -> str:
+        """Whose child it is, for the log."""
+        ...
+
     async def notified(
         self, method: str, params: dict[str, Any] | None, about: Call | None = None
     ) -> None:

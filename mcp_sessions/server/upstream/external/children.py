@@ -460,9 +460,9 @@ async def _tell_what_was_told(place: Place, child: Child) -> None:
                 await child.request(None, method, params)
         except TimeoutError:
             # Nor would it the others.
-            logger.warning("a new child does not answer %s", method)
+            logger.warning("%s: a new one does not answer %s", place.label(), method)
             return
         except UpstreamError as refused:
             if child.is_over:
                 raise
-            logger.warning("a new child refuses %s: %s", method, refused)
+            logger.warning("%s: a new one refuses %s: %s", place.label(), method, refused)

@@ -69,7 +69,7 @@ class EitherEraChild(Child):
         self._listens: dict[int, Heard] = {}
         """Those that were not acknowledged yet."""
 
-        self._listening = Listening(self._background, _RETRY, self._missed)
+        self._listening = Listening(self._background, client.label, _RETRY, self._missed)
 
     @property
     def is_modern(self) -> bool:
@@ -171,6 +171,7 @@ class EitherEraChild(Child):
             if sender is not None and sender.level in LEVELS:
                 await self._have_said(sender.level)
             result = await self._exchange(self._next_id(), call, method, params)
+            self._listening.answered()
             if method == SET_LEVEL:
                 self.level = (params or {}).get("level")
         elif method == SET_LEVEL:
@@ -180,6 +181,7 @@ class EitherEraChild(Child):
             result = {}
         else:
             result = await self._request_modern(modern, call, method, dict(params or {}), sender)
+            self._listening.answered()
         if is_subscription:
             change = (
                 self.subscribed.add if method == "resources/subscribe" else self.subscribed.discard
@@ -203,10 +205,10 @@ class EitherEraChild(Child):
                 await super().request(None, SET_LEVEL, {"level": wanted})
         except TimeoutError:
             # Once is enough: it is not asked that again.
-            logger.warning("a server does not answer %s", SET_LEVEL)
+            logger.warning("%s: it does not answer %s", self._client.label(), SET_LEVEL)
         except UpstreamError as refused:
             # If it is over, so is the request for which it was told.
-            logger.warning("a server refuses to say more in its log: %s", refused)
+            logger.warning("%s: it refuses %s: %s", self._client.label(), SET_LEVEL, refused)
         except BaseException:
             # Nobody knows whether it was told.
             self.level = None

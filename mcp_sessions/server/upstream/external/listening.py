@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from mcp_sessions.background import Background
+from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.server.upstream.external.child import Forgotten
-from mcp_sessions.server.upstream.external.reopening import Reopening
+from mcp_sessions.server.upstream.external.reopening import LONGEST, Reopening
 from mcp_sessions.server.upstream.port import UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -50,6 +53,7 @@ class Listening:
 
     Args:
         background: Runs it, and ends it.
+        label: Whose that is, for the log.
         retry: Seconds before the first time that it is opened again.
         missed: What was said meanwhile is not known.
     """
@@ -57,17 +61,27 @@ class Listening:
     def __init__(
         self,
         background: Background,
+        label: Callable[[], str],
         retry: float,
         missed: Callable[[], Awaitable[None]],
     ) -> None:
         self._background = background
+        self._label = label
         self._retry = retry
         self._missed = missed
         self._task: asyncio.Task[None] | None = None
+        self._stream: _Stream | None = None
+
+    def answered(self) -> None:
+        """It answers what it is asked: what was not heard since it could not be reached may be."""
+        if self._stream is not None:
+            self._stream.sooner()
 
     async def begin_anew(self, hear: Hear) -> None:
         """Hear it; the stream on which it was heard so far ends afterwards."""
-        stream = _Stream(hear, self._missed, Reopening(self._retry), self._task)
+        again = Reopening(self._retry)
+        stream = _Stream(hear, self._missed, again, self._label, self._retry, self._task)
+        self._stream = stream
         self._task = self._background.run("what a server says by itself", stream.run())
         # Else what changes meanwhile would be told to nobody.
         await asyncio.wait({stream.tried}, timeout=_STREAM)
@@ -80,6 +94,8 @@ class _Stream:
     _hear: Hear
     _missed: Callable[[], Awaitable[None]]
     _reopening: Reopening
+    _label: Callable[[], str]
+    _retry: float
     _before: asyncio.Task[None] | None
     """On which it was heard so far."""
 
@@ -88,6 +104,12 @@ class _Stream:
         self._has_gap = False
         self._is_needed = False
         """It was heard before: who refuses it now is asked again."""
+
+        self._answers = asyncio.Event()
+        """Set when its server answers something else, while it is waited to open it again."""
+
+        self._sooner = Backoff(base=self._retry, cap=LONGEST)
+        """How long is waited after that."""
 
     async def run(self) -> None:
         """Hear it."""
@@ -104,11 +126,13 @@ class _Stream:
                     if not self._is_needed:
                         # It has no such stream.
                         return
-                    logger.warning("a server refuses to tell of changes: %s", refused)
+                    logger.warning(
+                        "%s: it does not tell of changes now: %s", self._label(), refused
+                    )
                     retry = None
                 self._has_gap = True
                 self._set_tried()
-                await asyncio.sleep(self._reopening.delay(retry))
+                await self._pause(self._reopening.delay(retry))
         finally:
             self._set_tried()
             if self._before is not None:
@@ -127,6 +151,19 @@ class _Stream:
     def progressed(self) -> None:
         """See :class:`Heard`."""
         self._reopening.progressed()
+        self._sooner.progressed()
+
+    def sooner(self) -> None:
+        """Open it again soon, if it is not open."""
+        self._answers.set()
+
+    async def _pause(self, seconds: float) -> None:
+        self._answers.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._answers.wait()
+                # Later and later: there may be nothing to hear, whatever else it answers.
+                await asyncio.sleep(self._sooner.failed(random.random()))
 
     async def _made_room(self) -> bool:
         """End the stream before, if there is one: some servers allow no second one beside it."""

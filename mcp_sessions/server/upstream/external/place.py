@@ -274,7 +274,7 @@ class Place:
         until = loop.time() + ANSWERING
         for uri in asked:
             if loop.time() >= until:
-                logger.warning("a child is not asked for all subscriptions: it does not answer")
+                logger.warning("%s: it does not answer: not all is subscribed to", self.label())
                 return
             await self._settle(uri, until)
 
@@ -291,12 +291,12 @@ class Place:
                 async with asyncio.timeout_at(until):
                     await child.request(None, method, {"uri": uri})
             except TimeoutError:
-                logger.warning("a child does not answer %s", method)
+                logger.warning("%s: it does not answer %s", self.label(), method)
                 # It may have it all the same; and whoever wants to hear it next would wait, too.
                 change = child.subscribed.add if is_wanted else child.subscribed.discard
                 change(uri)
             except UpstreamError as refused:
-                logger.warning("a child refuses %s: %s", method, refused)
+                logger.warning("%s: it refuses %s: %s", self.label(), method, refused)
 
     def leave(self, who: Hashable) -> None:
         """Nothing is told to that client any more."""

@@ -11,7 +11,7 @@ from mcp_sessions.core.backoff import Backoff
 LEAST: Final = 0.1
 """Seconds, whatever the server says: zero would be a loop."""
 
-_LONGEST: Final = 30.0
+LONGEST: Final = 30.0
 """Seconds at the most."""
 
 _LASTED: Final = 5.0
@@ -27,7 +27,7 @@ class Reopening:
     """
 
     def __init__(self, base: float) -> None:
-        self._backoff = Backoff(base=base, cap=_LONGEST)
+        self._backoff = Backoff(base=base, cap=LONGEST)
         self._opened_at = 0.0
 
     def opened(self) -> None:
@@ -50,5 +50,5 @@ class Reopening:
         later = self._backoff.failed(random.random())
         if retry is None:
             return later
-        wanted = min(max(retry, LEAST), _LONGEST)
+        wanted = min(max(retry, LEAST), LONGEST)
         return wanted if is_first else max(wanted, later)

@@ -192,12 +192,13 @@ async def test_a_server_that_does_not_answer_holds_up_nobody_who_listens(
         many = await client.listening(None, *(f"test://mute{n}" for n in range(9)), "test://b")
         await update(client, "b")
         assert await told(many, 1) == ["test://b"]
-    assert [said for said in caplog.messages if "answer" in said] == [
-        "a new child does not answer resources/subscribe",
+    said = [line.partition(": ")[2] for line in caplog.messages if "answer" in line]
+    assert said == [
+        "a new one does not answer resources/subscribe",
         # Of that resource it is asked once, whoever listens; and of many by one listen, too.
-        "a child does not answer resources/subscribe",
-        "a child does not answer resources/subscribe",
-        "a child is not asked for all subscriptions: it does not answer",
+        "it does not answer resources/subscribe",
+        "it does not answer resources/subscribe",
+        "it does not answer: not all is subscribed to",
     ]
 
 

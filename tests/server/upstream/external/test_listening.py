@@ -7,6 +7,7 @@ import pytest
 from mcp_sessions.background import Background
 from mcp_sessions.server.upstream.external.listening import Hear, Heard, Listening
 from mcp_sessions.server.upstream.external.reopening import LEAST, Reopening
+from mcp_sessions.server.upstream.port import UpstreamError
 from tests.support.virtual_time import VIRTUAL, Backend
 
 pytestmark = pytest.mark.anyio
@@ -24,8 +25,17 @@ async def missed() -> None:
     """What was missed is of no interest."""
 
 
-async def opened_in_ten_minutes(hear: Hear) -> int:
-    """How often such a stream is opened."""
+def somebody() -> str:
+    """Whose the server is, for the log."""
+    return "the server"
+
+
+async def opened_in_ten_minutes(hear: Hear, *, answers: bool = False) -> int:
+    """How often such a stream is opened.
+
+    Args:
+        answers: Whatever else its server is asked, ten times a second, is answered.
+    """
     times = 0
 
     async def counted(heard: Heard) -> float | None:
@@ -35,19 +45,53 @@ async def opened_in_ten_minutes(hear: Hear) -> int:
         return await hear(heard)
 
     background = Background()
-    await Listening(background, 1.0, missed).begin_anew(counted)
-    await asyncio.sleep(TEN_MINUTES)
+    listening = Listening(background, somebody, 1.0, missed)
+    await listening.begin_anew(counted)
+    for _ in range(round(TEN_MINUTES * 10)):
+        await asyncio.sleep(0.1)
+        if answers:
+            listening.answered()
     await background.close()
     return times
 
 
+@pytest.mark.parametrize("answers", [False, True])
 @pytest.mark.parametrize("retry", [None, 0.0])
-async def test_one_that_ends_at_once_is_opened_later_and_later(retry: float | None) -> None:
+async def test_one_that_ends_at_once_is_opened_later_and_later(
+    retry: float | None, answers: bool
+) -> None:
+    """Also by a server that answers whatever else it is asked."""
+
     async def hear(heard: Heard) -> float | None:
         return retry
 
     # 15 seconds between two of them, in the mean.
-    assert 10 <= await opened_in_ten_minutes(hear) <= 120
+    assert 10 <= await opened_in_ten_minutes(hear, answers=answers) <= 120
+
+
+async def test_one_that_could_not_be_opened_is_as_soon_as_its_server_answers_something() -> None:
+    """However long it was away: nobody would hear for half a minute what is told again."""
+    is_there, opened = False, asyncio.Event()
+
+    async def hear(heard: Heard) -> float | None:
+        if is_there:
+            await heard.begun(goes_on=False)
+            opened.set()
+            await asyncio.Event().wait()
+        elif not opened.is_set():
+            await heard.begun(goes_on=False)
+        raise UpstreamError({"code": -32603, "message": "away"})
+
+    background = Background()
+    listening = Listening(background, somebody, 1.0, missed)
+    await listening.begin_anew(hear)
+    await asyncio.sleep(TEN_MINUTES)
+    is_there = True
+    listening.answered()
+    async with asyncio.timeout(2):
+        await opened.wait()
+    assert opened.is_set()
+    await background.close()
 
 
 async def test_one_that_brings_something_is_opened_as_soon_as_its_server_says() -> None:

@@ -305,13 +305,13 @@ class HttpChild(EitherEraChild):
         self._is_over = True
 
     def _skip(self, line: bytes, why: str) -> None:
-        self._warn("no message", f"a URL says what is no message ({why})")
+        self._warn("no message", f"it says what is no message ({why})")
 
     def _was_not_asked(self) -> None:
-        self._warn("not asked", "a URL answers what it was not asked")
+        self._warn("not asked", "it answers what it was not asked")
 
     def _warn(self, kind: str, text: str) -> None:
         """Say the first of a kind: a server may do so as often as it likes."""
         if kind not in self._warned:
             self._warned.add(kind)
-            logger.warning("%s", text)
+            logger.warning("%s: %s", self._client.label(), text)
