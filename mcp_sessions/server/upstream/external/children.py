@@ -401,8 +401,8 @@ class Children:
         return UpstreamError(wire_error(LimitReached(limit)))
 
     async def _end_one(self, of: Principal | None) -> bool:
-        """End a child of one principal, or of anybody: one that is over or ends already, else that
-        which was idle for longest. False: none may.
+        """End a child of one principal, or of anybody: one that is over or ends already, else one
+        that is nobody's, else that which was idle for longest. False: none may.
         """
         for child, whose in self._living.items():
             if (child.is_over or child in self._ending) and of in (None, whose):
@@ -415,10 +415,10 @@ class Children:
             if place.child is not None
             and (of is None or self._living.get(place.child) == of)
             and not place.calls
-            and now - place.used_at >= _EVICTABLE
+            and (place.is_nobodys or now - place.used_at >= _EVICTABLE)
         ]
         if idle:
-            await self._vacate(min(idle, key=lambda place: place.used_at))
+            await self._vacate(min(idle, key=lambda each: (not each.is_nobodys, each.used_at)))
         return bool(idle)
 
 

@@ -121,6 +121,11 @@ class Place:
         is_quiet = self.starting is None and not self.calls and not self.subscribers
         return self.living is not None and self.keeps_nothing and is_quiet
 
+    @property
+    def is_nobodys(self) -> bool:
+        """Of all who ask outside of sessions nobody would notice another child."""
+        return self.is_sessionless and self.is_unused and not self.outbounds
+
     def label(self) -> str:
         """Whose it is, for the log."""
         return f"{self.title} of {digest(self.key) if isinstance(self.key, str) else 'a client'}"

@@ -23,7 +23,7 @@ from mcp_sessions.server.upstream.stdio import process
 from tests.support.children import child, child_world, children_of, is_alive, until
 from tests.support.duplex import duplex_world
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
-from tests.support.raw import RawClient, in_session, keyed, text_of
+from tests.support.raw import RawClient, in_session, keyed, text_of, uris
 from tests.support.world import Clock
 
 pytestmark = pytest.mark.anyio
@@ -525,6 +525,25 @@ async def test_one_principal_has_a_number_of_processes_of_its_own() -> None:
         ]
         bob = RawClient(await w.carrier_of(user("bob")))
         assert "result" in await bob.answer("initialize", params)
+
+
+async def test_a_process_that_only_said_what_there_is_makes_room_for_a_session() -> None:
+    """Clients of the modern era ask that before they have one. Not while somebody listens there."""
+    async with child_world(options={"max_children": 1}) as w:
+        client = ModernClient(w.carrier)
+        await client.send("server/discover").result()
+        await client.send("tools/list").result()
+        session = (await client.create())["sessionId"]
+        pid = await client.text("pid", meta=session_meta(session))
+        assert await client.text("pid", meta=session_meta(session)) == pid
+    async with child_world(options={"max_children": 1}) as w:
+        client = ModernClient(w.carrier)
+        heard = await client.listening(None, "test://a")
+        session = (await client.create())["sessionId"]
+        refused = await client.call("pid", meta=session_meta(session)).error()
+        assert refused["data"]["limit"] == "max_children"
+        await client.text("update", {"uri": "test://a"})
+        assert uris(await heard.has_events(1)) == ["test://a"]
 
 
 async def test_a_session_that_begins_has_the_process_that_shook_hands() -> None:
