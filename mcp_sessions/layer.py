@@ -257,10 +257,10 @@ class SessionLayer:
         """Stop taking requests, tell clients to come back, let what runs finish.
 
         New HTTP requests are answered 503 with ``Retry-After``; one that came before is served,
-        also if it is still being authenticated, read or looked up; clients that declared our
-        extension hear ``notifications/sessions/detached`` with reason ``draining``; what
-        still runs after ``grace`` seconds is cancelled and answered -31012. Sessions stay
-        in the store. Calling it again changes nothing.
+        also if it is still being authenticated, read or looked up, which has 5 seconds; clients
+        that declared our extension hear ``notifications/sessions/detached`` with reason
+        ``draining``; what still runs after ``grace`` seconds is cancelled and answered -31012.
+        Sessions stay in the store. Calling it again changes nothing.
         """
         await self._assembly.draining.drain(grace)
 

@@ -20,8 +20,9 @@ from mcp_sessions.client.peer import Peer
 from mcp_sessions.client.recovery import Recovery, Way
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.state import ClientState, Phase, Runtime
+from mcp_sessions.core.messages import error_body
 from mcp_sessions.core.resume import AWAY, Cause
-from mcp_sessions.errors import SESSION_NOT_FOUND
+from mcp_sessions.errors import INVALID_REQUEST, SESSION_NOT_FOUND
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,9 @@ def _is_unreachable(error: Failed | Refused) -> bool:
     if isinstance(error, Refused):
         return wire.says_not_begun(error.error)
     return error.failure.cause is not Cause.STATUS or error.failure.status in AWAY
+
+
+_TOO_LARGE = 413
 
 
 @dataclass(slots=True, eq=False)
@@ -126,13 +130,18 @@ class Listener:
                 logger.debug("%s", failed)
         link.abandon(wire_id)
 
-    def cut(self, failure: Failure) -> None:
-        """The stream on the wire broke."""
+    async def cut(self, failure: Failure) -> None:
+        """The stream on the wire broke, or its request was refused."""
         logger.debug("the listen stream: %s", failure.explanation)
         if not self._app.listens.is_answered:
             self._control.gave_up_on_attempt(failure)
         self._app.listens.cut()
         self._look_at_state(failure.error)
+        if failure.status == _TOO_LARGE:
+            # Asked for again it would be as large.
+            for pending in self._app.listens.unacknowledged():
+                error = failure.error or error_body(INVALID_REQUEST, failure.explanation)
+                await self._app.answer(pending, error["code"], error["message"], error.get("data"))
         self.see_to_it(delayed=True)
 
     def ended(self, message: Json) -> None:

@@ -145,6 +145,10 @@ class Listens:
             if not listening.is_acknowledged
         ]
 
+    def unacknowledged(self) -> list[Pending]:
+        """The requests of streams of which nothing was brought so far."""
+        return [each.request for each in self._open.values() if not each.is_acknowledged]
+
     def is_acknowledgement(self, message: Json) -> bool:
         """Whether a message acknowledges the stream on the wire."""
         if message.get("method") != ACKNOWLEDGED or self.wire_id is None:

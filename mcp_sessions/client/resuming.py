@@ -226,10 +226,12 @@ class ResumingClient:
                     pending.accepted()
             case Unanswered(request_id, failure):
                 await self._unanswered(link, request_id, failure)
-            case AnswerTooLarge(question_id):
+            case AnswerTooLarge(question_id) if link is state.link:
                 logger.warning("%s: an answer is too large for the server", link.name)
                 refused = wire.too_large(question_id, "the answer is more than you take")
                 app.questions.answered(question_id, refused)
+            case AnswerTooLarge():
+                pass
             case StreamReopened(continued, was_lost):
                 if not continued:
                     self._losses.stream_reopened(link)
@@ -255,7 +257,7 @@ class ResumingClient:
         if self._exchanges.failed(request_id, failure):
             return
         if request_id == self._app.listens.wire_id:
-            self._listener.cut(failure)
+            await self._listener.cut(failure)
             return
         pending = self._app.requests.find(request_id)
         if pending is None or not self._opening.failed(link, pending, failure):

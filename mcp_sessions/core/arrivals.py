@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 class Arrivals:
     """Requests on their way in: an HTTP POST from the first that is known of it until it runs or
-    was answered. What came before a layer begins to stop is served, however long it takes to
-    be authenticated, read and looked up.
+    was answered. What came before a layer begins to stop is served, if it is soon authenticated,
+    read and looked up.
     """
 
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mcp_sessions.background import stopped
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
@@ -30,6 +31,10 @@ from mcp_sessions_transports.duplex import DuplexTransport
 from mcp_sessions_transports.http.channel import http_transport
 
 logger = logging.getLogger(__name__)
+
+_ARRIVING = 5.0
+"""Seconds in which a request that came before is authenticated, read and looked up. Who sends a
+body and never ends it holds up nothing longer."""
 
 _LAST_WORDS = 2.0
 """Seconds that WebSockets and pipes have, at the end, to take what waits for them."""
@@ -68,6 +73,8 @@ class Draining:
         """
         if self._bus.is_shared or not self._store.remembers:
             return False
+        if self._availability.arrivals.inside:
+            return True
         inbounds = (
             waiter.inbound for at_work in self._runner.at_work for waiter in at_work.waiters
         )
@@ -88,17 +95,20 @@ class Draining:
                 else:
                     await self._tell_draining(connection)
         host = self._child_host
-        loop = asyncio.get_running_loop()
-        until = loop.time() + grace
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace):
-                await self._all_arrived.wait()
-        grace = max(0, until - loop.time())
-        left, *_ = await asyncio.gather(
-            self._runner.drain(grace),
-            self._upstream.leave(grace),
-            *([host.drain(grace)] if host is not None else []),
-        )
+        until = asyncio.get_running_loop().time() + grace
+        arriving = asyncio.create_task(self._arriving(min(grace, _ARRIVING)))
+        running = asyncio.create_task(self._runner.drain(grace, arriving))
+        tasks: list[asyncio.Task[Any]] = [running]
+        if host is not None:
+            tasks.append(asyncio.create_task(host.drain(grace)))
+        try:
+            # As long as something runs it may need a child that is not there yet.
+            await asyncio.wait(tasks, timeout=grace)
+            await self._upstream.leave(max(0, until - asyncio.get_running_loop().time()))
+            await asyncio.gather(*tasks)
+        finally:
+            await stopped(arriving, *tasks)
+        left = running.result()
         if host is not None:
             await host.hand_over()
         # Not before: until then it answers what others wait for.
@@ -115,6 +125,11 @@ class Draining:
             await asyncio.wait(closing, timeout=_LAST_WORDS)
             for task in closing:
                 task.cancel()
+
+    async def _arriving(self, timeout: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._all_arrived.wait()
 
     async def _tell_draining(self, connection: ClientConnection) -> None:
         spread = self._policy.reconnect_spread

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mcp_sessions.server.upstream.sdk.http import http_shell, principal_of, security_settings
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 from mcp_sessions_transports.credentials import CredentialWatch
-from mcp_sessions_transports.http.endpoint import MountedApp, StreamableHttp
+from mcp_sessions_transports.http.endpoint import Arriving, MountedApp, StreamableHttp
 from mcp_sessions_transports.http.handshake import HandshakeHttp
 from mcp_sessions_transports.http.modern import ModernHttp
 from mcp_sessions_transports.origin import OriginGuard, SecuritySettings
@@ -107,6 +107,7 @@ class Endpoint:
             if isinstance(route, (Route, Mount)):
                 for entry in reversed(shell.middleware):
                     route.app = entry.cls(route.app, *entry.args, **entry.kwargs)
+                route.app = Arriving(route.app, self._served.availability.arrivals)
         return [*shell.routes, WebSocketRoute(self._path, endpoint=self._websocket(None))]
 
     def _websocket(self, door: ASGIApp | None) -> ASGIApp:

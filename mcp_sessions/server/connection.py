@@ -364,6 +364,9 @@ class Inbound:
     """Over HTTP: its connection's session, as this very message was admitted to it. Of what
     a connection keeps in the store nothing older may be believed."""
 
+    is_let_in: bool = False
+    """Its transport refuses what comes once the process stops: this came before."""
+
     kind: str = "http"
     """Of a message without a connection: the transport it came on."""
 

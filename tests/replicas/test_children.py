@@ -48,6 +48,13 @@ async def commands(
         assert not is_alive(pid), f"process {pid} is left"
 
 
+async def killed(c: Cluster, pid: str) -> None:
+    """The only process of the first replica is dead, and that was noticed."""
+    upstream: Any = c[0].layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+    os.kill(int(pid), signal.SIGKILL)
+    await until(lambda: all(child.is_over for child in upstream.children._living), "it is dead")
+
+
 def calls(path: Path) -> list[str]:
     """What the child server noted."""
     return path.read_text().split("\n")[:-1] if path.exists() else []
@@ -455,7 +462,7 @@ async def test_what_waits_for_a_start_at_a_replica_that_leaves_is_finished_there
     async with commands() as c:
         client = await c[0].connected()
         meta = in_session((await client.start())["sessionId"])
-        os.kill(int(await client.text("pid", meta=meta)), signal.SIGKILL)
+        await killed(c, await client.text("pid", meta=meta))
         monkeypatch.setattr(StdioChildren, "start", slowly)
         other = c.at(1, client)
         sent = other.call("pid", meta=meta)
@@ -468,6 +475,63 @@ async def test_what_waits_for_a_start_at_a_replica_that_leaves_is_finished_there
         await draining
         assert len(pids) == 1
         assert await other.text("pid", meta=meta) not in pids
+
+
+async def test_a_start_that_a_subscription_waits_for_is_not_ended_by_a_replica_that_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, may_start = list[Place](), asyncio.Event()
+    start = StdioChildren.start
+
+    async def slowly(self: StdioChildren, place: Place, principal: Principal) -> Child:
+        if isinstance(place.key, str):
+            begun.append(place)
+            await may_start.wait()
+        return await start(self, place, principal)
+
+    async with commands() as c:
+        client = await c[0].connected()
+        meta = in_session((await client.start())["sessionId"])
+        await killed(c, await client.text("pid", meta=meta))
+        monkeypatch.setattr(StdioChildren, "start", slowly)
+        other = c.at(1, client)
+        params = {"uri": "test://a", "_meta": meta}
+        subscribed = other.send("resources/subscribe", params)
+        await until(lambda: len(begun) == 1, "it is being started")
+        draining = asyncio.create_task(c[0].layer.drain(grace=10))
+        more = other.call("pid", meta=meta)
+        await until(lambda: len(begun[0].calls) == 1, "a call waits for it, too")
+        may_start.set()
+        await subscribed.result()
+        assert int(text_of(await more.result())) > 0
+        await draining
+
+
+async def test_what_came_before_a_replica_leaves_may_need_a_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is started, also if that is asked for when the rest is over."""
+    begun, go = asyncio.Event(), asyncio.Event()
+    lease = children.ChildrenElsewhere.lease
+
+    async def slowly(self: children.ChildrenElsewhere, session_id: Any) -> Any:
+        begun.set()
+        await go.wait()
+        return await lease(self, session_id)
+
+    async with commands() as c:
+        client = await c[0].connected()
+        meta = in_session((await client.start())["sessionId"])
+        pid = await client.text("pid", meta=meta)
+        await killed(c, pid)
+        monkeypatch.setattr(children.ChildrenElsewhere, "lease", slowly)
+        sent = client.call("pid", meta=meta)
+        await begun.wait()
+        draining = asyncio.create_task(c[0].layer.drain(grace=10))
+        await until(lambda: c[0].layer._assembly.runner.draining, "it leaves")  # pyright: ignore[reportPrivateUsage]
+        go.set()
+        assert text_of(await sent.result()) != pid
+        await draining
 
 
 async def test_what_another_replica_asked_and_is_not_finished_in_its_grace_is_unknown(

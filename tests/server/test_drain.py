@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from mcp.server.auth.provider import AccessToken
+from starlette.applications import Starlette
 
 from mcp_sessions import SessionLayer
 from mcp_sessions.stores.memory import MemoryStore
@@ -198,7 +199,48 @@ async def test_what_came_before_is_served_however_long_it_is_authenticated(era: 
         await task
 
 
-async def test_what_is_looked_up_for_longer_than_the_grace_holds_nothing_up() -> None:
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+async def test_so_it_is_where_it_is_mounted(era: str) -> None:
+    """``routes()``: the server's own authentication stands before the endpoint there, too."""
+    verifier = _SlowVerifier()
+    verifier.add("good", "alice")
+    layer = SessionLayer(guarded_server(verifier)[0])
+    app = Starlette(routes=layer.routes())
+    async with in_process(app) as carrier, layer.lifespan():
+        client = RawClient(BearerCarrier(carrier, "good"))
+        await client.initialize()
+        verifier.gate = Gate()
+        if era == "handshake":
+            sent: Any = client.call("whoami")
+        else:
+            sent = ModernClient(BearerCarrier(carrier, "good")).call("whoami")
+        await verifier.gate.started.wait()
+
+        task = asyncio.create_task(layer.drain(10))
+        await cycles(5)
+        verifier.gate.go.set()
+
+        assert text_of(await sent.result()) == "alice good"
+        await task
+
+
+async def test_what_is_on_its_way_may_need_the_listener() -> None:
+    """It may ask its client, whose answer comes on a connection of its own."""
+    store = _SlowStore()
+    async with world(store=store) as w:
+        draining = w.layer._assembly.draining  # pyright: ignore[reportPrivateUsage]
+        client = await w.connected()
+        assert not draining.needs_listener()
+        store.gate = Gate()
+        sent = client.call("echo", text="late")
+        await store.gate.started.wait()
+        assert draining.needs_listener()
+        store.gate.go.set()
+        assert text_of(await sent.result()) == "late"
+
+
+@pytest.mark.parametrize(("grace", "least"), [(3, 3), (60, 5)])
+async def test_what_is_looked_up_for_too_long_holds_nothing_up(grace: float, least: float) -> None:
     """Every wait at shutdown has an end; what did not begin says so (ERR15)."""
     store = _SlowStore()
     async with world(store=store) as w:
@@ -208,9 +250,9 @@ async def test_what_is_looked_up_for_longer_than_the_grace_holds_nothing_up() ->
         await store.gate.started.wait()
         begun = asyncio.get_running_loop().time()
 
-        await w.layer.drain(grace=10)
+        await w.layer.drain(grace=grace)
 
-        assert 10 <= asyncio.get_running_loop().time() - begun < 11
+        assert least <= asyncio.get_running_loop().time() - begun < least + 1
         store.gate.go.set()
         assert (await sent.error())["data"] == {"reason": "draining", "started": False}
 

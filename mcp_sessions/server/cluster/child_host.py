@@ -313,10 +313,10 @@ class ChildHost:
 
     def _is_busy(self, session_id: SessionId) -> bool:
         place = self._upstream.children.known(session_id)
-        if place is None or not place.calls:
+        if place is None:
             return False
-        # What waits for a start was asked here, too; without either it was asked of nobody.
-        return place.living is not None or place.starting is not None
+        # Without a process, and one that is started, what is here was asked of nobody.
+        return place.starting is not None or (place.living is not None and bool(place.calls))
 
     def _keep(self, answered: ChildAnswered) -> None:
         """For who asks for it again, as long as there is room."""

@@ -185,9 +185,7 @@ class Router:
             raise
 
     async def _request(self, request: Request, inbound: Inbound) -> None:
-        is_leaving = inbound.connection is not None and inbound.connection.transport.is_leaving
-        if self._runner.draining and not is_leaving:
-            # Over HTTP nothing comes this far; what is open both ways hears it here.
+        if self._runner.draining and not self._is_served_still(inbound):
             # ERR15: its client may send it elsewhere.
             data = {"reason": "draining", "started": False}
             error = error_body(INTERNAL_ERROR, "the server is shutting down", data)
@@ -209,6 +207,13 @@ class Router:
             await _refuse(request, inbound, wire_error(refused))
         except UpstreamError as failed:
             await _refuse(request, inbound, failed.error)
+
+    def _is_served_still(self, inbound: Inbound) -> bool:
+        """While the process stops. Over HTTP what may not be came no further than its door; what is
+        open both ways hears it here.
+        """
+        is_leaving = inbound.connection is not None and inbound.connection.transport.is_leaving
+        return is_leaving or (inbound.is_let_in and not self._runner.is_over)
 
     def reported(
         self, notification: Notification, inbound: Inbound

@@ -50,7 +50,11 @@ class RequestRunner:
         """What is being let in, runs, or waits for one that runs."""
 
         self.draining = False
-        """No request is begun any more, but on a connection that is served until it is quiet."""
+        """No request is begun any more, but on a connection that is served until it is quiet, and
+        what came before."""
+
+        self.is_over = False
+        """None at all."""
 
         self._questions = questions
         self.call = partial(RunningRequest, self, outcomes, questions)
@@ -159,16 +163,21 @@ class RequestRunner:
         if tasks:
             await asyncio.wait(tasks, timeout=timeout)
 
-    async def drain(self, grace: float) -> int:
-        """Let what runs finish for ``grace`` seconds, then end it; how much had to be."""
+    async def drain(self, grace: float, arriving: asyncio.Task[None]) -> int:
+        """Let what runs finish for ``grace`` seconds, then end it; how much had to be.
+
+        Args:
+            arriving: Over when what came before is here.
+        """
         self.draining = True
         loop = asyncio.get_running_loop()
         until = loop.time() + grace
         # Again: a connection that is served until it is quiet may have asked for more.
-        while waiting := [task for task in self._tasks if not task.done()]:
+        while waiting := [task for task in (arriving, *self._tasks) if not task.done()]:
             await asyncio.wait(waiting, timeout=max(0, until - loop.time()))
             if loop.time() >= until:
                 break
+        self.is_over = True
         left = list(self._running)
         for running in left:
             await running.abort(wire_error(OutcomeUnknown()))

@@ -41,6 +41,26 @@ RETRY_AFTER_STORE = 1.0
 """Seconds after which a client should ask again when the store was away."""
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Arriving:
+    """An application before the endpoint, which may take its time with what is on its way there."""
+
+    _app: ASGIApp
+    _arrivals: Arrivals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request or connection."""
+        if scope["type"] != "http" or scope["method"] != "POST" or _ARRIVED in scope:
+            await self._app(scope, receive, send)
+            return
+        arrived = self._arrivals.enter()
+        try:
+            await self._app({**scope, _ARRIVED: arrived}, receive, send)
+        finally:
+            if arrived is not None:
+                arrived()
+
+
 @dataclass(eq=False, repr=False)
 class MountedApp:
     """The ASGI application: straight to the endpoint where nothing stands before it.
@@ -83,14 +103,8 @@ class MountedApp:
             # As Starlette does: handlers may ask for ``request.app`` and ``request.url_for``.
             scope["app"], scope["router"] = self._inner, self._inner.router
             await self._endpoint(scope, receive, send)
-        elif kind == "http" and scope["method"] == "POST" and self._is_here(scope):
-            # What stands before the endpoint may take its time.
-            arrived = scope[_ARRIVED] = self._arrivals.enter()
-            try:
-                await self._inner(scope, receive, send)
-            finally:
-                if arrived is not None:
-                    arrived()
+        elif kind == "http" and self._is_here(scope):
+            await Arriving(self._inner, self._arrivals)(scope, receive, send)
         elif kind == "websocket" and self._is_here(scope):
             await self._websocket(scope, receive, send)
         else:

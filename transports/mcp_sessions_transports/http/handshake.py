@@ -204,6 +204,7 @@ class HandshakeHttp:
             session_header=session_header,
             joint=joint,
             record=record,
+            is_let_in=True,
         )
         if isinstance(message, Request):
             if message.method == "initialize":

@@ -178,6 +178,7 @@ class ModernHttp:
             modern=True,
             cancels=True,
             route=route,
+            is_let_in=True,
             encode=self._served.rules.dumps,
         )
 

@@ -74,16 +74,54 @@ class WebSocketDialer:
         return WebSocketLink(self)
 
 
+_LARGE = 65_536
+"""Bytes that every server takes: a smaller message is not what was too large for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Sent:
     """A message that went out."""
 
-    size: int
+    size: int = 0
     """Bytes."""
 
-    id: RequestId | None
-    is_question: bool
+    id: RequestId | None = None
+    is_question: bool = False
     """It asks; else it answers, or is a notification."""
+
+
+class _LargeMessages:
+    """Those that one of them may be which was too large for the server."""
+
+    def __init__(self) -> None:
+        self._open: dict[RequestId, _Sent] = {}
+        """Requests that have no answer."""
+
+        self._other = _Sent()
+        """The largest of what has none."""
+
+        self._taken = _LARGE
+        """Bytes that the server is known to take."""
+
+    def sent(self, message: Json, size: int) -> _Sent:
+        """A message goes out."""
+        sent = _Sent(size, message.get("id"), "method" in message)
+        if size > _LARGE and sent.is_question and sent.id is not None:
+            self._open[sent.id] = sent
+        elif size > self._other.size:
+            self._other = sent
+        return sent
+
+    def answered(self, request_id: object) -> None:
+        """A request has its answer."""
+        sent = self._open.pop(request_id, None) if isinstance(request_id, (str, int)) else None
+        if sent is not None:
+            self._taken = max(self._taken, sent.size)
+
+    def largest(self) -> _Sent | None:
+        """The one that was too large, if one was; None: none can have been."""
+        largest = max((*self._open.values(), self._other), key=lambda sent: sent.size)
+        return largest if largest.size > self._taken else None
 
 
 class WebSocketLink:
@@ -98,7 +136,7 @@ class WebSocketLink:
         self._socket: _Connection | None = None
         self._is_closing = False
         self._headers: Mapping[str, str] = {}
-        self._largest = _Sent(0, None, False)
+        self._large = _LargeMessages()
 
     async def run(self, sink: Sink, *, task_status: TaskStatus[None]) -> None:
         """See `Link`."""
@@ -112,6 +150,8 @@ class WebSocketLink:
                     continue
                 message = self._message(frame)
                 if message is not None:
+                    if "method" not in message:
+                        self._large.answered(message.get("id"))
                     await sink(self, Received(message))
             failure = self._closed(socket.close_code)
         except ConnectionClosed:
@@ -122,25 +162,25 @@ class WebSocketLink:
                     await socket.close()
                 socket.transport.abort()
         if not self._is_closing:
-            largest = self._largest
-            if self._was_too_large() and largest.id is not None:
+            large = self._too_large()
+            if large is not None:
                 # Whatever else was asked may be asked again on the next connection.
                 failure = replace(failure, may_return=True)
-                if largest.is_question:
-                    await sink(self, Unanswered(largest.id, self._too_large()))
+            if large is not None and large.id is not None:
+                if large.is_question:
+                    await sink(self, Unanswered(large.id, self._refused(large.size)))
                 else:
-                    await sink(self, AnswerTooLarge(largest.id))
+                    await sink(self, AnswerTooLarge(large.id))
             await sink(self, Down(failure))
 
-    def _was_too_large(self) -> bool:
-        """Whether the server closed since a message was too large for it (WSS5). What it took is
-        smaller: that was the largest.
-        """
+    def _too_large(self) -> _Sent | None:
+        """What the server closed for, since that was too large for it (WSS5)."""
         closed = self._socket.protocol.close_rcvd if self._socket is not None else None
-        return closed is not None and closed.code == CloseCode.TOO_BIG
+        if closed is None or closed.code != CloseCode.TOO_BIG:
+            return None
+        return self._large.largest()
 
-    def _too_large(self) -> Failure:
-        size = self._largest.size
+    def _refused(self, size: int) -> Failure:
         text = f"{self.name}: a message of {size} bytes is too large for the server"
         data = {"reason": "too_large", "size": size}
         error = error_body(INVALID_REQUEST, f"Invalid request: {text}", data)
@@ -220,15 +260,13 @@ class WebSocketLink:
         if self._socket is None:
             raise AssertionError("a link is used before it runs")
         data = encode(message)
-        sent = _Sent(len(data), message.get("id"), "method" in message)
-        if sent.size > self._largest.size:
-            self._largest = sent
+        sent = self._large.sent(message, len(data))
         try:
             await self._socket.send(data.decode())
         except ConnectionClosed:
-            if self._was_too_large() and self._largest is sent and sent.is_question:
+            if sent.is_question and self._too_large() is sent:
                 # Before its end was out. Sent again it would cost the next connection, too.
-                raise Failed(self._too_large()) from None
+                raise Failed(self._refused(sent.size)) from None
             raise Failed(Failure(Cause.CUT, "the WebSocket is closed")) from None
 
     def configure(self, settings: LinkSettings) -> None:

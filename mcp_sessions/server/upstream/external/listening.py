@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from mcp_sessions.background import Background
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.server.upstream.external.child import Forgotten
-from mcp_sessions.server.upstream.external.reopening import LONGEST, Reopening
+from mcp_sessions.server.upstream.external.reopening import LEAST, LONGEST, Reopening
 from mcp_sessions.server.upstream.port import UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -105,6 +105,9 @@ class _Stream:
         self._is_needed = False
         """It was heard before: who refuses it now is asked again."""
 
+        self._was_begun = False
+        """When it was opened last."""
+
         self._answers = asyncio.Event()
         """Set when its server answers something else, while it is waited to open it again."""
 
@@ -116,6 +119,7 @@ class _Stream:
         try:
             while True:
                 self._reopening.opened()
+                self._was_begun = False
                 try:
                     retry = await self._hear(self)
                 except Forgotten:
@@ -132,7 +136,9 @@ class _Stream:
                     retry = None
                 self._has_gap = True
                 self._set_tried()
-                await self._pause(self._reopening.delay(retry))
+                delay = self._reopening.delay(retry)
+                # Who was heard may say when it can be again.
+                await (asyncio.sleep(delay) if self._was_begun else self._pause(delay))
         finally:
             self._set_tried()
             if self._before is not None:
@@ -143,7 +149,9 @@ class _Stream:
         if self._before is not None:
             self._before.cancel()
             self._before = None
-        has_gap, self._has_gap, self._is_needed = self._has_gap and not goes_on, False, True
+        has_gap, self._has_gap = self._has_gap and not goes_on, False
+        self._is_needed = self._was_begun = True
+        self._sooner.progressed()
         self._set_tried()
         if has_gap:
             await self._missed()
@@ -151,7 +159,6 @@ class _Stream:
     def progressed(self) -> None:
         """See :class:`Heard`."""
         self._reopening.progressed()
-        self._sooner.progressed()
 
     def sooner(self) -> None:
         """Open it again soon, if it is not open."""
@@ -163,7 +170,7 @@ class _Stream:
             async with asyncio.timeout(seconds):
                 await self._answers.wait()
                 # Later and later: there may be nothing to hear, whatever else it answers.
-                await asyncio.sleep(self._sooner.failed(random.random()))
+                await asyncio.sleep(LEAST + self._sooner.failed(random.random()))
 
     async def _made_room(self) -> bool:
         """End the stream before, if there is one: some servers allow no second one beside it."""
