@@ -338,8 +338,6 @@ class ExternalPeer:
         place = children.place(key, make)
         if self._outbound is not None and self._wrapped.remembers:
             place.outbounds[who] = self._outbound
-            if self._beside is not None:
-                place.beside[who] = self._beside._own
         return place
 
     def _take_along(self, key: Hashable, call: Call) -> None:

@@ -80,10 +80,6 @@ class Place:
     outbounds: dict[Hashable, Outbound] = field(default_factory=dict[Hashable, Outbound])
     """By session, or by peer."""
 
-    beside: dict[Hashable, Hashable] = field(default_factory=dict[Hashable, Hashable])
-    """By session: the peer that is its client outside of it, which hears there what it would hear
-    of everybody's changes."""
-
     calls: dict[Call, Sender | None] = field(default_factory=dict[Call, "Sender | None"])
     """What runs, and who asks it, if that is a client of the modern era."""
 
@@ -247,7 +243,6 @@ class Place:
         way = self.outbounds.pop(who, None)
         if way is not None:
             self.outbounds[name] = way
-        self.beside = {s: name if who == p else p for s, p in self.beside.items()}
         for subscribed in self.subscribers.values():
             if who in subscribed:
                 subscribed.remove(who)
@@ -311,7 +306,6 @@ class Place:
     def leave(self, who: Hashable) -> None:
         """Nothing is told to that client any more."""
         self.outbounds.pop(who, None)
-        self.beside.pop(who, None)
         for uri in [uri for uri, subscribed in self.subscribers.items() if who in subscribed]:
             self._unsubscribe(who, uri)
 
@@ -369,8 +363,7 @@ class Place:
             uri = (params or {}).get("uri")
             subscribed = self._subscribed(uri) if isinstance(uri, str) else ()
             told = [(who, outbound) for who, outbound in told if who in subscribed]
-        again = {self.beside.get(who) for who, _ in told}
-        return [(who, outbound.notify) for who, outbound in told if who not in again]
+        return [(who, outbound.notify) for who, outbound in told]
 
     def _subscribed(self, uri: str) -> Collection[Hashable]:
         """Who subscribed to a resource; if nobody did, to one that it is below of."""

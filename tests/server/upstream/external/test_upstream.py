@@ -279,27 +279,6 @@ async def test_a_change_reaches_each_session_of_its_principal_once() -> None:
         assert [m["method"].split("/")[1] for m in streams[1].messages] == ["tools", "tools"]
 
 
-async def test_a_client_that_has_a_session_hears_a_change_there_and_not_beside_it_again() -> None:
-    """It hears it outside of the session again when that is over."""
-    async with child_world(options={"per": "principal"}) as w:
-        client = await w.connected()
-        stream = await client.get().started()
-        session = (await client.start())["sessionId"]
-        await client.text("changed", meta=in_session(session))
-        await client.text("changed", meta=in_session(None))
-        await client.result("session/end", {"sessionId": session})
-        await client.text("changed")
-        heard = [of_session(m) for m in await stream.has(3)]
-        await client.text("changed")
-        heard += [of_session(m) for m in (await stream.has(4))[3:]]
-        assert heard == [True, True, False, False]
-
-
-def of_session(message: dict[str, Any]) -> bool:
-    """Whether it is an event of a session."""
-    return "_meta" in message.get("params", {})
-
-
 async def test_sessions_come_and_go_and_some_of_their_processes_are_killed() -> None:
     """Each call has an answer, and there is nothing left: of processes, of descriptors."""
     options = {"max_children": 200}
