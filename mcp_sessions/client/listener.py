@@ -139,9 +139,10 @@ class Listener:
         self._look_at_state(failure.error)
         if failure.status == _TOO_LARGE:
             # Asked for again it would be as large.
-            for pending in self._app.listens.unacknowledged():
-                error = failure.error or error_body(INVALID_REQUEST, failure.explanation)
-                await self._app.answer(pending, error["code"], error["message"], error.get("data"))
+            largest = self._app.listens.largest()
+            error = failure.error or error_body(INVALID_REQUEST, failure.explanation)
+            if largest is not None:
+                await self._app.answer(largest, error["code"], error["message"], error.get("data"))
         self.see_to_it(delayed=True)
 
     def ended(self, message: Json) -> None:

@@ -20,7 +20,7 @@ from mcp_sessions.client.dialer import Json
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.stamping import SUBSCRIPTION_ID, with_meta
 from mcp_sessions.client.wire import ACKNOWLEDGED, RESOURCE_UPDATED, notification
-from mcp_sessions.core.messages import RequestId, members_of, meta_of
+from mcp_sessions.core.messages import RequestId, encode, members_of, meta_of
 
 _FLAGS = {
     "notifications/tools/list_changed": "toolsListChanged",
@@ -145,9 +145,11 @@ class Listens:
             if not listening.is_acknowledged
         ]
 
-    def unacknowledged(self) -> list[Pending]:
-        """The requests of streams of which nothing was brought so far."""
-        return [each.request for each in self._open.values() if not each.is_acknowledged]
+    def largest(self) -> Pending | None:
+        """That which asks for most, of those that have nothing so far if there are any."""
+        fresh = [each for each in self._open.values() if not each.is_acknowledged]
+        requests = [each.request for each in fresh or self._open.values()]
+        return max(requests, key=lambda each: len(encode(each.message)), default=None)
 
     def is_acknowledgement(self, message: Json) -> bool:
         """Whether a message acknowledges the stream on the wire."""

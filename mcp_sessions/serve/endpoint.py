@@ -107,7 +107,8 @@ class Endpoint:
             if isinstance(route, (Route, Mount)):
                 for entry in reversed(shell.middleware):
                     route.app = entry.cls(route.app, *entry.args, **entry.kwargs)
-                route.app = Arriving(route.app, self._served.availability.arrivals)
+                if route.path == self._path:
+                    route.app = Arriving(route.app, self._served.availability.arrivals)
         return [*shell.routes, WebSocketRoute(self._path, endpoint=self._websocket(None))]
 
     def _websocket(self, door: ASGIApp | None) -> ASGIApp:

@@ -4,8 +4,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from mcp.server import MCPServer
 from mcp.server.auth.provider import AccessToken
 from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
 from mcp_sessions import SessionLayer
 from mcp_sessions.stores.memory import MemoryStore
@@ -239,14 +242,22 @@ async def test_what_is_on_its_way_may_need_the_listener() -> None:
         assert text_of(await sent.result()) == "late"
 
 
+@pytest.mark.parametrize("era", ["handshake", "modern"])
 @pytest.mark.parametrize(("grace", "least"), [(3, 3), (60, 5)])
-async def test_what_is_looked_up_for_too_long_holds_nothing_up(grace: float, least: float) -> None:
-    """Every wait at shutdown has an end; what did not begin says so (ERR15)."""
+async def test_what_is_looked_up_for_too_long_holds_nothing_up(
+    grace: float, least: float, era: str
+) -> None:
+    """Every wait at shutdown has an end; what did not begin says so (ERR15), and begins no more."""
     store = _SlowStore()
     async with world(store=store) as w:
         client = await w.connected()
+        modern = ModernClient(w.carrier)
+        meta = session_meta((await modern.start())["sessionId"], key="k")
         store.gate = Gate()
-        sent = client.call("echo", text="late")
+        if era == "handshake":
+            sent: Any = client.call("wait", gate="g")
+        else:
+            sent = modern.call("wait", {"gate": "g"}, meta=meta)
         await store.gate.started.wait()
         begun = asyncio.get_running_loop().time()
 
@@ -255,6 +266,29 @@ async def test_what_is_looked_up_for_too_long_holds_nothing_up(grace: float, lea
         assert least <= asyncio.get_running_loop().time() - begun < least + 1
         store.gate.go.set()
         assert (await sent.error())["data"] == {"reason": "draining", "started": False}
+        assert not w.box.gate("g").started.is_set()
+
+
+async def test_a_request_for_something_else_holds_no_drain_up() -> None:
+    """``routes()``: only what is on its way to the endpoint is waited for."""
+    server = MCPServer[Any]("routed")
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    @server.custom_route("/hook", methods=["POST"])
+    async def hook(request: HttpRequest) -> Response:
+        asked.set()
+        await go.wait()
+        return Response("done")
+
+    layer = SessionLayer(server)
+    async with in_process(Starlette(routes=layer.routes())) as carrier, layer.lifespan():
+        reply = carrier.send("POST", "/hook", [], b"")
+        await asked.wait()
+        begun = asyncio.get_running_loop().time()
+        await layer.drain(10)
+        assert asyncio.get_running_loop().time() - begun < 1
+        go.set()
+        await reply.done()
 
 
 async def test_what_does_not_finish_is_answered() -> None:

@@ -186,10 +186,7 @@ class Router:
 
     async def _request(self, request: Request, inbound: Inbound) -> None:
         if self._runner.draining and not self._is_served_still(inbound):
-            # ERR15: its client may send it elsewhere.
-            data = {"reason": "draining", "started": False}
-            error = error_body(INTERNAL_ERROR, "the server is shutting down", data)
-            await _refuse(request, inbound, error)
+            await _refuse_at_the_end(request, inbound)
             return
         is_ours = request.method in SESSION_METHODS
         try:
@@ -330,7 +327,8 @@ class Router:
         try:
             key = request_key(request.params)
             session_id = await self._associations.session_of(request.params, inbound)
-            if key is None or session_id != known_in or self._runner.draining:
+            is_served = not self._runner.draining or self._is_served_still(inbound)
+            if key is None or session_id != known_in or not is_served:
                 # Its connection went on to another session, or this process stops.
                 raise OutcomeUnknown
             async with (
@@ -391,6 +389,10 @@ class Router:
         put = {} if sees.is_plain else sees.concealed(request.method, request.params)[1]
         if association.gated and not put:
             raise SessionRequiredByServer
+        if self._runner.is_over:
+            # What was recorded of it never began, and does when it is sent again.
+            await _refuse_at_the_end(request, inbound)
+            return
         peer = self._peers.serving(request, inbound, record)
         if argument is not None:
             tool = argument.tool_of(request)
@@ -460,6 +462,12 @@ class Router:
         record = await self._store.load(session_id, now=self._clock())
         if record is not None and record.principal == inbound.principal:
             await self._bus.tell(CancelKeyed(session_id=session_id, key=key))
+
+
+async def _refuse_at_the_end(request: Request, inbound: Inbound) -> None:
+    """Refuse what is not begun any more; ERR15: its client may send it elsewhere."""
+    data = {"reason": "draining", "started": False}
+    await _refuse(request, inbound, error_body(INTERNAL_ERROR, "the server is shutting down", data))
 
 
 async def _refuse(request: Request, inbound: Inbound, error: dict[str, Any]) -> None:

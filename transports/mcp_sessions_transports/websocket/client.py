@@ -43,7 +43,7 @@ from mcp_sessions.client.wire import in_place_of_dropped, received
 from mcp_sessions.core.messages import RequestId, encode, error_body
 from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import Cause
-from mcp_sessions.errors import INVALID_REQUEST
+from mcp_sessions.errors import INVALID_REQUEST, OUTCOME_UNKNOWN
 from mcp_sessions_transports.connect_errors import reason_of, without_credentials
 from mcp_sessions_transports.websocket.close_codes import CloseCode, should_come_back
 from mcp_sessions_transports.websocket.frame_sieve import FrameSieve
@@ -74,8 +74,12 @@ class WebSocketDialer:
         return WebSocketLink(self)
 
 
+_SMALL = 1_024
+"""Bytes that every server takes: no such message was too large for it."""
+
 _LARGE = 65_536
-"""Bytes that every server takes: a smaller message is not what was too large for it."""
+"""Bytes beyond which it is certain what was. Of less, something between the two may have closed for
+an answer that was too large: the call may have run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +104,13 @@ class _LargeMessages:
         self._other = _Sent()
         """The largest of what has none."""
 
-        self._taken = _LARGE
+        self._taken = _SMALL
         """Bytes that the server is known to take."""
 
     def sent(self, message: Json, size: int) -> _Sent:
         """A message goes out."""
         sent = _Sent(size, message.get("id"), "method" in message)
-        if size > _LARGE and sent.is_question and sent.id is not None:
+        if size > _SMALL and sent.is_question and sent.id is not None:
             self._open[sent.id] = sent
         elif size > self._other.size:
             self._other = sent
@@ -183,7 +187,10 @@ class WebSocketLink:
     def _refused(self, size: int) -> Failure:
         text = f"{self.name}: a message of {size} bytes is too large for the server"
         data = {"reason": "too_large", "size": size}
-        error = error_body(INVALID_REQUEST, f"Invalid request: {text}", data)
+        if size > _LARGE:
+            error = error_body(INVALID_REQUEST, f"Invalid request: {text}", data)
+        else:
+            error = error_body(OUTCOME_UNKNOWN, f"Outcome unknown: perhaps {text}", data)
         return Failure(Cause.STATUS, text, status=413, error=error, is_answer=True)
 
     async def _was_dropped(self, sink: Sink, outline: Outline) -> None:

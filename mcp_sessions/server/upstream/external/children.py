@@ -418,7 +418,11 @@ class Children:
             and (place.is_nobodys or now - place.used_at >= _EVICTABLE)
         ]
         if idle:
-            await self._vacate(min(idle, key=lambda each: (not each.is_nobodys, each.used_at)))
+            place = min(idle, key=lambda each: (not each.is_nobodys, each.used_at))
+            if place.is_nobodys:
+                # Nobody has anything of it to read again.
+                del self._places[place.key]
+            await self._vacate(place)
         return bool(idle)
 
 

@@ -109,7 +109,7 @@ class _Stream:
         """When it was opened last."""
 
         self._answers = asyncio.Event()
-        """Set when its server answers something else, while it is waited to open it again."""
+        """Set when its server answered something else since it was opened last."""
 
         self._sooner = Backoff(base=self._retry, cap=LONGEST)
         """How long is waited after that."""
@@ -120,6 +120,7 @@ class _Stream:
             while True:
                 self._reopening.opened()
                 self._was_begun = False
+                self._answers.clear()
                 try:
                     retry = await self._hear(self)
                 except Forgotten:
@@ -165,7 +166,6 @@ class _Stream:
         self._answers.set()
 
     async def _pause(self, seconds: float) -> None:
-        self._answers.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._answers.wait()

@@ -515,6 +515,12 @@ async def test_a_process_that_only_said_what_there_is_makes_room_for_a_session()
         session = (await client.create())["sessionId"]
         pid = await client.text("pid", meta=session_meta(session))
         assert await client.text("pid", meta=session_meta(session)) == pid
+    async with child_world(options={"max_children": 2}) as w:
+        stream, modern = (await w.connected()).get(), await w.carrier_of(user("ann"))
+        for carrier in (w.carrier, modern) * 3:
+            # Each takes the room of the other's, which nobody has read of.
+            assert (await ModernClient(carrier).send("tools/list").result())["tools"]
+        assert not stream.messages
     async with child_world(options={"max_children": 1}) as w:
         client = ModernClient(w.carrier)
         heard = await client.listening(None, "test://a")
