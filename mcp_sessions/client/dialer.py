@@ -29,7 +29,7 @@ class Failure:
     cause: Cause
     explanation: str
     status: int | None = None
-    """The HTTP status, if it was one."""
+    """The HTTP status, or that which says the same; None: neither."""
 
     retry_after: float | None = None
     """Seconds that the server asked to wait."""

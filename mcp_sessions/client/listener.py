@@ -26,15 +26,15 @@ from mcp_sessions.errors import INVALID_REQUEST, SESSION_NOT_FOUND
 
 logger = logging.getLogger(__name__)
 
+_TOO_LARGE = 413
+"""The status of a request that is more than the server takes."""
+
 
 def _is_unreachable(error: Failed | Refused) -> bool:
     """Whether a failure is the address's, and not the server's word."""
     if isinstance(error, Refused):
         return wire.says_not_begun(error.error)
     return error.failure.cause is not Cause.STATUS or error.failure.status in AWAY
-
-
-_TOO_LARGE = 413
 
 
 @dataclass(slots=True, eq=False)

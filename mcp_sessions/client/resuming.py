@@ -57,7 +57,7 @@ from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import RequestId, meta_of
 from mcp_sessions.core.resume import event_id_of, says_session_not_found
-from mcp_sessions.errors import SESSION_DETACHED, SESSION_NOT_FOUND
+from mcp_sessions.errors import INTERNAL_ERROR, SESSION_DETACHED, SESSION_NOT_FOUND
 
 logger = logging.getLogger(__name__)
 
@@ -226,12 +226,12 @@ class ResumingClient:
                     pending.accepted()
             case Unanswered(request_id, failure):
                 await self._unanswered(link, request_id, failure)
-            case AnswerTooLarge(question_id) if link is state.link:
-                logger.warning("%s: an answer is too large for the server", link.name)
-                refused = wire.too_large(question_id, "the answer is more than you take")
-                app.questions.answered(question_id, refused)
-            case AnswerTooLarge():
-                pass
+            case AnswerTooLarge(question_id):
+                if link is state.link:
+                    text = "an answer is too large for the server"
+                    logger.warning("%s: %s", link.name, text)
+                    refused = wire.error_answer(question_id, INTERNAL_ERROR, text)
+                    app.questions.answered(question_id, refused)
             case StreamReopened(continued, was_lost):
                 if not continued:
                     self._losses.stream_reopened(link)

@@ -24,7 +24,7 @@ from mcp_sessions.core.messages import (
 )
 from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import EventId, SessionView, is_event_id, is_session_id
-from mcp_sessions.errors import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, OUTCOME_UNKNOWN
+from mcp_sessions.errors import INVALID_PARAMS, INVALID_REQUEST, OUTCOME_UNKNOWN
 
 logger = logging.getLogger(__name__)
 
@@ -111,11 +111,6 @@ def notification(method: str, params: Json | None = None) -> Json:
 def error_answer(request_id: RequestId, code: int, text: str, data: Any = None) -> Json:
     """What a request gets that the server never answers."""
     return {"jsonrpc": "2.0", "id": request_id, "error": error_body(code, text, data)}
-
-
-def too_large(question_id: RequestId, text: str) -> Json:
-    """In place of the application's answer to a question of the server."""
-    return error_answer(question_id, INTERNAL_ERROR, f"Internal error: {text}")
 
 
 def session_of_start(result: Mapping[str, Any]) -> tuple[SessionView, EventId | None] | None:

@@ -87,13 +87,7 @@ class Draining:
         self._availability.retry_after = self._policy.reconnect_spread
         self._availability.arrivals.close(self._all_arrived.set)
         if is_first:
-            for connection in self._connections.all():
-                transport = connection.transport
-                if isinstance(transport, DuplexTransport) and not connection.knows_extension:
-                    # It is told nothing, and knows no refusal of this kind (ERR15).
-                    transport.close_when_quiet()
-                else:
-                    await self._tell_draining(connection)
+            await self._tell_everyone()
         host = self._child_host
         until = asyncio.get_running_loop().time() + grace
         arriving = asyncio.create_task(self._arriving(min(grace, _ARRIVING)))
@@ -131,21 +125,43 @@ class Draining:
             async with asyncio.timeout(timeout):
                 await self._all_arrived.wait()
 
-    async def _tell_draining(self, connection: ClientConnection) -> None:
+    async def _tell_everyone(self) -> None:
+        """Tell clients to come back. A store that is away holds up neither that nor what runs."""
+        is_away = False
+        for connection in self._connections.all():
+            transport = connection.transport
+            if isinstance(transport, DuplexTransport) and not connection.knows_extension:
+                # It is told nothing, and knows no refusal of this kind (ERR15).
+                transport.close_when_quiet()
+            else:
+                is_away = await self._tell_draining(connection, is_away=is_away)
+
+    async def _tell_draining(self, connection: ClientConnection, *, is_away: bool) -> bool:
+        """Tell one client; whether the store is away.
+
+        Args:
+            is_away: It was, and is not asked: only what is known here is told.
+        """
         spread = self._policy.reconnect_spread
         sessions = list(connection.attached)
         if isinstance(connection, StoredConnection):
             if self._bus.is_shared and not connection.is_streaming:
                 # Other replicas serve it on, and nothing here is in its way.
-                return
+                return is_away
             # Stock clients, too, come back one by one. Alone, this process needs a moment to
             # be there again, and some of them give up for ever when they find nobody twice.
             least = 0.1 if self._bus.is_shared else 0.5
             http_transport(connection).come_back_after(random.uniform(least, 1) * spread)
-            record = await self._store.load(connection.session_id, now=0)
-            sessions.extend(record.carried if record is not None else ())
+            if not is_away:
+                try:
+                    record = await self._store.load(connection.session_id, now=0)
+                    sessions.extend(record.carried if record is not None else ())
+                except StoreUnavailable:
+                    is_away = True
+                    logger.warning("the store is away: not every client is told to come back")
         for session_id in sessions:
             await connection.tell_detached(session_id, Detached.DRAINING, retry_after=spread)
+        return is_away
 
     async def stop(self) -> None:
         """Drain without grace, and let go of every connection; the sessions stay in the store."""

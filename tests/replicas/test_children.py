@@ -446,10 +446,13 @@ async def test_what_comes_next_is_the_next_replicas_while_one_that_leaves_finish
         assert calls(notes).count("ran it") == 1
 
 
-async def test_what_waits_for_a_start_at_a_replica_that_leaves_is_finished_there(
+@asynccontextmanager
+async def started_slowly(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also if more comes for its session meanwhile; what comes after that is the next one's."""
+) -> AsyncGenerator[tuple[Cluster, RawClient, Json, list[Place], asyncio.Event]]:
+    """A session whose process died, a client of it at the other replica, the place where one was
+    begun to be started, once it is, and what lets that go on.
+    """
     begun, may_start = list[Place](), asyncio.Event()
     start = StdioChildren.start
 
@@ -464,7 +467,14 @@ async def test_what_waits_for_a_start_at_a_replica_that_leaves_is_finished_there
         meta = in_session((await client.start())["sessionId"])
         await killed(c, await client.text("pid", meta=meta))
         monkeypatch.setattr(StdioChildren, "start", slowly)
-        other = c.at(1, client)
+        yield c, c.at(1, client), meta, begun, may_start
+
+
+async def test_what_waits_for_a_start_at_a_replica_that_leaves_is_finished_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if more comes for its session meanwhile; what comes after that is the next one's."""
+    async with started_slowly(monkeypatch) as (c, other, meta, begun, may_start):
         sent = other.call("pid", meta=meta)
         await until(lambda: len(begun) == 1, "it is being started")
         draining = asyncio.create_task(c[0].layer.drain(grace=10))
@@ -480,21 +490,7 @@ async def test_what_waits_for_a_start_at_a_replica_that_leaves_is_finished_there
 async def test_a_start_that_a_subscription_waits_for_is_not_ended_by_a_replica_that_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begun, may_start = list[Place](), asyncio.Event()
-    start = StdioChildren.start
-
-    async def slowly(self: StdioChildren, place: Place, principal: Principal) -> Child:
-        if isinstance(place.key, str):
-            begun.append(place)
-            await may_start.wait()
-        return await start(self, place, principal)
-
-    async with commands() as c:
-        client = await c[0].connected()
-        meta = in_session((await client.start())["sessionId"])
-        await killed(c, await client.text("pid", meta=meta))
-        monkeypatch.setattr(StdioChildren, "start", slowly)
-        other = c.at(1, client)
+    async with started_slowly(monkeypatch) as (c, other, meta, begun, may_start):
         params = {"uri": "test://a", "_meta": meta}
         subscribed = other.send("resources/subscribe", params)
         await until(lambda: len(begun) == 1, "it is being started")

@@ -11,6 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from mcp_sessions import SessionLayer
+from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.stores.memory import MemoryStore
 from tests.support.identities import Verifier, guarded_server
 from tests.support.modern import BearerCarrier, ModernClient, session_meta
@@ -127,6 +128,36 @@ async def test_what_runs_may_finish() -> None:
         assert text_of(answer["result"]) == "through g"
 
 
+class _AwayStore(MemoryStore):
+    """One that, once it is away, does not say which sessions there are."""
+
+    is_away = False
+
+    async def load(self, *args: Any, **kwargs: Any) -> Any:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        return await super().load(*args, **kwargs)
+
+
+async def test_a_store_that_is_away_neither_ends_what_runs_nor_silences_everyone() -> None:
+    """Streams end in order and say when to come back, and what runs has its grace."""
+    store = _AwayStore()
+    async with world(store=store) as w:
+        clients = [await w.connected(capabilities=KNOWS_US) for _ in range(2)]
+        streams = [await client.get().started() for client in clients]
+        running, request_id = await waiting(w, clients[0])
+        store.is_away = True
+        task = await draining(w)
+        w.box.gate("g").go.set()
+
+        await task
+
+        assert text_of((await running.answer(request_id))["result"]) == "through g"
+        for stream in streams:
+            await stream.done()
+            assert set(stream.events[-1].fields) == {"retry"}
+
+
 class _SlowStore(MemoryStore):
     """One that answers whether a session is there when its gate opens."""
 
@@ -154,7 +185,7 @@ class _SlowVerifier(Verifier):
 
 
 @pytest.mark.parametrize("era", ["handshake", "modern"])
-async def test_what_came_before_is_served_however_long_it_is_looked_up(era: str) -> None:
+async def test_what_came_before_is_served_while_it_is_looked_up(era: str) -> None:
     """Rule: "Stop taking requests … let what runs finish": what was taken is on its way to run."""
     store = _SlowStore()
     async with world(store=store) as w:
@@ -178,12 +209,16 @@ async def test_what_came_before_is_served_however_long_it_is_looked_up(era: str)
 
 
 @pytest.mark.parametrize("era", ["handshake", "modern"])
-async def test_what_came_before_is_served_however_long_it_is_authenticated(era: str) -> None:
-    """As above, where something stands before the endpoint."""
+@pytest.mark.parametrize("is_mounted", [False, True], ids=["asgi_app", "routes"])
+async def test_what_came_before_is_served_while_it_is_authenticated(
+    is_mounted: bool, era: str
+) -> None:
+    """As above, where the server's own authentication stands before the endpoint."""
     verifier = _SlowVerifier()
     verifier.add("good", "alice")
     layer = SessionLayer(guarded_server(verifier)[0])
-    async with in_process(layer.asgi_app()) as carrier, layer.lifespan():
+    app = Starlette(routes=layer.routes()) if is_mounted else layer.asgi_app()
+    async with in_process(app) as carrier, layer.lifespan():
         client = RawClient(BearerCarrier(carrier, "good"))
         await client.initialize()
         verifier.gate = Gate()
@@ -202,42 +237,17 @@ async def test_what_came_before_is_served_however_long_it_is_authenticated(era: 
         await task
 
 
-@pytest.mark.parametrize("era", ["handshake", "modern"])
-async def test_so_it_is_where_it_is_mounted(era: str) -> None:
-    """``routes()``: the server's own authentication stands before the endpoint there, too."""
-    verifier = _SlowVerifier()
-    verifier.add("good", "alice")
-    layer = SessionLayer(guarded_server(verifier)[0])
-    app = Starlette(routes=layer.routes())
-    async with in_process(app) as carrier, layer.lifespan():
-        client = RawClient(BearerCarrier(carrier, "good"))
-        await client.initialize()
-        verifier.gate = Gate()
-        if era == "handshake":
-            sent: Any = client.call("whoami")
-        else:
-            sent = ModernClient(BearerCarrier(carrier, "good")).call("whoami")
-        await verifier.gate.started.wait()
-
-        task = asyncio.create_task(layer.drain(10))
-        await cycles(5)
-        verifier.gate.go.set()
-
-        assert text_of(await sent.result()) == "alice good"
-        await task
-
-
 async def test_what_is_on_its_way_may_need_the_listener() -> None:
     """It may ask its client, whose answer comes on a connection of its own."""
     store = _SlowStore()
     async with world(store=store) as w:
-        draining = w.layer._assembly.draining  # pyright: ignore[reportPrivateUsage]
+        stops = w.layer._assembly.draining  # pyright: ignore[reportPrivateUsage]
         client = await w.connected()
-        assert not draining.needs_listener()
+        assert not stops.needs_listener()
         store.gate = Gate()
         sent = client.call("echo", text="late")
         await store.gate.started.wait()
-        assert draining.needs_listener()
+        assert stops.needs_listener()
         store.gate.go.set()
         assert text_of(await sent.result()) == "late"
 

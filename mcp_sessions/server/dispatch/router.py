@@ -206,8 +206,8 @@ class Router:
             await _refuse(request, inbound, failed.error)
 
     def _is_served_still(self, inbound: Inbound) -> bool:
-        """While the process stops. Over HTTP what may not be came no further than its door; what is
-        open both ways hears it here.
+        """Whether a request may begin while the process stops. Over HTTP others came no further
+        than its door; what is open both ways hears it here.
         """
         is_leaving = inbound.connection is not None and inbound.connection.transport.is_leaving
         return is_leaving or (inbound.is_let_in and not self._runner.is_over)
@@ -390,7 +390,7 @@ class Router:
         if association.gated and not put:
             raise SessionRequiredByServer
         if self._runner.is_over:
-            # What was recorded of it never began, and does when it is sent again.
+            # Since it was let in. A key that it recorded is one of a run that never began.
             await _refuse_at_the_end(request, inbound)
             return
         peer = self._peers.serving(request, inbound, record)

@@ -54,7 +54,7 @@ class RequestRunner:
         what came before."""
 
         self.is_over = False
-        """None at all."""
+        """It has drained: no request is begun any more, wherever it came from."""
 
         self._questions = questions
         self.call = partial(RunningRequest, self, outcomes, questions)

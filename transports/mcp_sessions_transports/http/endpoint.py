@@ -50,7 +50,7 @@ class Arriving:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or connection."""
-        if scope["type"] != "http" or scope["method"] != "POST" or _ARRIVED in scope:
+        if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         arrived = self._arrivals.enter()

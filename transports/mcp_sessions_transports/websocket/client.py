@@ -39,8 +39,8 @@ from mcp_sessions.client.dialer import (
     Unanswered,
 )
 from mcp_sessions.client.policy import ReconnectPolicy
-from mcp_sessions.client.wire import in_place_of_dropped, received
-from mcp_sessions.core.messages import RequestId, encode, error_body
+from mcp_sessions.client.wire import CANCELLED, in_place_of_dropped, received
+from mcp_sessions.core.messages import RequestId, encode, error_body, members_of
 from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import Cause
 from mcp_sessions.errors import INVALID_REQUEST, OUTCOME_UNKNOWN
@@ -78,8 +78,8 @@ _SMALL = 1_024
 """Bytes that every server takes: no such message was too large for it."""
 
 _LARGE = 65_536
-"""Bytes beyond which it is certain what was. Of less, something between the two may have closed for
-an answer that was too large: the call may have run."""
+"""Bytes beyond which it is what WSS5 says. Of less, something between the two may rather have
+closed for an answer that was too large: the call may have run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,13 @@ class _LargeMessages:
 
     def answered(self, request_id: object) -> None:
         """A request has its answer."""
-        sent = self._open.pop(request_id, None) if isinstance(request_id, (str, int)) else None
+        sent = self.given_up(request_id)
         if sent is not None:
             self._taken = max(self._taken, sent.size)
+
+    def given_up(self, request_id: object) -> _Sent | None:
+        """Nobody waits for a request's answer, which may never come; it, if it was large."""
+        return self._open.pop(request_id, None) if isinstance(request_id, (str, int)) else None
 
     def largest(self) -> _Sent | None:
         """The one that was too large, if one was; None: none can have been."""
@@ -267,6 +271,8 @@ class WebSocketLink:
         if self._socket is None:
             raise AssertionError("a link is used before it runs")
         data = encode(message)
+        if message.get("method") == CANCELLED:
+            self._large.given_up(members_of(message.get("params")).get("requestId"))
         sent = self._large.sent(message, len(data))
         try:
             await self._socket.send(data.decode())
@@ -285,6 +291,7 @@ class WebSocketLink:
 
     def abandon(self, request_id: RequestId) -> None:
         """See `Link`: its answer is dropped when it comes."""
+        self._large.given_up(request_id)
 
     async def close(self, *, leave: bool) -> None:
         """See `Link`."""

@@ -167,12 +167,13 @@ class Children:
         """One that lives, was started for that principal, and shook hands with a client that
         describes itself so.
         """
-        alike = (place.living for place in self._places.values() if place.client == client)
-        # What a server says in a handshake may be for its user alone.
-        own = (
-            child for child in alike if child is not None and self._living.get(child) == principal
-        )
-        return next(own, None)
+        for place in self._places.values():
+            child = place.living
+            # What a server says in a handshake may be for its user alone.
+            if child is not None and self._living.get(child) == principal:
+                if place.client == client:
+                    return child
+        return None
 
     def over(self, key: Hashable) -> None:
         """Whoever that is asks nothing more: a place of its own ends, with its child."""
