@@ -63,7 +63,9 @@ class _Protocol(SubprocessStreamProtocol):
             super().pipe_data_received(fd, data)
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        super().pipe_connection_lost(fd, exc)
+        # That it takes no more is seen in `takes_input`. Some releases of asyncio would log the
+        # exception as one that nobody asked for.
+        super().pipe_connection_lost(fd, None if fd == _INPUT else exc)
         if fd == _OUTPUT:
             self.written.set()
             self.output.end()
