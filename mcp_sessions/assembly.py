@@ -71,10 +71,6 @@ from mcp_sessions_transports.http.sse import HttpTransport
 from mcp_sessions_transports.http.upstream.children import HttpChildren
 from mcp_sessions_transports.origin import SecuritySettings
 
-MAX_BODY = 4 * 1024 * 1024
-"""Bytes of one HTTP request body; a larger one is answered 413."""
-
-
 DRAIN_DELAY = 3.0
 """Seconds in which a proxy's idle connections to this process come to an end, so that none is
 closed just when a request is sent on it."""
@@ -134,7 +130,7 @@ class Assembly:
         if isinstance(server, ExternalServer):
             if store.exchange is not None:
                 elsewhere = ChildrenElsewhere(bus, store, store.exchange)
-            starter = _starter(server, policy.max_message)
+            starter = _starter(server, policy.max_answer)
             upstream = external = ExternalUpstream(
                 server,
                 starter,
@@ -300,7 +296,7 @@ class Assembly:
         path: str,
         host: str,
         security: SecuritySettings | None,
-        max_body: int = MAX_BODY,
+        max_body: int | None = None,
         application: Callable[[], ASGIApp] | None = None,
     ) -> Endpoint:
         """An endpoint of this layer, which drains with it; arguments and errors are those of
@@ -313,7 +309,7 @@ class Assembly:
             path=path,
             host=host,
             security=security,
-            max_body=max_body,
+            max_body=self.policy.max_message if max_body is None else max_body,
             application=application,
         )
         self.endpoints.append(endpoint)

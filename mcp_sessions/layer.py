@@ -17,7 +17,7 @@ from typing import Any, Literal
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from mcp_sessions.assembly import DRAIN_DELAY, MAX_BODY, Assembly
+from mcp_sessions.assembly import DRAIN_DELAY, Assembly
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
@@ -95,7 +95,7 @@ class SessionLayer:
         *,
         host: str = "127.0.0.1",
         security: SecuritySettings | None = None,
-        max_body: int = MAX_BODY,
+        max_body: int | None = None,
         health: str | None = None,
         application: Callable[[], ASGIApp] | None = None,
     ) -> MountedApp:
@@ -110,7 +110,7 @@ class SessionLayer:
             host: Where it will listen. On a loopback host, Host and Origin are checked even
                 without ``security``; for a FastMCP server, its own setting decides.
             security: The SDK's ``TransportSecuritySettings``: allowed hosts and origins.
-            max_body: Bytes of one request body.
+            max_body: Bytes of one request body; None: ``SessionPolicy.max_message``.
             health: What ``healthz`` and ``readyz`` are under; None: they are not served. See
                 :meth:`health_routes`.
             application: Answers with the application that the HTTP server calls, if something
@@ -147,7 +147,7 @@ class SessionLayer:
         *,
         host: str = "127.0.0.1",
         security: SecuritySettings | None = None,
-        max_body: int = MAX_BODY,
+        max_body: int | None = None,
         application: Callable[[], ASGIApp] | None = None,
     ) -> list[BaseRoute]:
         """The same as routes, to mount in a Starlette or FastAPI application.
@@ -178,7 +178,7 @@ class SessionLayer:
         port: int | None = None,
         path: str = DEFAULT_PATH,
         security: SecuritySettings | None = None,
-        max_body: int = MAX_BODY,
+        max_body: int | None = None,
         sock: socket.socket | None = None,
         on_started: Callable[[], None] | None = None,
         grace: float = 10,
@@ -329,7 +329,7 @@ class SessionLayer:
         path: str,
         host: str,
         security: SecuritySettings | None,
-        max_body: int,
+        max_body: int | None,
         application: Callable[[], ASGIApp] | None,
     ) -> Endpoint:
         return self._assembly.endpoint(

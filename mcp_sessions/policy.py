@@ -148,7 +148,14 @@ class SessionPolicy:
     """A WebSocket whose client says nothing for this long after it opened is closed."""
 
     max_message: int = 4_194_304
-    """Bytes of one WebSocket or stdio message; a larger one closes a WebSocket (1009)."""
+    """Bytes of one message of a client: a request's body over HTTP (a larger one is answered
+    413), a message on a WebSocket (a larger one closes it, 1009) or on a pipe (a larger one is
+    dropped)."""
+
+    max_answer: int = 4_194_304
+    """Bytes of one message of a wrapped command or URL. A larger answer is an error of the
+    request that it answers; any other larger message is left out. A server in Python has no such
+    limit."""
 
     max_connections_per_principal: int | None = None
     """Open WebSockets of one principal; None: no limit. Without authentication everyone is

@@ -236,6 +236,8 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         "--store": options.store,
         "--idle-timeout": options.idle_timeout,
         "--max-events": options.max_events,
+        "--max-message": options.max_message,
+        "--max-answer": options.max_answer,
         "--conversations": options.conversations or None,
         "--hide": options.hide,
     }
@@ -273,6 +275,8 @@ def _policy(options: argparse.Namespace) -> SessionPolicy:
         "idle_timeout": options.idle_timeout,
         "forget_after": options.forget_after,
         "max_events": options.max_events,
+        "max_message": options.max_message,
+        "max_answer": options.max_answer,
     }
     return SessionPolicy(**{name: value for name, value in limits.items() if value is not None})
 

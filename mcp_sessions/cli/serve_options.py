@@ -109,7 +109,7 @@ def _check(options: argparse.Namespace) -> None:
     for names, fits, what in (
         (COMMAND_OPTIONS, bool(options.command), "-- COMMAND"),
         (URL_OPTIONS, bool(options.url), "a URL"),
-        (EXTERNAL_OPTIONS, is_external, "-- COMMAND, a URL or --config"),
+        ((*EXTERNAL_OPTIONS, "max_answer"), is_external, "-- COMMAND, a URL or --config"),
     ):
         given = [name for name in names if getattr(options, name) is not None]
         if given and not fits:
@@ -272,6 +272,12 @@ def _parser() -> argparse.ArgumentParser:
         help=f"events that one session keeps for replay; default: {limits.max_events}",
     )
     parser.add_argument(
+        "--max-message",
+        type=types.count,
+        metavar="BYTES",
+        help=f"of one message of a client; default: {limits.max_message}",
+    )
+    parser.add_argument(
         "--log-level",
         choices=logs.LEVELS,
         default="info",
@@ -323,6 +329,12 @@ def _add_external_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         type=types.seconds,
         help="seconds that the server has to answer initialize; default: 30",
+    )
+    external.add_argument(
+        "--max-answer",
+        metavar="BYTES",
+        type=types.count,
+        help=f"of one message of the server; default: {SessionPolicy().max_answer}",
     )
     of_url = parser.add_argument_group("options of a URL")
     of_url.add_argument(

@@ -17,10 +17,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mcp_sessions.server.upstream.sdk.http import http_shell, principal_of, security_settings
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 from mcp_sessions_transports.credentials import CredentialWatch
-from mcp_sessions_transports.http.endpoint import Arriving, MountedApp, StreamableHttp
+from mcp_sessions_transports.http.endpoint import Arriving, AtPath, MountedApp, StreamableHttp
 from mcp_sessions_transports.http.handshake import HandshakeHttp
 from mcp_sessions_transports.http.modern import ModernHttp
-from mcp_sessions_transports.origin import OriginGuard, SecuritySettings
+from mcp_sessions_transports.origin import OriginGuard, SecuritySettings, readable_by_pages
 from mcp_sessions_transports.served import Served
 from mcp_sessions_transports.websocket.authorizer import HandshakeAuthorizer
 from mcp_sessions_transports.websocket.server import WebSocketBinding
@@ -33,7 +33,8 @@ class Endpoint:
         upstream: The server.
         path: Where clients connect.
         host: Where it will listen.
-        security: Allowed hosts and origins; None: on a loopback host, loopback ones.
+        security: Allowed hosts and origins; None: on a loopback host, loopback ones. Pages of
+            origins that are named here can read the answers (CORS).
         served: What the bindings serve.
         clock: Seconds since 1970.
         max_body: Bytes of one HTTP request body; a larger one is answered 413.
@@ -58,6 +59,7 @@ class Endpoint:
         settings = security_settings(upstream, host, security)
         self._served = served
         self._path = path
+        self._security = security
         self._application = application
         self._shell = http_shell(upstream, self._serve, path=path, host=host, security=settings)
         interval = served.policy.credential_check
@@ -96,20 +98,37 @@ class Endpoint:
         )
         for name, value in shell.state.items():
             setattr(inner.state, name, value)
-        http = self.http if shell.is_bare else None
-        arrivals = self._served.availability.arrivals
-        return MountedApp(inner, http, self._websocket(inner), self._path, arrivals, beside)
+        door = AtPath(inner, self._path)
+        arriving = Arriving(door, self._served.availability.arrivals)
+        http = readable_by_pages(self.http if shell.is_bare else arriving, self._security)
+        return MountedApp(inner, http, self._websocket(door), self._path, beside)
 
     def routes(self) -> list[BaseRoute]:
-        """Routes for the application of somebody else."""
-        shell = self._shell
+        """Routes for the application of somebody else. The endpoint has two: its path, and the
+        same with the other end (a slash, or none), which a router would redirect.
+        """
+        shell, others = self._shell, list[BaseRoute]()
         for route in shell.routes:
-            if isinstance(route, (Route, Mount)):
-                for entry in reversed(shell.middleware):
-                    route.app = entry.cls(route.app, *entry.args, **entry.kwargs)
-                if route.path == self._path:
-                    route.app = Arriving(route.app, self._served.availability.arrivals)
-        return [*shell.routes, WebSocketRoute(self._path, endpoint=self._websocket(None))]
+            if not isinstance(route, (Route, Mount)):
+                continue
+            for entry in reversed(shell.middleware):
+                route.app = entry.cls(route.app, *entry.args, **entry.kwargs)
+            if isinstance(route, Route) and route.path == self._path:
+                arriving = Arriving(route.app, self._served.availability.arrivals)
+                route.app = readable_by_pages(arriving, self._security)
+                if route.methods is not None and route.app is not arriving:
+                    route.methods.add("OPTIONS")
+                others += [
+                    Route(path, route.app, methods=route.methods) for path in self._other_paths()
+                ]
+        websocket = self._websocket(None)
+        paths = (self._path, *self._other_paths())
+        sockets = [WebSocketRoute(path, endpoint=websocket) for path in paths]
+        return [*shell.routes, *others, *sockets]
+
+    def _other_paths(self) -> Sequence[str]:
+        bare = self._path.rstrip("/")
+        return [path for path in (bare, f"{bare}/") if path and path != self._path]
 
     def _websocket(self, door: ASGIApp | None) -> ASGIApp:
         """The WebSocket endpoint.

@@ -169,12 +169,14 @@ def table(routes: list[BaseRoute]) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 async def test_the_routes_are_the_servers_own(kind: Kind) -> None:
-    """OAuth, protected-resource metadata, custom routes: each is there, in the same order."""
+    """OAuth, protected-resource metadata, custom routes: each is there, in the same order. The
+    endpoint's path with a slash at its end follows.
+    """
     expected = table(list(bare_app(make(kind)).routes))
     assert ("route", "/health", ("GET", "HEAD")) in expected
     assert len(expected) > (3 if kind in CLOSED else 2) - ("verifier" in kind)
 
-    assert table(SessionLayer(make(kind)).routes()) == expected
+    assert table(SessionLayer(make(kind)).routes())[: len(expected)] == expected
 
 
 # --- the same answers ----------------------------------------------------------------------

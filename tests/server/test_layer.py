@@ -311,7 +311,8 @@ async def test_a_body_may_be_as_large_as_the_layer_says() -> None:
         assert await client.text("echo", text="x" * 1_000) == "x" * 1_000
         sent = client.send("tools/call", call_params("echo", {"text": "x" * 2_000}))
         reply = await sent.reply.done()
-        assert (reply.status, bytes(reply.body)) == (413, b"Request body too large")
+        assert reply.status == 413
+        assert reply.body == b"Request body too large: the limit is 2000 bytes (max_message)"
 
 
 async def test_the_layer_changes_nothing_of_a_server_it_wraps() -> None:

@@ -241,6 +241,9 @@ DIFFERENCES: dict[str, str] = {
         ("id null", "id true", "id 1.5", "id list", "id object"),
         "the SDK takes a request with a malformed id for a notification, and nobody answers it",
     ),
+    **dict.fromkeys(
+        ("length too large", "body too large"), "the SDK does not say how large a body may be"
+    ),
     "handshake without params": "D1: the SDK names a session though it opened none",
 }
 

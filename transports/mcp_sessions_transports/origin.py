@@ -7,14 +7,23 @@ is remembered, since a server sees the same few values again and again.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Protocol
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from mcp_sessions_transports.http.io import Headers
 
 logger = logging.getLogger(__name__)
 
 _REMEMBERED = 256
+
+_METHODS = ("GET", "POST", "DELETE")
+
+_EXPOSED = ("Mcp-Session-Id", "Mcp-Protocol-Version", "WWW-Authenticate", "Retry-After")
+"""Response headers that a client in a page reads."""
 
 
 class SecuritySettings(Protocol):
@@ -73,4 +82,31 @@ def _matches(value: str, allowed: Sequence[str]) -> bool:
     return any(
         value == entry or (entry.endswith(":*") and value.startswith(entry[:-1]))
         for entry in allowed
+    )
+
+
+def readable_by_pages(app: ASGIApp, settings: SecuritySettings | None) -> ASGIApp:
+    """The application with the answers of CORS, for the pages that :class:`OriginGuard` allows.
+
+    A request without ``Origin`` passes through unchanged. A page may send any request header:
+    2026-07-28 lets a tool name headers of its own. Cookies are not asked for.
+
+    Args:
+        app: Serves the endpoint, with its authentication. A preflight has no credential, so it
+            is answered before that.
+        settings: The operator's own. None, or no allowed origin: ``app`` itself.
+    """
+    origins = settings.allowed_origins if settings is not None else []
+    if not origins:
+        return app
+    any_port = [re.escape(entry[:-1]) + r"\d+" for entry in origins if entry.endswith(":*")]
+    return CORSMiddleware(
+        app,
+        allow_origins=[entry for entry in origins if not entry.endswith(":*")],
+        allow_origin_regex="|".join(any_port) or None,
+        allow_methods=_METHODS,
+        allow_headers=["*"],
+        expose_headers=_EXPOSED,
+        # The operator named the page: it may also call a server on a private network.
+        allow_private_network=True,
     )

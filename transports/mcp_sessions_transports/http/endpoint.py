@@ -67,18 +67,17 @@ class MountedApp:
 
     Args:
         inner: Everything else, and HTTP to the endpoint where something stands before.
-        endpoint: HTTP to the endpoint, if nothing stands before it.
+        endpoint: HTTP to the endpoint, past ``inner`` if nothing stands before it.
         websocket: WebSocket to the endpoint; it authenticates by itself.
-        path: The endpoint's.
-        arrivals: What is on its way to the endpoint.
+        path: The endpoint's. It is served with and without a slash at its end: a redirect
+            would lose a credential, or send it in clear behind a proxy that ends TLS.
         beside: Routes that nothing stands before.
     """
 
     _inner: Starlette
-    _endpoint: ASGIApp | None
+    _endpoint: ASGIApp
     _websocket: ASGIApp
     _path: str
-    _arrivals: Arrivals
     _beside: Sequence[BaseRoute] = ()
 
     @property
@@ -99,14 +98,13 @@ class MountedApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or connection."""
         kind = scope["type"]
-        if kind == "http" and self._endpoint is not None and self._is_here(scope):
+        if kind in ("http", "websocket") and self._is_here(scope):
+            if kind == "websocket":
+                await self._websocket(scope, receive, send)
+                return
             # As Starlette does: handlers may ask for ``request.app`` and ``request.url_for``.
             scope["app"], scope["router"] = self._inner, self._inner.router
             await self._endpoint(scope, receive, send)
-        elif kind == "http" and self._is_here(scope):
-            await Arriving(self._inner, self._arrivals)(scope, receive, send)
-        elif kind == "websocket" and self._is_here(scope):
-            await self._websocket(scope, receive, send)
         else:
             for route in self._beside:
                 match, more = route.matches(scope)
@@ -119,11 +117,25 @@ class MountedApp:
         path, root = scope["path"], scope.get("root_path", "")
         if root and path.startswith(root):
             path = path[len(root) :]
-        # Another spelling of the path is for the application to answer: it redirects. That
-        # helps no WebSocket.
-        return path == self._path or (
-            scope["type"] == "websocket" and path.rstrip("/") == self._path.rstrip("/")
-        )
+        return path == self._path or path.rstrip("/") == self._path.rstrip("/")
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class AtPath:
+    """An application that finds its endpoint by its path: each spelling is that one.
+
+    Args:
+        app: The application.
+        path: Of its endpoint.
+    """
+
+    _app: ASGIApp
+    _path: str
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request to the endpoint."""
+        path = scope.get("root_path", "") + self._path
+        await self._app({**scope, "path": path}, receive, send)
 
 
 @dataclass(slots=True, eq=False, repr=False)

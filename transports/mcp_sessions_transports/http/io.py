@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,6 +15,8 @@ from mcp_sessions.core.messages import encode, error_body
 from mcp_sessions.errors import INVALID_REQUEST
 from mcp_sessions.principal import Principal
 from mcp_sessions_transports.credentials import Watch
+
+logger = logging.getLogger(__name__)
 
 Headers = dict[bytes, bytes]
 
@@ -143,7 +146,7 @@ async def read_post(call: HttpCall, limit: int) -> Post | None:
             body = await read_body(call.receive, headers, limit)
             return Post(body, replay_body(body), prefers_sse(headers))
         except BodyTooLarge:
-            await send_text(send, 413, "Request body too large")
+            await send_too_large(send, limit)
         except Disconnected:
             pass
     return None
@@ -205,6 +208,16 @@ async def send_text(
         fields.append((b"mcp-session-id", session_id.encode("ascii")))
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": body})
+
+
+async def send_too_large(send: Send, limit: int) -> None:
+    """Answer a body of more than ``limit`` bytes."""
+    logger.warning(
+        "refused a request (413): its body has more than %d bytes; serve --max-message, or "
+        "SessionPolicy.max_message, raises the limit",
+        limit,
+    )
+    await send_text(send, 413, f"Request body too large: the limit is {limit} bytes (max_message)")
 
 
 async def send_not_found(send: Send) -> None:

@@ -36,6 +36,7 @@ from mcp_sessions_transports.http.io import (
     replay_body,
     send_json,
     send_text,
+    send_too_large,
 )
 from mcp_sessions_transports.http.listen import ListenStream
 from mcp_sessions_transports.http.modern_channel import ModernChannel
@@ -58,7 +59,7 @@ class ModernHttp:
         try:
             body = await read_body(call.receive, headers, self._max_body)
         except BodyTooLarge:
-            await send_text(send, 413, "Request body too large")
+            await send_too_large(send, self._max_body)
             return
         except Disconnected:
             return

@@ -86,7 +86,9 @@ class StdioBinding:
         async with lines(wire_in, limit) as received:
             while (line := await received.get()) is not None:
                 if len(line.rstrip(b"\r\n")) > limit:
-                    logger.warning("a message of more than %d bytes was dropped", limit)
+                    logger.warning(
+                        "a message of more than %d bytes (max_message) was dropped", limit
+                    )
                     connection.refuse_too_big()
                 elif line.strip():
                     await connection.take(line)

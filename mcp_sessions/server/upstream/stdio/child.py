@@ -206,9 +206,11 @@ class StdioChild(EitherEraChild):
     def _too_long(self, line: TooLong) -> None:
         waiting = self._answered_by(line.head, line.tail)
         if waiting is None:
-            self._break(f"a message of more than {self._longest} bytes")
+            self._break(f"a message of more than {self._longest} bytes (max_answer)")
         else:
-            self._fail(waiting, f"the server's answer has more than {self._longest} bytes")
+            self._fail(
+                waiting, f"the server's answer has more than {self._longest} bytes (max_answer)"
+            )
 
     def _answered_by(self, head: bytes, tail: bytes) -> Waiting | None:
         """Who waits for what cannot be read, as far as its id stands where servers write it."""

@@ -47,7 +47,6 @@ from mcp_sessions_transports.stdio.server import StdioBinding
 LEG = os.environ["MCP_SESSIONS_LEG"]
 
 RELAY = Path(__file__).with_name("relay.py")
-MAX_BODY = 4_194_304
 
 TEST_SECONDS = 15.0
 """For one test. The tests' own limits are 5 and 10."""
@@ -79,7 +78,7 @@ def served_by_the_layer(original: Callable[..., Any]) -> Callable[..., Any]:
                 options.get("streamable_http_path", "/mcp"),
                 host=options.get("host", "127.0.0.1"),
                 security=options.get("transport_security"),
-                max_body=options.get("max_request_body_size", MAX_BODY),
+                max_body=options.get("max_request_body_size"),
             )
         finally:
             _asked_for.pop()

@@ -224,7 +224,9 @@ class HttpChild(EitherEraChild):
         except UNSENT as unsent:
             failed = refused(reason_of(unsent))
         except (BodyTooLarge, EventTooLarge):
-            self._fail(waiting, f"the server's answer has more than {self._longest} bytes")
+            self._fail(
+                waiting, f"the server's answer has more than {self._longest} bytes (max_answer)"
+            )
             return
         except FAILURES as broken:
             failed = unknown(said(broken))
@@ -255,7 +257,7 @@ class HttpChild(EitherEraChild):
     async def _heard(self, event: ReadEvent, waiting: Waiting | None) -> None:
         if event.dropped is not None:
             if waiting is None or event.dropped.has_method:
-                text = f"a message of more than {self._longest} bytes is left out"
+                text = f"a message of more than {self._longest} bytes (max_answer) is left out"
                 self._warn("too large", text)
                 return
             raise EventTooLarge
