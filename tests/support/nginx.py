@@ -2,37 +2,15 @@
 
 import os
 import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.support.processes import wait_until_it_listens
+from tests.support.programs import system_program
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "nginx.conf"
-
-
-def nginx_binary() -> str:
-    """nginx; from Debian if it is not there and this is root on Debian."""
-    found = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-    if found:
-        return found
-    apt = shutil.which("apt-get")
-    if apt is None or os.geteuid() != 0:
-        pytest.fail("missing: nginx (apt-get install nginx-light, or brew install nginx)")
-    sys.stderr.write("nginx is missing: installing Debian's nginx-light\n")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in ([apt, "-q", "update"], [apt, "-qy", "install", "nginx-light"]):
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=150, check=False
-        )
-        if done.returncode != 0:
-            pytest.fail(f"{' '.join(command)} failed: {done.stderr[-500:]}")
-    return shutil.which("nginx", path="/usr/sbin:/usr/bin") or pytest.fail("missing: nginx")
 
 
 def configuration(backends: Sequence[int], front: int) -> str:
@@ -56,7 +34,15 @@ def configuration(backends: Sequence[int], front: int) -> str:
 def nginx(folder: Path, backends: Sequence[int], front: int) -> Generator[None]:
     """It, until the block ends. What it has to say is in ``folder/said``."""
     (folder / "nginx.conf").write_text(configuration(backends, front))
-    command = [nginx_binary(), "-p", str(folder), "-c", "nginx.conf", "-g", "daemon off;"]
+    command = [
+        system_program("nginx", "nginx-light", "brew install nginx"),
+        "-p",
+        str(folder),
+        "-c",
+        "nginx.conf",
+        "-g",
+        "daemon off;",
+    ]
     with open(folder / "said", "wb") as said:
         proxy = subprocess.Popen(command, stderr=said)
         try:

@@ -45,11 +45,12 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 def allowing(hosts: Sequence[str], origins: Sequence[str]) -> TransportSecuritySettings:
-    """Settings that let these in, and what comes from this machine.
+    """Settings that allow these.
 
     Args:
         hosts: Names, each with any port and with none; or with a port, and then that one.
-        origins: Such as ``https://app.example``.
+            Loopback names are allowed as well.
+        origins: Such as ``https://app.example``. None: those of loopback pages.
     """
     allowed = [f"{host}:*" for host in LOCAL_HOSTS]
     for host in hosts:
@@ -59,7 +60,7 @@ def allowing(hosts: Sequence[str], origins: Sequence[str]) -> TransportSecurityS
     return TransportSecuritySettings(
         enable_dns_rebinding_protection=True,
         allowed_hosts=allowed,
-        allowed_origins=[f"http://{host}:*" for host in LOCAL_HOSTS] + list(origins),
+        allowed_origins=list(origins) or [f"http://{host}:*" for host in LOCAL_HOSTS],
     )
 
 

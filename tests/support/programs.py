@@ -1,0 +1,40 @@
+"""Programs of the system that the long tests need."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin"
+
+
+def system_program(name: str, package: str, elsewhere: str) -> str:
+    """The path of a program; from Debian if it is not there and this is root on Debian.
+
+    Args:
+        package: Debian's.
+        elsewhere: How it is installed on another system.
+    """
+    found = shutil.which(name, path=_PATH)
+    if found:
+        return found
+    apt = shutil.which("apt-get")
+    if apt is None or os.geteuid() != 0:
+        pytest.fail(f"missing: {name} (apt-get install {package}, or {elsewhere})")
+    sys.stderr.write(f"{name} is missing: installing Debian's {package}\n")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    install = ["install", "-qy", "--no-install-recommends", package]
+    for command in (["update", "-q"], install):
+        done = subprocess.run(
+            [apt, *command],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
+        if done.returncode != 0:
+            pytest.fail(f"apt-get {' '.join(command)} failed: {done.stderr[-500:]}")
+    return shutil.which(name, path=_PATH) or pytest.fail(f"missing: {name}")
