@@ -1,20 +1,31 @@
-"""What a JSON-RPC message is about that is too large to be kept: its ``id``, its ``method``.
+"""What a JSON-RPC message is about that cannot be read: its ``id``, its ``method``.
 
-Found while its bytes go by: no more is kept of them than `KEPT`.
+Some messages are too large to be kept, and some are no JSON. The outline is found while the bytes
+go by. No more is kept of them than `KEPT`.
+
+A message that has a result or an error is an answer, whatever else it has: some servers write the
+request into their answer.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
-from mcp_sessions.core.messages import RequestId, decode, id_of, members_of
+from mcp_sessions.core.messages import RequestId, id_of
 
 KEPT = 8_192
 """Bytes of the outermost members that are kept; more than that, and nothing is known."""
 
+_DIGITS: Final = 18
+"""Of a number that can be an id of anybody's."""
+
+_BOM: Final = b"\xef\xbb\xbf"
 _IN_STRING = re.compile(rb'["\\]')
 _OUTSIDE = re.compile(rb'["{}\[\]]')
+_TOKEN = re.compile(rb'\s*("(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s"{}\[\],:]+)', re.DOTALL)
 
 
 class Outline:
@@ -65,12 +76,24 @@ class Outline:
             self._kept += data[start : min(end, start + KEPT + 1)]
 
     def _members(self) -> dict[str, Any]:
+        """The outermost members, of a message that broke off as well. One that is null is none."""
         if len(self._kept) > KEPT:
             return {}
-        try:
-            return members_of(decode(bytes(self._kept)))
-        except ValueError:
+        tokens = [found[1] for found in _tokens(bytes(self._kept).removeprefix(_BOM))]
+        if tokens[:1] != [b"{"]:
             return {}
+        depth, members = 0, dict[str, Any]()
+        for at, token in enumerate(tokens):
+            is_name = depth == 1 and token.startswith(b'"') and tokens[at + 1 : at + 2] == [b":"]
+            if is_name and at + 2 < len(tokens):
+                value = _value(tokens[at + 2])
+                if value is not None:
+                    members[str(_value(token))] = value
+            elif token in (b"{", b"["):
+                depth += 1
+            elif token in (b"}", b"]"):
+                depth -= 1
+        return members
 
     @property
     def id(self) -> RequestId | None:
@@ -80,4 +103,37 @@ class Outline:
     @property
     def has_method(self) -> bool:
         """It is a request or a notification; False: an answer, or what could not be found out."""
-        return "method" in self._members()
+        members = self._members()
+        return "method" in members and not _answers(members)
+
+    @property
+    def is_answer(self) -> bool:
+        """It answers something; False: it asks or tells, or that could not be found out."""
+        return _answers(self._members())
+
+
+def _answers(members: dict[str, Any]) -> bool:
+    return "result" in members or "error" in members
+
+
+def _tokens(kept: bytes) -> Iterator[re.Match[bytes]]:
+    at = 0
+    while (found := _TOKEN.match(kept, at)) is not None:
+        yield found
+        at = found.end()
+
+
+def _value(token: bytes) -> Any:
+    """A string, or a whole number that is not too long; None: null; True: anything else."""
+    if token == b"null":
+        return None
+    if token.startswith(b'"') or len(token) <= _DIGITS:
+        try:
+            value: object = json.loads(token)
+        except ValueError:
+            return True
+        if isinstance(value, (str, int)):
+            return value
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+    return True

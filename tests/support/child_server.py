@@ -32,7 +32,8 @@ later: list[Json] = []
 
 def say(message: Json) -> None:
     """Write one message."""
-    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    end = "\r\n" if sys.argv[1:2] == ["windows"] else "\n"
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + end)
     sys.stdout.flush()
 
 
@@ -199,9 +200,6 @@ def tool(request: Json) -> Json | None:
         case "no_id":
             say({"id": json.loads(arguments["id"]), "result": text("whose?")})
             return text("later")
-        case "other_id":
-            say({"id": 4711, "result": text("wrong")})
-            return None
         case "twice":
             say({"id": request["id"], "result": text("first")})
             return text("second")
@@ -295,6 +293,8 @@ def main(misdeed: str = "", argument: str = "") -> None:
         case "banner":
             for _ in range(int(argument)):
                 sys.stdout.write("Welcome!\n")
+        case "windows":
+            sys.stdout.buffer.write(b"\xef\xbb\xbf")
         case "dies":
             note("started")
             sys.exit(f"the {argument} is missing")
@@ -341,6 +341,9 @@ def main(misdeed: str = "", argument: str = "") -> None:
             return
         if "id" in message and "method" in message:
             serve(message)
+        elif misdeed == "answers all":
+            error = {"code": -32601, "message": "Method not found"}
+            say({"id": message.get("id"), "error": error})
         elif message.get("method") != "notifications/initialized":
             note(json.dumps(message))
 

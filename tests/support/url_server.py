@@ -261,6 +261,22 @@ class UrlServer:
                     await asyncio.wait({gone}, timeout=0.05)
             case "other id":
                 await answer.whole(200, result({"id": 4711}, text("wrong")))
+            case "given":
+                # In place of ID and RESULT, as JSON, as an event, or on its own stream.
+                arguments = message["params"]["arguments"]
+                said = arguments["given"].replace("ID", str(message["id"])).encode("latin-1")
+                if arguments["how"] == "json":
+                    await answer.begin(200, "application/json")
+                    await answer.piece(said, more=False)
+                    return
+                said = b"data: " + said + b"\n\n"
+                await answer.begin(200, "text/event-stream")
+                if arguments["how"] == "stream":
+                    await answer.piece(b": wait\n\n")
+                    self.streams[session].put_nowait(said)
+                    await self._keep_open(request)
+                else:
+                    await answer.piece(said + event(result(message, text("later"))), more=False)
             case "malformed":
                 wrong = {"jsonrpc": "2.0", "id": message["id"], "result": "no object"}
                 await answer.whole(200, wrong)

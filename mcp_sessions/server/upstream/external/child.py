@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
 
-from mcp_sessions.background import Background
+from mcp_sessions.background import Background, TimeSlice, give_way
 from mcp_sessions.core.messages import (
     Answer,
     Malformed,
+    Message,
     Notification,
     Request,
     RequestId,
     decode,
-    decode_with_surrogates,
     error_body,
     error_message,
     id_of,
@@ -36,6 +36,12 @@ from mcp_sessions.core.messages import (
     wire_error,
 )
 from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, LIMIT_REACHED, OutcomeUnknown
+from mcp_sessions.server.upstream.external.unreadable import (
+    Unreadable,
+    messages_of,
+    more_than,
+    own_id,
+)
 from mcp_sessions.server.upstream.port import Call, OnProgress, PeerError, UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -165,6 +171,7 @@ class Child(ABC):
         self._open: dict[RequestId, Waiting] = {}
         self._asked: dict[RequestId, asyncio.Task[None]] = {}
         self._last = 0
+        self._warned: set[str] = set()
         self._background = Background()
 
     @property
@@ -204,12 +211,8 @@ class Child(ABC):
         """Hand over a request."""
 
     @abstractmethod
-    def _skip(self, line: bytes, why: str) -> None:
-        """What it said is no message, and answers nothing."""
-
-    @abstractmethod
-    def _was_not_asked(self) -> None:
-        """It answered what was never asked."""
+    def _noise(self, size: int, why: str) -> None:
+        """It said so many bytes that are no message, and answer nothing."""
 
     @property
     def capabilities(self) -> Mapping[str, Any]:
@@ -238,7 +241,8 @@ class Child(ABC):
         result = await self.request(None, "initialize", client)
         version = result.get("protocolVersion")
         if not isinstance(version, str) or version not in versions:
-            raise UpstreamError(error_body(INTERNAL_ERROR, f"it speaks version {version!r}"))
+            named = repr(version) if isinstance(version, str) else "that is no text"
+            raise UpstreamError(error_body(INTERNAL_ERROR, f"it speaks version {named}"))
         self.result = result
         await self.notify("notifications/initialized", None)
 
@@ -325,22 +329,15 @@ class Child(ABC):
             What has to be done before the next thing that it said is taken.
         """
         try:
-            value = _decoded(line)
-        except ValueError:
-            self._malformed(None, line, "no JSON")
-            return None
-        try:
+            value = decode(line)
             message = parse(value)
-        except Malformed as malformed:
-            # One with a method is a request of its own, whose id is no answer's.
-            asks = isinstance(value, dict) and "method" in value
-            answered = None if asks else id_of(cast(object, value))
-            if answered is None and not asks and _is_answer(cast(object, value)):
-                # Whose it is nobody knows, and who waits for it would for ever.
-                self._was_not_asked()
-                return None
-            self._malformed(answered, line, f"malformed: {malformed}")
-            return None
+        except (ValueError, Malformed):
+            return self._take_rare(line, about)
+        if isinstance(message, Request) and ("result" in value or "error" in value):
+            return self._take_rare(line, about)
+        return self._take_message(message, about)
+
+    def _take_message(self, message: Message, about: Call | None) -> Later | None:
         match message:
             case Answer():
                 self._answered(message)
@@ -350,12 +347,58 @@ class Child(ABC):
                 return partial(self._notified, message, about)
         return None
 
-    def _malformed(self, request_id: RequestId | None, line: bytes, why: str) -> None:
-        waiting = self._open.get(request_id) if request_id is not None else None
+    def _take_rare(self, line: bytes, about: Call | None) -> Later | None:
+        said = list(messages_of(line))
+        if len(said) == 1:
+            return self._take_one(said[0], len(line), about)
+        return partial(self._take_each, said, len(line), about)
+
+    async def _take_each(
+        self, said: list[Message | Unreadable], size: int, about: Call | None
+    ) -> None:
+        time_slice = TimeSlice()
+        for each in said:
+            later = self._take_one(each, size // len(said), about)
+            if later is not None:
+                await later()
+            if time_slice.is_over():
+                await give_way()
+
+    def _take_one(self, said: Message | Unreadable, size: int, about: Call | None) -> Later | None:
+        if not isinstance(said, Unreadable):
+            return self._take_message(said, about)
+        self._cannot_read(said, size)
+        return None
+
+    def _cannot_read(self, said: Unreadable, size: int) -> None:
+        """It said that, which is no message: whoever waits for its answer is answered."""
+        waiting = self._open.get(own_id(said.id) or 0) if said.is_answer else None
         if waiting is not None:
-            self._fail(waiting, f"the server's answer is {why}")
-            return
-        self._skip(line, why)
+            self._fail(waiting, f"the server's answer {said.why}")
+        elif said.is_answer:
+            self._not_asked(own_id(said.id))
+        elif said.has_method and said.id is not None:
+            # Else the server would wait for ever.
+            self._refuse(said.id, INVALID_REQUEST, f"Invalid request: it {said.why}")
+        else:
+            self._noise(size, said.why)
+
+    def _dropped(self, said: Unreadable, longest: int) -> bool:
+        """It said that, which is too large to be read; False: nobody knows what it was.
+
+        Args:
+            longest: Bytes of a message.
+        """
+        if not (said.is_answer or said.has_method):
+            return False
+        if said.has_method:
+            self._leave_out(longest)
+        if said.is_answer or said.id is not None:
+            self._cannot_read(said, 0)
+        return True
+
+    def _leave_out(self, longest: int) -> None:
+        self._warn("too large", f"a message of {more_than(longest)} is left out")
 
     def _fail(self, waiting: Waiting, why: str) -> None:
         if not waiting.future.done():
@@ -364,24 +407,41 @@ class Child(ABC):
     def _answered(self, answer: Answer) -> None:
         waiting = self._open.get(answer.id) if answer.id is not None else None
         if waiting is None:
-            if not isinstance(answer.id, int) or not 0 < answer.id <= self._last:
-                self._was_not_asked()
-            # Else it was cancelled, or is answered twice.
-        elif not waiting.future.done():
+            asked = own_id(answer.id)
+            waiting = self._open.get(asked) if asked is not None else None
+            if waiting is None:
+                self._not_asked(asked)
+                return
+        if not waiting.future.done():
             waiting.future.set_result(answer)
+
+    def _not_asked(self, request_id: int | None) -> None:
+        """It answers what nobody waits for. Many servers answer notifications, and their other
+        clients pay no attention. No id is used twice, so that it can be nobody else's answer.
+        """
+        if request_id is None or not 0 < request_id <= self._last:
+            self._warn("not asked", "it answers what it was not asked, which is ignored")
+        # Else it was cancelled, or is answered twice.
+
+    def _warn(self, kind: str, text: str) -> None:
+        """Say the first of a kind: a server may do so as often as it likes."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning("%s: %s", self._client.label(), text)
 
     async def _notified(self, notification: Notification, about: Call | None) -> None:
         method, params = notification.method, notification.params
         match method:
             case "notifications/progress":
                 members = dict(params or {})
-                token = members.pop(_TOKEN, None)
-                waiting = self._open.get(token) if isinstance(token, (int, str)) else None
+                token = own_id(members.pop(_TOKEN, None))
+                waiting = self._open.get(token) if token is not None else None
                 if waiting is not None and waiting.call is not None:
                     await self._client.reported(waiting.call, members)
             case "notifications/cancelled":
-                asked = (params or {}).get("requestId")
-                task = self._asked.get(asked) if isinstance(asked, (int, str)) else None
+                # True is none, and would be found as 1.
+                asked = id_of({"id": (params or {}).get("requestId")})
+                task = self._asked.get(asked) if asked is not None else None
                 if task is not None:
                     task.cancel()
             case _ if self.result:
@@ -424,24 +484,3 @@ class Child(ABC):
 
     def _refuse(self, request_id: RequestId, code: int, text: str, data: Any = None) -> None:
         self._write(error_message(request_id, error_body(code, text, data)))
-
-
-def _decoded(line: bytes) -> Any:
-    """See :func:`decode`. An answer may have half a surrogate pair, as a handler's may.
-
-    Raises:
-        ValueError: See there.
-    """
-    try:
-        return decode(line)
-    except ValueError:
-        value: object = decode_with_surrogates(line)
-        if not _is_answer(value) or "method" in members_of(value):
-            raise
-        return value
-
-
-def _is_answer(value: object) -> bool:
-    """Whether a message that is malformed answers something."""
-    members = members_of(value)
-    return members.get("jsonrpc") == "2.0" and ("result" in members or "error" in members)

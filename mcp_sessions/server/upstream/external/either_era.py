@@ -47,6 +47,7 @@ from mcp_sessions.server.upstream.external.modern import (
 )
 from mcp_sessions.server.upstream.external.place import LISTS, UPDATED
 from mcp_sessions.server.upstream.external.rounds import CallInRounds
+from mcp_sessions.server.upstream.external.unreadable import own_id
 from mcp_sessions.server.upstream.port import Call, UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -248,8 +249,8 @@ class EitherEraChild(Child):
             params = notification.params or {}
             match notification.method:
                 case "notifications/subscriptions/acknowledged":
-                    about_id: object = (meta_of(params) or {}).get(SUBSCRIPTION_ID)
-                    if isinstance(about_id, int) and about_id in self._listens:
+                    about_id = own_id((meta_of(params) or {}).get(SUBSCRIPTION_ID))
+                    if about_id is not None and about_id in self._listens:
                         heard = self._listens.pop(about_id)
                         await heard.begun(goes_on=False)
                     return
@@ -262,7 +263,8 @@ class EitherEraChild(Child):
         await super()._notified(notification, about)
 
     def _end_listen(self, request_id: object) -> None:
-        waiting = self._open.get(request_id) if isinstance(request_id, (int, str)) else None
+        asked = own_id(request_id)
+        waiting = self._open.get(asked) if asked is not None else None
         # Of the layer's own requests it is the only one that lasts.
         if waiting is not None and waiting.call is None and not waiting.future.done():
             waiting.future.set_result(Answer(None, {}, None))

@@ -1,4 +1,7 @@
-"""A child that is a process: a message a line. What it says wrong ends it.
+"""A child that is a process: a message a line.
+
+What it says wrong costs the request that it answers. What is no message is skipped, and is noise:
+too much of that between two messages ends the process.
 
 In the modern era, too, all of it comes on one pipe: a listen is a request whose answer is its end.
 """
@@ -8,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 from collections.abc import Callable, Coroutine, Mapping
 from secrets import token_hex
 from typing import Any, Final
@@ -17,10 +19,11 @@ from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import encode
 from mcp_sessions.ids import name_for_handlers
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.child import Child, Client, Forgotten, Later, Waiting
+from mcp_sessions.server.upstream.external.child import Child, Client, Forgotten, Later
 from mcp_sessions.server.upstream.external.either_era import EitherEraChild
 from mcp_sessions.server.upstream.external.listening import Hear, Heard
 from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.unreadable import more_than, of_ends
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.server.upstream.stdio.output import Line, TooLong
 from mcp_sessions.server.upstream.stdio.process import ChildProcess, Processes
@@ -30,7 +33,7 @@ from mcp_sessions.stdio_server import StdioServer
 logger = logging.getLogger(__name__)
 
 _JUNK: Final = 1_048_576
-"""Bytes that are no message, of one child."""
+"""Bytes that are no message, between two messages."""
 
 _UNREAD: Final = 4
 """Of the longest messages, as many bytes as a child may leave unread that is told something which
@@ -38,13 +41,6 @@ waits for nobody: what answers its pings, above all."""
 
 _DIGITS: Final = 32
 """Hexadecimal ones, that name a principal or a session to its process."""
-
-_ENDING: Final = 100
-"""Bytes of the end of a line in which its id may stand."""
-
-# Where writers put the id: before everything else, or after it.
-_FIRST_ID = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+)\s*,')
-_LAST_ID = re.compile(rb',\s*"id"\s*:\s*(\d+)\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*\Z')
 
 
 class StdioChildren:
@@ -172,7 +168,11 @@ class StdioChild(EitherEraChild):
         if isinstance(line, TooLong):
             self._too_long(line)
             return None
-        return self._take(line)
+        noise = self._junk
+        later = self._take(line)
+        if self._junk == noise:
+            self._junk = 0
+        return later
 
     def _stream(self) -> Hear | None:
         return self._listen if self._modern is not None else None
@@ -187,32 +187,14 @@ class StdioChild(EitherEraChild):
                 raise
         return None
 
-    def _skip(self, line: bytes, why: str) -> None:
-        # NaN, half a surrogate pair, a line that breaks off: not only banners are no JSON.
-        waiting = self._answered_by(line, line[-_ENDING:]) if b'"method"' not in line else None
-        if waiting is not None:
-            self._fail(waiting, f"the server's answer is {why}")
-            return
-        if not self._junk:
-            label = self._process.label()
-            logger.warning("%s: it writes on its output what is no message (%s)", label, why)
-        self._junk += len(line) + 1
+    def _noise(self, size: int, why: str) -> None:
+        self._warn("noise", f"it writes on its output what is no message: it {why}")
+        self._junk += size + 1
         if self._junk > _JUNK:
             self._break("it writes on its output what is no message")
 
-    def _was_not_asked(self) -> None:
-        self._break("it answers what it was not asked")
-
     def _too_long(self, line: TooLong) -> None:
-        waiting = self._answered_by(line.head, line.tail)
-        if waiting is None:
-            self._break(f"a message of more than {self._longest} bytes (max_answer)")
-        else:
-            self._fail(
-                waiting, f"the server's answer has more than {self._longest} bytes (max_answer)"
-            )
-
-    def _answered_by(self, head: bytes, tail: bytes) -> Waiting | None:
-        """Who waits for what cannot be read, as far as its id stands where servers write it."""
-        found = _FIRST_ID.match(head) or _LAST_ID.search(tail)
-        return self._open.get(int(found[1])) if found is not None else None
+        why = f"has {more_than(self._longest)}"
+        if not self._dropped(of_ends(line.head, line.tail, why), self._longest):
+            # Somebody may wait for it.
+            self._break(f"a message of {more_than(self._longest)}")

@@ -466,3 +466,47 @@ def test_what_cannot_be_a_server_is_refused_at_once(
     with pytest.raises(ConfigurationError, match=said) as refusal:
         HTTPServer(url, **options)
     assert "secret" not in str(refusal.value)
+
+
+GIVEN = [
+    '{"jsonrpc":"2.0","id":ID,"result":{"method":"ols","r2":NaN}}',
+    '{"jsonrpc":"2.0","result":{"r2":-Infinity},"id":ID}',
+    '{"jsonrpc":"2.0","id":"ID","result":{"n":1e400}}',
+    '{"jsonrpc":"2.0","id":ID.0,"result":{"n":"\xff"}}',
+    '{"jsonrpc":"2.0","id":ID,"result":{"n":%s}}' % ("1" * 5_000),
+    '{"jsonrpc":"2.0","id":ID,"result":{"n":%s}}' % ("[" * 2_000 + "]" * 2_000),
+]
+
+
+@pytest.mark.parametrize("how", ["json", "event", "stream"])
+@pytest.mark.parametrize("given", GIVEN, ids=range(len(GIVEN)))
+async def test_an_answer_that_is_no_json_is_an_error_of_its_request(how: str, given: str) -> None:
+    """Wherever it comes: it is found by its structure."""
+    async with url_world(UrlServer()) as w:
+        client = await w.connected()
+        await client.get().started()
+        error = await client.call("given", how=how, given=given).error()
+        assert error == {"code": -32603, "message": "the server's answer is no JSON"}
+        assert await client.text("count") == "2"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        '\xef\xbb\xbf{"jsonrpc":"2.0","id":ID,"result":{"content":[]}}\r\n',
+        '{"jsonrpc":"2.0","id":"ID","result":{"content":[]}}',
+        '[{"jsonrpc":"2.0","id":ID,"result":{"content":[]}}]',
+    ],
+)
+async def test_what_servers_write_of_an_answer_is_read(given: str) -> None:
+    async with url_world(UrlServer()) as w:
+        client = await w.connected()
+        assert (await client.call("given", how="json", given=given).result())["content"] == []
+
+
+@pytest.mark.parametrize("given", ["1.5", "null", "true", "4711", '"x"', "1" * 5_000])
+async def test_an_answer_to_nothing_is_ignored(given: str) -> None:
+    async with url_world(UrlServer()) as w:
+        client = await w.connected()
+        said = '{"jsonrpc":"2.0","error":{"code":-1,"message":"no"},"id":' + given + "}"
+        assert await client.text("given", how="event", given=said) == "later"

@@ -36,6 +36,7 @@ from mcp_sessions.server.upstream.external.child import (
 from mcp_sessions.server.upstream.external.either_era import EitherEraChild
 from mcp_sessions.server.upstream.external.listening import Hear, Heard
 from mcp_sessions.server.upstream.external.modern import VERSION
+from mcp_sessions.server.upstream.external.unreadable import more_than, outlined
 from mcp_sessions.server.upstream.port import Call, UpstreamError
 from mcp_sessions_transports.connect_errors import reason_of
 from mcp_sessions_transports.http.client.bounded_body import BodyTooLarge
@@ -79,7 +80,6 @@ class HttpChild(EitherEraChild):
         self._longest = longest
         self._is_over = False
         self._posts: set[asyncio.Task[None]] = set()
-        self._warned: set[str] = set()
         self._messages = Messages(self._background, self._tell)
         self._session = Session(
             opens=self._request,
@@ -224,9 +224,7 @@ class HttpChild(EitherEraChild):
         except UNSENT as unsent:
             failed = refused(reason_of(unsent))
         except (BodyTooLarge, EventTooLarge):
-            self._fail(
-                waiting, f"the server's answer has more than {self._longest} bytes (max_answer)"
-            )
+            self._fail(waiting, f"the server's answer has {more_than(self._longest)}")
             return
         except FAILURES as broken:
             failed = unknown(said(broken))
@@ -256,11 +254,13 @@ class HttpChild(EitherEraChild):
 
     async def _heard(self, event: ReadEvent, waiting: Waiting | None) -> None:
         if event.dropped is not None:
-            if waiting is None or event.dropped.has_method:
-                text = f"a message of more than {self._longest} bytes (max_answer) is left out"
-                self._warn("too large", text)
+            said = outlined(event.dropped, f"has {more_than(self._longest)}")
+            if self._dropped(said, self._longest):
                 return
-            raise EventTooLarge
+            if waiting is not None:
+                raise EventTooLarge
+            self._leave_out(self._longest)
+            return
         if event.data and event.event == "message":
             later = self._take(event.data, waiting.call if waiting is not None else None)
             if later is not None:
@@ -306,14 +306,5 @@ class HttpChild(EitherEraChild):
         """Nothing can be asked of it any more."""
         self._is_over = True
 
-    def _skip(self, line: bytes, why: str) -> None:
-        self._warn("no message", f"it says what is no message ({why})")
-
-    def _was_not_asked(self) -> None:
-        self._warn("not asked", "it answers what it was not asked")
-
-    def _warn(self, kind: str, text: str) -> None:
-        """Say the first of a kind: a server may do so as often as it likes."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            logger.warning("%s: %s", self._client.label(), text)
+    def _noise(self, size: int, why: str) -> None:
+        self._warn("noise", f"it says what is no message: it {why}")

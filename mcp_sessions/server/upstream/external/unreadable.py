@@ -1,0 +1,166 @@
+"""What a server said that is no JSON-RPC message: what it is about, by its structure.
+
+Rules, owned by ``tests/server/upstream/external/test_unreadable.py``:
+
+1. Nothing that a server says raises anything but ``ValueError`` here.
+2. An answer has a result or an error. A word that stands inside of those means nothing.
+3. What is no JSON has a structure all the same: NaN and Infinity, as Python writes them, numbers
+   that are too large, bytes that are no UTF-8, half a surrogate pair, a byte order mark.
+4. A server may write all members that it knows: one that is null is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from mcp_sessions.core.messages import (
+    Malformed,
+    Message,
+    RequestId,
+    decode,
+    decode_with_surrogates,
+    id_of,
+    members_of,
+    parse,
+)
+from mcp_sessions.core.outline import Outline
+
+NO_JSON: Final = "is no JSON"
+
+_BOM: Final = b"\xef\xbb\xbf"
+_DIGITS: Final = 18
+_END: Final = 65_536
+"""Bytes of the beginning of a message that broke off in which its members are looked for."""
+
+_ENDING: Final = 100
+"""Bytes of its end in which its id may stand."""
+
+_LAST_ID = re.compile(rb',\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*\Z')
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Said, and no message."""
+
+    why: str
+    """In words that go on "the answer"."""
+
+    id: RequestId | None
+    """Of the request that it answers or asks; None: it has none, or none that can be found."""
+
+    is_answer: bool
+    has_method: bool
+    """It asks or tells. Neither this nor an answer: nobody knows what it is."""
+
+
+def more_than(longest: int) -> str:
+    """How a message is too large, and which option says so."""
+    return f"more than {longest} bytes (max_answer)"
+
+
+def own_id(given: object) -> int | None:
+    """The number that a server gives back as the layer's own; None: that is none of them. Some
+    servers write each number as a text, or with a fraction.
+    """
+    if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) <= _DIGITS:
+        return int(given) if str(int(given)) == given else None
+    if isinstance(given, float) and given.is_integer():
+        return int(given)
+    return given if isinstance(given, int) and not isinstance(given, bool) else None
+
+
+def messages_of(line: bytes) -> Iterator[Message | Unreadable]:
+    """The messages in something that is not one: those of an array (which 2025-03-26 allows), one
+    behind a byte order mark, one with members that mean nothing; and what is none.
+    """
+    line = line.removeprefix(_BOM)
+    try:
+        value: object = _decoded(line)
+    except ValueError:
+        yield _outlined(line)
+        return
+    each = cast("list[object]", value) if isinstance(value, list) else [value]
+    for said in each:
+        yield _message_of(said)
+
+
+def outlined(outline: Outline, why: str) -> Unreadable:
+    """What is known of a message that was not kept."""
+    return Unreadable(why, outline.id, outline.is_answer, outline.has_method)
+
+
+def of_ends(head: bytes, tail: bytes, why: str) -> Unreadable:
+    """What is known of a message by its beginning and its end."""
+    outline = Outline()
+    outline.feed(head[:_END])
+    known = outlined(outline, why)
+    found = _LAST_ID.search(tail[-_ENDING:]) if known.is_answer and known.id is None else None
+    return Unreadable(why, int(found[1]), True, False) if found is not None else known
+
+
+def is_reply(value: object) -> bool:
+    """Whether a decoded value answers something."""
+    members = members_of(value)
+    return members.get("result") is not None or members.get("error") is not None
+
+
+def _decoded(line: bytes) -> object:
+    """As :func:`decode`. An answer may have half a surrogate pair, as a handler's may.
+
+    Raises:
+        ValueError: See there.
+    """
+    try:
+        return decode(line)
+    except ValueError:
+        value: object = decode_with_surrogates(line)
+        if not is_reply(value):
+            raise
+        return value
+
+
+def _message_of(value: object) -> Message | Unreadable:
+    members = dict(members_of(value))
+    replies = is_reply(value)
+    if replies:
+        members = {name: it for name, it in members.items() if name != "method" and it is not None}
+    elif members.get("method") is None:
+        members.pop("method", None)
+    if isinstance(members.get("id"), float):
+        members["id"] = own_id(members["id"])
+    try:
+        return parse(members if isinstance(value, dict) else value)
+    except Malformed as malformed:
+        asks = not replies and "method" in members
+        # Of one that is neither, who waits for that id waits for an answer.
+        is_answer = replies or (not asks and id_of(members) is not None)
+        return Unreadable(f"is malformed: {malformed}", id_of(members), is_answer, asks)
+
+
+def _outlined(line: bytes) -> Unreadable:
+    try:
+        text = line.decode("utf-8", "replace")
+        loose: object = json.loads(text, parse_constant=_constant, parse_int=_number)
+    except (ValueError, RecursionError):
+        return of_ends(line, line, NO_JSON)
+    members = members_of(loose)
+    replies = is_reply(loose)
+    given: Any = members.get("id")
+    return Unreadable(
+        NO_JSON,
+        own_id(given) if isinstance(given, float) else id_of(members),
+        replies,
+        not replies and members.get("method") is not None,
+    )
+
+
+def _constant(_: str) -> bool:
+    return True
+
+
+def _number(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _DIGITS else 0.5
