@@ -29,6 +29,7 @@ from mcp_sessions.server.cluster.shared_bus import SharedBus
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
+from mcp_sessions.server.delivery.hearing import Hearing
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions
@@ -162,8 +163,9 @@ class Assembly:
         self.publisher = publisher = Publisher(
             store, connections, attachments, policy, clock, bus, questions
         )
+        hearing = Hearing(store, connections, visibility)
         self.broadcaster = broadcaster = ChangeBroadcaster(
-            store, connections, attachments, publisher, policy, clock, bus
+            store, connections, attachments, publisher, policy, clock, bus, hearing
         )
         outcomes = Outcomes(store, policy, clock, owed, sealed.stamp)
         self.runner = runner = RequestRunner(outcomes, questions, policy, process=bus.process)
@@ -193,6 +195,8 @@ class Assembly:
             policy,
             add_capabilities,
             clock(),
+            hearing,
+            visibility,
         )
         self.conversations = bound = argument = None
         if conversations is not None:

@@ -4,20 +4,35 @@ Rules that must hold, and that the tests in ``tests/core/test_visibility.py`` ow
 
 1. The rule that was made last decides. What none says is hidden as it is outside of a session.
 2. In a pattern ``*`` stands for any text, and nothing else is special. To match takes one pass.
-3. Who names what is hidden makes the server look for what it does not have: its own words for
-   that, with the name that was asked for, are the answer.
+3. A client that names something hidden makes the server look for a name that it does not have.
+   The server's own error, with the name that the client sent, is the answer.
+4. A server may take another spelling for the same name. :mod:`mcp_sessions.core.readings`
+   decides which spellings these are.
+5. While a resource may be hidden, the server gets no URI that servers read differently: such a
+   request is refused.
+6. No result has a link to a hidden resource, or its contents.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
-from urllib.parse import unquote
 
 from mcp_sessions.core.messages import members_of
+from mcp_sessions.core.readings import (
+    check_readable,
+    fits,
+    hides_name,
+    hides_uri,
+    reveals_name,
+    reveals_uri,
+    subsumes_name,
+    subsumes_uri,
+)
+from mcp_sessions.errors import InvalidParams
 
 STATE_KEY = "mcp_sessions/visibility"
 """Of a session's state: where its rules are kept."""
@@ -36,15 +51,13 @@ _LISTS = {
     "resources/list": (RESOURCES, "resources", "uri"),
     "resources/templates/list": (RESOURCES, "resourceTemplates", "uriTemplate"),
 }
-_NAMES = {
-    "tools/call": (TOOLS, "name"),
-    "prompts/get": (PROMPTS, "name"),
-    "resources/read": (RESOURCES, "uri"),
-    "resources/subscribe": (RESOURCES, "uri"),
-    "resources/unsubscribe": (RESOURCES, "uri"),
-}
+_MEMBERS = {TOOLS: "name", PROMPTS: "name", RESOURCES: "uri"}
+"""Of a request whose method begins with the kind, such as ``tools/call``: where its name is."""
+
 _REFERENCES = {"ref/prompt": (PROMPTS, "name"), "ref/resource": (RESOURCES, "uri")}
 _LISTEN = "subscriptions/listen"
+_CONTENTS = {"tools/call": "content", "prompts/get": "messages", "resources/read": "contents"}
+"""Where a result has links to resources, and their contents."""
 
 _VARIABLE = re.compile(r"\{[^{}]*\}")
 _RUN = re.compile(r"(?:%[0-9A-Fa-f]{2}|[^\W_])+")
@@ -62,19 +75,7 @@ def as_pattern(kind: str, text: str) -> str:
 
 def matches(pattern: str, name: str) -> bool:
     """Whether a pattern covers a name; or, of another pattern, everything that this covers."""
-    first, *rest = pattern.split("*")
-    if not rest:
-        return name == pattern
-    *middle, last = rest
-    if not name.startswith(first):
-        return False
-    at = len(first)
-    for part in middle:
-        found = name.find(part, at)
-        if found < 0:
-            return False
-        at = found + len(part)
-    return name.endswith(last) and len(name) - len(last) >= at
+    return fits(pattern.split("*"), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +103,27 @@ class Visibility:
         return not self.outside and not self.rules
 
     def is_hidden(self, kind: str, name: str) -> bool:
-        """Whether a name is. A resource is, if it is in any spelling that a server may take for
-        the same one.
-        """
-        spellings = _spellings(name) if kind == RESOURCES else (name,)
-        return any(self._is_hidden(kind, each) for each in spellings)
+        """Whether a name is hidden, or another spelling that a server may take for it."""
+        is_uri = kind == RESOURCES
+        hides, reveals = (hides_uri, reveals_uri) if is_uri else (hides_name, reveals_name)
+        for pattern, is_hiding in reversed(self.rules.get(kind, ())):
+            if is_hiding and hides(pattern, name):
+                return True
+            if not is_hiding and reveals(pattern, name):
+                return False
+        return any(hides(as_pattern(kind, pattern), name) for pattern in self.outside)
 
-    def _is_hidden(self, kind: str, name: str) -> bool:
-        for pattern, hides in reversed(self.rules.get(kind, ())):
-            if _covers(kind, pattern, name):
-                return hides
-        return any(_covers(kind, as_pattern(kind, pattern), name) for pattern in self.outside)
+    def may_hear(self, uri: str) -> bool:
+        """Whether a subscription to a resource counts. One may be older than what hides it."""
+        try:
+            self._check(RESOURCES, uri)
+        except InvalidParams:
+            return False
+        return not self.is_hidden(RESOURCES, uri)
+
+    def _check(self, kind: str, name: str) -> None:
+        if kind == RESOURCES and (self.outside or self.rules.get(RESOURCES)):
+            check_readable(name)
 
     def changed(self, kind: str, patterns: Collection[str], *, hides: bool) -> list[Rule]:
         """The rules of a kind with more of them; the same ones, if these change nothing."""
@@ -121,31 +132,50 @@ class Visibility:
             rule = [pattern, hides]
             if rule in rules and all(each[1] == hides for each in rules[rules.index(rule) :]):
                 continue
-            rules = [each for each in rules if not matches(pattern, each[0])]
+            subsumes = subsumes_uri if kind == RESOURCES else subsumes_name
+            rules = [each for each in rules if not subsumes(pattern, each[0])]
             rules.append(rule)
         return rules
 
     # --- on the way of a request -------------------------------------------------------------
+
+    def names_hidden(self, method: str, params: dict[str, Any] | None) -> dict[str, str]:
+        """What :meth:`concealed` puts for the hidden names of a request. Nothing of a request
+        that it refuses.
+        """
+        try:
+            return self.concealed(method, params)[1]
+        except InvalidParams:
+            return {}
 
     def concealed(
         self, method: str, params: dict[str, Any] | None
     ) -> tuple[dict[str, Any] | None, dict[str, str]]:
         """A request's params, with something that nothing is called for each hidden name; and
         what was put for what, for :func:`restored`. Nothing, if it names nothing that is hidden.
+
+        Raises:
+            InvalidParams: A resource may be hidden, and it names one by a URI that servers read
+                differently. See :func:`~mcp_sessions.core.readings.check_readable`.
         """
         put: dict[str, str] = {}
 
+        def instead_of(kind: str, name: Any) -> Any:
+            if not isinstance(name, str):
+                return name
+            self._check(kind, name)
+            return self._put_for(kind, name, put) if self.is_hidden(kind, name) else name
+
         def conceal(kind: str, holder: dict[str, Any], member: str) -> dict[str, Any]:
-            name = holder.get(member)
-            if not isinstance(name, str) or not self.is_hidden(kind, name):
+            if member not in holder:
                 return holder
-            return {**holder, member: self._put_for(kind, name, put)}
+            return {**holder, member: instead_of(kind, holder[member])}
 
         if params is None:
             return None, put
-        if method in _NAMES:
-            kind, member = _NAMES[method]
-            params = conceal(kind, params, member)
+        kind = method.partition("/")[0]
+        if kind in KINDS:
+            params = conceal(kind, params, _MEMBERS[kind])
         elif method == "completion/complete":
             reference = members_of(params.get("ref"))
             kind, member = _REFERENCES.get(str(reference.get("type")), (TOOLS, ""))
@@ -154,12 +184,7 @@ class Visibility:
             wanted = members_of(params.get("notifications"))
             uris = wanted.get("resourceSubscriptions")
             if isinstance(uris, list):
-                seen = [
-                    self._put_for(RESOURCES, uri, put)
-                    if isinstance(uri, str) and self.is_hidden(RESOURCES, uri)
-                    else uri
-                    for uri in cast("list[Any]", uris)
-                ]
+                seen = [instead_of(RESOURCES, uri) for uri in cast("list[Any]", uris)]
                 params = {**params, "notifications": {**wanted, "resourceSubscriptions": seen}}
         return params, put
 
@@ -177,7 +202,7 @@ class Visibility:
             changed = run
             instead = self._called_nothing(run[0], max(_SHORTEST, len(run[0])))
             nearest = name[: run.start()] + instead + name[run.end() :]
-            if not self.is_hidden(kind, nearest):
+            if self.may_hear(nearest) if kind == RESOURCES else not self.is_hidden(kind, nearest):
                 break
         put[instead] = changed[0]
         return nearest
@@ -188,18 +213,30 @@ class Visibility:
 
     def shown(self, method: str, result: dict[str, Any]) -> dict[str, Any]:
         """A result without what is hidden. What a session sees is nobody else's to keep."""
-        if method not in _LISTS:
-            return self._private(result) if method == "resources/read" else result
-        kind, member, name = _LISTS[method]
+        if method in _LISTS:
+            kind, member, name = _LISTS[method]
+            result = self._without(
+                result, member, lambda entry: (kind, members_of(entry).get(name))
+            )
+            return self._private(result)
+        if method in _CONTENTS:
+            member = _CONTENTS[method]
+            result = self._without(result, member, lambda entry: (RESOURCES, _uri_of(entry)))
+        return self._private(result) if method == "resources/read" else result
+
+    def _without(
+        self, result: dict[str, Any], member: str, named: Callable[[Any], tuple[str, Any]]
+    ) -> dict[str, Any]:
         entries: object = result.get(member)
         if not isinstance(entries, list):
             return result
+        of_all = cast("list[Any]", entries)
         seen = [
             entry
-            for entry in cast("list[Any]", entries)
-            if not self.is_hidden(kind, str(members_of(entry).get(name)))
+            for entry in of_all
+            if not (isinstance((each := named(entry))[1], str) and self.is_hidden(*each))
         ]
-        return self._private({**result, member: seen})
+        return result if len(seen) == len(of_all) else {**result, member: seen}
 
     def _private(self, result: dict[str, Any]) -> dict[str, Any]:
         if not self.rules or "cacheScope" not in result:
@@ -226,33 +263,13 @@ def restored(value: Any, put: Mapping[str, str]) -> Any:
     return value
 
 
-def _covers(kind: str, pattern: str, name: str) -> bool:
-    # A pattern that is itself encoded is meant in its plain spelling, too.
-    return matches(pattern, name) or (kind == RESOURCES and matches(_decoded(pattern), name))
-
-
-def _spellings(uri: str) -> Iterator[str]:
-    """A URI, and as servers may read it that decode it, or resolve its dots, once or twice."""
-    yield uri
-    for _ in range(2):
-        plain = _decoded(uri)
-        if plain == uri:
-            return
-        yield plain
-        uri = plain
-
-
-def _decoded(uri: str) -> str:
-    uri = unquote(uri)
-    scheme, colon, rest = uri.partition(":")
-    if not colon:
-        return uri
-    authority = 3 if rest.startswith("//") else 0
-    segments = rest.split("/")
-    kept = segments[:authority]
-    for segment in segments[authority:]:
-        if segment == "..":
-            del kept[max(authority, len(kept) - 1) :]
-        elif segment != ".":
-            kept.append(segment)
-    return scheme.lower() + colon + "/".join(kept)
+def _uri_of(entry: Any) -> Any:
+    """Of the resource that a block of a result links to, or holds; None: of none."""
+    block = members_of(entry)
+    content = block.get("content")
+    if isinstance(content, Mapping):  # a message of a prompt
+        block = members_of(content)
+    resource = block.get("resource")
+    if isinstance(resource, Mapping):
+        return members_of(resource).get("uri")
+    return block.get("uri")

@@ -4,9 +4,10 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from mcp_sessions.core.readings import check_readable
 from mcp_sessions.core.visibility import (
     KINDS,
     PROMPTS,
@@ -17,8 +18,17 @@ from mcp_sessions.core.visibility import (
     matches,
     restored,
 )
+from mcp_sessions.errors import InvalidParams
 
 TEXTS = st.text("ab*/", max_size=8)
+
+
+def is_readable(uri: str) -> bool:
+    try:
+        check_readable(uri)
+    except InvalidParams:
+        return False
+    return True
 
 
 def seen(*outside: str, **rules: list[list[Any]]) -> Visibility:
@@ -115,7 +125,7 @@ def test_a_template_hides_what_is_made_of_it() -> None:
         ("notes://*", "notes://secret", r"\w{16}://secret"),
         ("users://admin/*", "users://admin/key", r"users://\w{16}/key"),
         ("*", "users://admin/key", r"\w{16}://admin/key"),
-        ("-", "-", r"\w{16}"),
+        ("a:-", "a:-", r"\w{16}:-"),
     ],
 )
 def test_the_nearest_name_that_is_not_hidden_stands_for_one(
@@ -137,6 +147,9 @@ def test_no_name_stands_for_another_that_anybody_could_have(
     method = {TOOLS: "tools/call", PROMPTS: "prompts/get", RESOURCES: "resources/read"}[kind]
     member = "uri" if kind == RESOURCES else "name"
     visibility = seen(hidden)
+    if kind == RESOURCES:
+        name = "x:" + name.replace("\0", "")
+        assume(is_readable(name))
     params, put = visibility.concealed(method, {member: name})
     assert params is not None
     assert bool(put) == visibility.is_hidden(kind, name) == (params[member] != name)

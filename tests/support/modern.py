@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
+from mcp.shared.inbound import encode_header_value
+
 from tests.support.raw import KEY, SESSION, Carrier, Json, Reply, call_params
 
 MODERN = "2026-07-28"
@@ -282,7 +284,7 @@ def routing_headers(message: Json) -> dict[str, str]:
     if member is not None and isinstance(params, dict):
         name = cast("Json", params).get(member)
         if isinstance(name, str):
-            headers["Mcp-Name"] = name
+            headers["Mcp-Name"] = encode_header_value(name)
     return headers
 
 

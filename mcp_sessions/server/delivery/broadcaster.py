@@ -36,6 +36,7 @@ from mcp_sessions.server.cluster.messages import ServerChanged
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
+from mcp_sessions.server.delivery.hearing import Hearing
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.waiting_changes import (
     RESOURCE_UPDATED,
@@ -70,6 +71,7 @@ class ChangeBroadcaster:
     _policy: SessionPolicy
     _clock: Callable[[], float]
     _bus: ClusterBus
+    _hearing: Hearing
 
     def __post_init__(self) -> None:
         self._waiting = WaitingChanges(self._policy, self._clock)
@@ -265,6 +267,13 @@ class ChangeBroadcaster:
             StoreUnavailable: They are not told, or their connections may not have it.
         """
         session_ids = [each for each in session_ids if each not in waiting.done]
+        if self._hearing.is_hidden_from_some(waiting.method, waiting.params):
+            change = (waiting.method, waiting.params)
+            session_ids = [
+                each
+                for each in session_ids
+                if not await self._hearing.is_hidden_from(each, *change)
+            ]
         if not session_ids:
             return
         locks = [self._attachments.session_lock(session_id) for session_id in session_ids]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mcp_sessions.core.messages import NotNamed, Request, named_session, request_key
+from mcp_sessions.core.readings import folded, is_one_of
 from mcp_sessions.core.request_keys import Begun, KeyUse, content_digest
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.visibility import TOOLS, Visibility
@@ -77,10 +78,11 @@ class Associations:
     _visibility: Visibility
     _gated_methods: set[str] = field(default_factory=set[str])
     _gated_tools: set[str] = field(default_factory=set[str])
+    """Folded: a server may take another spelling for the same tool."""
 
     def gate(self, *, tools: Iterable[str], methods: Iterable[str]) -> None:
         """Serve these in a session only from now on, beside those that are gated already."""
-        self._gated_tools.update(tools)
+        self._gated_tools.update(map(folded, tools))
         self._gated_methods.update(methods)
 
     async def of(
@@ -158,7 +160,9 @@ class Associations:
         if request is not None and request.method in self._gated_methods:
             raise SessionRequiredByServer
         tool = _tool(request) if request is not None and request.method == "tools/call" else None
-        gated = tool is not None and tool in self._gated_tools
+        gated = False
+        if tool is not None and self._gated_tools:
+            gated = is_one_of(tool, self._gated_tools)
         if gated and not self._visibility.is_hidden(TOOLS, str(tool)):
             raise SessionRequiredByServer
         return Association(None, declined=declined, gated=gated)

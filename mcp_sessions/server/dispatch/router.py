@@ -386,7 +386,7 @@ class Router:
         if audit is not None and handle is not None:
             audit.serve_in(handle.digest, handle.source, inbound.conversation)
         sees = handle.visibility if handle is not None else self._visibility
-        put = {} if sees.is_plain else sees.concealed(request.method, request.params)[1]
+        put = {} if sees.is_plain else sees.names_hidden(request.method, request.params)
         if association.gated and not put:
             raise SessionRequiredByServer
         if self._runner.is_over:

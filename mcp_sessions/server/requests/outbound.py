@@ -12,6 +12,7 @@ from mcp_sessions.errors import INVALID_REQUEST
 from mcp_sessions.ids import digest
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
+from mcp_sessions.server.delivery.hearing import Hearing
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions, check_may_ask
 from mcp_sessions.server.requests.runner import RequestRunner
@@ -32,10 +33,15 @@ class SessionOutbound:
     _questions: PendingQuestions
     _store: SessionStore
     _record: SessionRecord
+    _hearing: Hearing
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """See :class:`Outbound`. After the session's end, a line in the log."""
+        """See :class:`Outbound`. After the session's end, a line in the log. Of a resource that
+        is hidden from it, the client hears nothing.
+        """
         session_id = self._record.session_id
+        if await self._hearing.is_hidden_from(session_id, method, params):
+            return
         if not await self._publisher.publish(session_id, method, params, wait=True):
             logger.debug("dropped %s: session %s is over", method, digest(session_id))
 
@@ -71,9 +77,12 @@ class ConnectionOutbound:
     _runner: RequestRunner
     _questions: PendingQuestions
     _connection: ClientConnection
+    _hearing: Hearing
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """See :class:`Outbound`."""
+        """See :class:`Outbound`. Of a resource that is hidden from it, the client hears nothing."""
+        if await self._hearing.is_hidden_from_connection(self._connection, method, params):
+            return
         await self._publisher.send_sessionless(self._connection, method, params, wait=True)
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:

@@ -14,10 +14,12 @@ from typing import Any, TypedDict
 from mcp_sessions.core.listening import SET_LEVEL
 from mcp_sessions.core.messages import Request
 from mcp_sessions.core.states import Mode
+from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
+from mcp_sessions.server.delivery.hearing import Hearing
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.requests.outbound import ConnectionOutbound, LateOutbound, SessionOutbound
@@ -67,6 +69,8 @@ class UpstreamPeers:
     _policy: SessionPolicy
     _advertise: Callable[[dict[str, Any]], None]
     _began_at: float
+    _hearing: Hearing
+    _visibility: Visibility
 
     def adopt(self, peer: NewPeer, outbound: LateOutbound, connection: ClientConnection) -> None:
         """A client that shook hands has a connection now."""
@@ -156,15 +160,27 @@ class UpstreamPeers:
         if record is None:
             return {}
         was_served = record.created_at < self._began_at
-        return {"wanted": wanted_by(record), "was_served": was_served}
+        wanted, sees = wanted_by(record), self._visibility.of(record.state)
+        if not sees.is_plain:
+            heard = [uri for uri in wanted.subscriptions if sees.may_hear(uri)]
+            wanted = wanted._replace(subscriptions=heard)
+        return {"wanted": wanted, "was_served": was_served}
 
     def _of_session(self, record: SessionRecord) -> SessionOutbound:
         return SessionOutbound(
-            self._connections, self._publisher, self._runner, self._questions, self._store, record
+            self._connections,
+            self._publisher,
+            self._runner,
+            self._questions,
+            self._store,
+            record,
+            self._hearing,
         )
 
     def _of_connection(self, connection: ClientConnection) -> ConnectionOutbound:
-        return ConnectionOutbound(self._publisher, self._runner, self._questions, connection)
+        return ConnectionOutbound(
+            self._publisher, self._runner, self._questions, connection, self._hearing
+        )
 
     def _remember_subscription(
         self, inbound: Inbound, record: SessionRecord | None

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mcp_sessions.core.messages import wire_error
 from mcp_sessions.core.visibility import Visibility, restored
+from mcp_sessions.errors import InvalidParams
 from mcp_sessions.server.upstream.port import Call, UpstreamError
 from mcp_sessions.server.upstream.subscriptions import Around
 
@@ -19,8 +21,15 @@ class Visible(Around):
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
-        """See :class:`UpstreamPeer`."""
-        seen, put = self._visibility.concealed(method, params)
+        """See :class:`UpstreamPeer`.
+
+        Raises:
+            UpstreamError: It names a resource by a URI that servers read differently.
+        """
+        try:
+            seen, put = self._visibility.concealed(method, params)
+        except InvalidParams as refused:
+            raise UpstreamError(wire_error(refused)) from refused
         try:
             result = await self._peer.request(call, method, seen)
         except UpstreamError as failed:

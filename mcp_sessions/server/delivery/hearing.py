@@ -1,0 +1,66 @@
+"""Who may hear that a resource changed: nobody from whom it is hidden.
+
+A subscription alone does not say so. It may be older than what hides its resource, and a server
+may tell whoever subscribed to a resource of what is below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_sessions.core.visibility import RESOURCES, Visibility
+from mcp_sessions.ids import SessionId
+from mcp_sessions.server.connection import ClientConnection
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
+from mcp_sessions.server.delivery.waiting_changes import RESOURCE_UPDATED
+from mcp_sessions.stores.contract import SessionStore
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Hearing:
+    """Decides it for sessions, and for connections outside of any."""
+
+    _store: SessionStore
+    _connections: ConnectionRegistry
+    _visibility: Visibility
+
+    def is_hidden_from_some(self, method: str, params: Mapping[str, Any] | None) -> bool:
+        """Whether a change is of a resource that is hidden where no session's rule says
+        otherwise. A session that hides one itself ends its subscriptions to it.
+        """
+        return method == RESOURCE_UPDATED and self._visibility.is_hidden(RESOURCES, _uri(params))
+
+    async def is_hidden_from(
+        self, session_id: SessionId, method: str, params: Mapping[str, Any] | None
+    ) -> bool:
+        """Whether a change is of a resource that is hidden from a session.
+
+        Raises:
+            StoreUnavailable: Unknown.
+        """
+        if method != RESOURCE_UPDATED:
+            return False
+        record = await self._store.load(session_id, now=0)
+        if record is None:
+            return False
+        return self._visibility.of(record.state).is_hidden(RESOURCES, _uri(params))
+
+    async def is_hidden_from_connection(
+        self, connection: ClientConnection, method: str, params: Mapping[str, Any] | None
+    ) -> bool:
+        """The same, of a connection outside of any session.
+
+        Raises:
+            StoreUnavailable: Unknown.
+        """
+        if connection.transport_session is not None:
+            return await self.is_hidden_from(connection.transport_session, method, params)
+        # A pipe keeps its rules itself, and no subscription to what they hide.
+        own = self._connections.sessionless_subscriptions(connection)
+        return self.is_hidden_from_some(method, params) and _uri(params) not in own
+
+
+def _uri(params: Mapping[str, Any] | None) -> str:
+    return str((params or {}).get("uri", ""))
