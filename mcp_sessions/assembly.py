@@ -165,7 +165,14 @@ class Assembly:
         )
         hearing = Hearing(store, connections, visibility)
         self.broadcaster = broadcaster = ChangeBroadcaster(
-            store, connections, attachments, publisher, policy, clock, bus, hearing
+            store,
+            connections,
+            attachments,
+            publisher,
+            policy,
+            clock,
+            bus,
+            hearing if hidden else None,
         )
         outcomes = Outcomes(store, policy, clock, owed, sealed.stamp)
         self.runner = runner = RequestRunner(outcomes, questions, policy, process=bus.process)

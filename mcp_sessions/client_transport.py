@@ -22,6 +22,7 @@ from mcp_sessions.client.jar import Jar
 from mcp_sessions.client.outcome import OnResume
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.sdk import ResumableTransport
+from mcp_sessions.core.headers import check_headers
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions_transports.http.client.link import HttpDialer
 from mcp_sessions_transports.http.client.requester import Access
@@ -63,8 +64,10 @@ def resumable(
         policy: How long to wait and how often to try.
 
     Raises:
-        ConfigurationError: A URL of another kind, or options that do not go together.
+        ConfigurationError: A URL of another kind, a header that a client cannot send, or options
+            that do not go together.
     """
+    check_headers(headers)
     limits, fields = policy or ReconnectPolicy(), dict(headers or {})
 
     def dial(url: str) -> Dialer:

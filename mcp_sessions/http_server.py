@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
+from mcp_sessions.core.headers import check_headers
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import THE_SERVER, ExternalServer, Per
 from mcp_sessions.principal import Principal
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
     Credential = httpx2.Auth | Mapping[str, str] | None
     Auth = httpx2.Auth | Callable[[Principal], Credential | Awaitable[Credential]]
-
-_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE: Final = re.compile(r"[\x20-\x7e\t]*")
 
 
 class HTTPServer(ExternalServer):
@@ -81,12 +78,7 @@ class HTTPServer(ExternalServer):
             title=title,
         )
         self.check_seconds("silence", silence)
-        for name, value in (headers or {}).items():
-            if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
-                raise ConfigurationError(f"the header {name!r} cannot be sent")
-            if value != value.strip():
-                # A token that is missing, above all.
-                raise ConfigurationError(f"the header {name!r} begins or ends with a space")
+        check_headers(headers)
         if per == "shared" and callable(auth):
             raise ConfigurationError("auth: with per='shared' there is no principal to ask for")
         self.headers: Mapping[str, str] = MappingProxyType(dict(headers or {}))

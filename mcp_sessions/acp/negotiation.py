@@ -71,13 +71,17 @@ def may_be_called(method: str, params: Mapping[str, Any], declared: Mapping[str,
     return method == "session/request_permission" or method.startswith("_")
 
 
-def with_ours(result: Mapping[str, Any], version: int, *, connects_servers: bool) -> dict[str, Any]:
+def with_ours(
+    result: Mapping[str, Any], version: int, *, connects_servers: bool, survives: bool
+) -> dict[str, Any]:
     """The agent's answer to ``initialize``, with what the layer adds.
 
     Args:
         result: The agent's.
         version: What was negotiated.
         connects_servers: Whether the layer connects the MCP servers.
+        survives: Whether the store keeps conversations over a restart. A client that reads
+            ``loadSession`` counts on that.
     """
     declared = members_of(result.get("agentCapabilities"))
     sessions = dict(members_of(declared.get("sessionCapabilities")))
@@ -85,7 +89,7 @@ def with_ours(result: Mapping[str, Any], version: int, *, connects_servers: bool
     sessions.pop("fork", None)
     ours: dict[str, Any] = {
         **declared,
-        "loadSession": True,
+        "loadSession": survives,
         "sessionCapabilities": {
             **sessions,
             **{

@@ -47,15 +47,15 @@ def session_id_of(params: Params) -> SessionId:
 
 
 def cwd_of(params: Params) -> str:
-    """``cwd``: an absolute path.
+    """``cwd``: an absolute path of a directory that exists.
 
     Raises:
-        RequestError: It is missing, no string, or relative.
+        RequestError: It is missing, no string, relative, or no directory that exists here.
     """
     value = params.get("cwd")
     if not isinstance(value, str):
         raise invalid_params("cwd must be a string")
-    return absolute(value, "cwd")
+    return _directory(value, "cwd")
 
 
 def absolute(path: str, member: str) -> str:
@@ -71,17 +71,28 @@ def absolute(path: str, member: str) -> str:
     return path
 
 
+def _directory(path: str, member: str) -> str:
+    # Else MCP servers and tools would fail later, one by one, with less to say.
+    absolute(path, member)
+    if not os.path.exists(path):
+        raise invalid_params(f"{member} does not exist where the agent runs; create the directory")
+    if not os.path.isdir(path):
+        raise invalid_params(f"{member} is not a directory")
+    return path
+
+
 def directories_of(params: Params) -> list[str]:
-    """``additionalDirectories``: absolute paths; empty if it is not there.
+    """``additionalDirectories``: absolute paths of directories that exist; empty if it is not
+    there.
 
     Raises:
-        RequestError: It is no array of absolute paths.
+        RequestError: It is no array of such paths.
     """
     value = params.get("additionalDirectories")
     if value is None:
         return []
     paths = _strings(value, "additionalDirectories")
-    return [absolute(path, f"additionalDirectories[{at}]") for at, path in enumerate(paths)]
+    return [_directory(path, f"additionalDirectories[{at}]") for at, path in enumerate(paths)]
 
 
 def optional_text(params: Params, member: str) -> str | None:

@@ -62,7 +62,9 @@ class AcpService:
             incoming.method, {**params, "protocolVersion": version}, call
         )
         connects = self._options.connect_servers
-        answer = with_ours(result, version, connects_servers=connects)
+        answer = with_ours(
+            result, version, connects_servers=connects, survives=self._store.survives_process
+        )
         servers = cast("Json", answer["agentCapabilities"].get("mcpCapabilities") or {})
         self.openings.agent_connects(
             frozenset(

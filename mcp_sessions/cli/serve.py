@@ -240,6 +240,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         "--max-answer": options.max_answer,
         "--conversations": options.conversations or None,
         "--hide": options.hide,
+        "--readable-state": options.readable_state or None,
     }
     if options.store is not None and SERVER in options.store:
         raise ConfigurationError(f"--store: {SERVER} is the name of a server of a --config file")
@@ -251,6 +252,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
     logs.take_over()
 
     from mcp_sessions.layer import SessionLayer
+    from mcp_sessions.security import SessionSecurity
 
     if isinstance(loaded, SessionLayer):
         refused = [name for name, value in given.items() if value is not None]
@@ -266,6 +268,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         policy=_policy(options),
         conversations=_conversations(options),
         hidden=options.hide or (),
+        security=SessionSecurity.default(sign_only=True) if options.readable_state else None,
     )
     return layer, redacted(options.store or DEFAULT_STORE)
 

@@ -14,6 +14,7 @@ from mcp_sessions.cli.external import given_options
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.together import Part, run_together
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.origin import SecuritySettings
@@ -42,6 +43,7 @@ def layers_of(
             f"--store: each server of the file has a store of its own: write {SERVER} where its "
             "name is to stand, as in sqlite:///{server}.db or redis://host?namespace={server}"
         )
+    security = SessionSecurity.default(sign_only=True) if options.readable_state else None
     layers: dict[str, Assembly] = {}
     for name, server in servers.items():
         try:
@@ -49,7 +51,7 @@ def layers_of(
                 server,
                 store=open_store(store.replace(SERVER, name)),
                 policy=policy,
-                security=None,
+                security=security,
                 clock=time.time,
                 conversations=conversations,
                 hidden=options.hide or (),

@@ -260,6 +260,12 @@ def _parser() -> argparse.ArgumentParser:
         "the server reveals it to none; may be given again",
     )
     parser.add_argument(
+        "--readable-state",
+        action="store_true",
+        help="sign the state that clients keep, instead of sealing it: they can read it and not "
+        "change it",
+    )
+    parser.add_argument(
         "--idle-timeout",
         type=types.seconds,
         metavar="S",

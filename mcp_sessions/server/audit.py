@@ -4,12 +4,14 @@ ended. One record of the logger ``mcp_sessions.audit``, when it is answered.
 It is off until that logger itself is given a level (``setLevel(logging.INFO)``), whatever that of
 its parents is. Names are those of OpenTelemetry's semantic conventions where they have one. What
 a client sends beside method and name, what it is answered, and every id and key are left out;
-digests stand for the last two.
+digests stand for the last two. A digest stands for a method or a name that the server does not
+have, too: it may be an id (:mod:`mcp_sessions.server.loggable`).
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -22,14 +24,13 @@ from mcp_sessions.errors import REQUEST_CANCELLED
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import SessionSecurity
+from mcp_sessions.server.loggable import KnownNames
 
 logger = logging.getLogger("mcp_sessions.audit")
 
-_MOST = 200
-"""Characters of a method or a name: who asks chooses them."""
-
 _NAMES = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"}
 _PROTOCOLS = {"http", "websocket"}
+_VERSION = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 class Audit:
@@ -44,6 +45,7 @@ class Audit:
         self.logger = logger
         self.security = security
         self._process = process
+        self.known = KnownNames()
 
     def begin(
         self,
@@ -63,11 +65,9 @@ class Audit:
         """
         if not logger.isEnabledFor(logging.INFO):
             return None
-        members: dict[str, Any] = {"mcp.method.name": method[:_MOST]}
-        name = (params or {}).get("name")
-        if method in _NAMES and isinstance(name, str):
-            members[_NAMES[method]] = name[:_MOST]
-        members["mcp.protocol.version"] = version[:_MOST]
+        members: dict[str, Any] = {}
+        if _VERSION.fullmatch(version):
+            members["mcp.protocol.version"] = version
         members["mcp_sessions.era"] = "modern" if modern else "handshake"
         members["network.transport"] = "tcp" if transport in _PROTOCOLS else "pipe"
         if transport in _PROTOCOLS:
@@ -76,7 +76,8 @@ class Audit:
             whose = (principal.client_id, principal.issuer, principal.subject)
             members["enduser.pseudo.id"] = digest(self.security.pseudonym(*whose))
         members["service.instance.id"] = self._process
-        entry = AuditEntry(self, members)
+        name = (params or {}).get("name")
+        entry = AuditEntry(self, members, method, name if isinstance(name, str) else None)
         named = (params or {}).get("sessionId") if method.startswith("session/") else None
         named = named if isinstance(named, str) else well_named(params)
         if named is not None:
@@ -89,10 +90,14 @@ class Audit:
 class AuditEntry:
     """What is known of one request so far."""
 
-    __slots__ = ("_audit", "_begun", "_error", "_is_written", "_members")
+    __slots__ = ("_audit", "_begun", "_error", "_is_written", "_members", "_method", "_name")
 
-    def __init__(self, audit: Audit, members: dict[str, Any]) -> None:
+    def __init__(
+        self, audit: Audit, members: dict[str, Any], method: str, name: str | None
+    ) -> None:
         self._audit = audit
+        self._method = method
+        self._name = name
         self._members = members
         self._begun = time.perf_counter()
         self._error: dict[str, str] = {}
@@ -139,7 +144,9 @@ class AuditEntry:
     def is_result(self, result: Mapping[str, Any]) -> None:
         """That is what it is answered, unless something else is, later."""
         self._error = {"error.type": "tool_error"} if result.get("isError") is True else {}
-        if self._members["mcp.method.name"] in ("session/start", "sessions/create"):
+        if not self._error:
+            self._audit.known.served(self._method, {"name": self._name}, result)
+        if self._method in ("session/start", "sessions/create"):
             made: Any = result.get("session", result)
             self.serve_in(digest(SessionId(made["sessionId"])), "session")
 
@@ -166,13 +173,29 @@ class AuditEntry:
         outcome = _outcome(self._error, is_heard=is_heard)
         seconds = time.perf_counter() - self._begun
         members = {
+            **self._what(),
             **self._members,
             "mcp_sessions.outcome": outcome,
             **self._error,
             "mcp.server.operation.duration": round(seconds, 6),
         }
-        method = self._members["mcp.method.name"]
+        method = members["mcp.method.name"]
         logger.info("%s %s %.0f ms", method, outcome, seconds * 1000, extra=members)
+
+    def _what(self) -> dict[str, Any]:
+        """Method and name, or the digest of what the server does not have."""
+        known, method = self._audit.known, self._method
+        if known.method(method) is None:
+            unknown = digest(self._audit.security.pseudonym(method))
+            return {"mcp.method.name": "unknown", "mcp_sessions.unknown": unknown}
+        members = {"mcp.method.name": method}
+        if self._name is not None and method in _NAMES:
+            name = known.name(method, self._name)
+            if name is None:
+                members["mcp_sessions.unknown"] = digest(self._audit.security.pseudonym(self._name))
+            else:
+                members[_NAMES[method]] = name
+        return members
 
 
 def _outcome(error: Mapping[str, str], *, is_heard: bool) -> str:

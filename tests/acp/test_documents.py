@@ -15,6 +15,7 @@ from acp import schema
 
 from mcp_sessions.acp import AcpSessionLayer, current_conversation
 from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.stores.sqlite.store import SQLiteStore
 from tests.support.conversations import (
     ALL_CAPABILITIES,
     Json,
@@ -261,12 +262,28 @@ async def test_what_the_layer_provides_is_declared_and_what_the_agent_declares_i
         declared = (await client.initialize())["agentCapabilities"]
 
     assert declared == {
-        "loadSession": True,
+        "loadSession": False,
         "promptCapabilities": {"image": True},
         "mcpCapabilities": {"http": True, "sse": True, "acp": True},
         "sessionCapabilities": {"resume": {"_meta": {"a": 1}}, "list": {}, "close": {}},
         "_meta": {"agent": "its own"},
     }
+
+
+@pytest.mark.parametrize("agents", [True, False])
+async def test_load_session_is_declared_where_conversations_outlive_the_process(
+    agents: bool, tmp_path: Path
+) -> None:
+    """001, Loading Sessions: "This feature enables persistence across restarts". In memory they
+    do not outlive it, whatever the agent keeps itself.
+    """
+    agent = ToldAgent()
+    agent.capabilities = schema.AgentCapabilities(load_session=agents)
+    for store, expected in ((MemoryStore(), False), (SQLiteStore(str(tmp_path / "c.db")), True)):
+        async with client_of(AcpSessionLayer(agent, store=store)) as client:
+            declared = (await client.initialize())["agentCapabilities"]
+            assert declared["loadSession"] is expected
+            assert "resume" in declared["sessionCapabilities"]
 
 
 async def test_text_and_links_reach_the_agent_as_they_were_sent_and_are_replayed() -> None:
@@ -332,6 +349,33 @@ async def test_every_session_has_an_id_of_its_own_that_nobody_can_guess() -> Non
     assert len({session_id[:12] for session_id in ids}) == 40
 
 
+@pytest.mark.parametrize("wrong", ["cwd", "additionalDirectories"])
+@pytest.mark.parametrize("method", ["session/new", "session/load", "session/resume"])
+async def test_a_directory_that_is_not_there_is_refused(
+    method: str, wrong: str, tmp_path: Path
+) -> None:
+    """A file is none. Nothing is made, and the session is where it was."""
+    before, moved = tmp_path / "before", tmp_path / "moved"
+    before.mkdir()
+    (tmp_path / "file").touch()
+    agent = ToldAgent()
+    async with conversation(agent) as client:
+        session_id = await client.new(str(before))
+        for path, reason in (("file", "is not a directory"), ("nothing", "does not exist")):
+            place = str(tmp_path / path)
+            params: Json = {"sessionId": session_id, "cwd": str(before), "mcpServers": []}
+            params[wrong] = place if wrong == "cwd" else [str(before), place]
+            refused = await client.refusal(method, params)
+            assert refused.code == INVALID_PARAMS
+            assert wrong in refused.message and reason in refused.message
+        [listed] = (await client.ask("session/list", {}))["sessions"]
+        assert (listed["sessionId"], listed["cwd"]) == (session_id, str(before))
+        assert await client.prompt(session_id, "still here") == {"stopReason": "end_turn"}
+        # A client can take it elsewhere when its directory was moved.
+        before.rename(moved)
+        await client.load(session_id, str(moved))
+
+
 @pytest.mark.parametrize(
     "cwd", ["", ".", "project", "./a", "~/project", "C:relative", None, 7, ["/"], {"path": "/"}]
 )
@@ -340,7 +384,7 @@ async def test_a_working_directory_that_is_not_absolute_is_refused(cwd: Any, met
     """001, Working Directory: "MUST be an absolute path"."""
     agent, store = ToldAgent(), MemoryStore()
     async with conversation(agent, store) as client:
-        session_id = await client.new("/before")
+        session_id = await client.new("/tmp")
         params: Json = {"sessionId": session_id, "cwd": cwd, "mcpServers": []}
         refused = await client.refusal(method, params)
         assert refused.code == INVALID_PARAMS
@@ -351,7 +395,7 @@ async def test_a_working_directory_that_is_not_absolute_is_refused(cwd: Any, met
 
         # Nothing was made, and the session is where it was.
         listed = (await client.ask("session/list", {}))["sessions"]
-        assert [session["cwd"] for session in listed] == ["/before"]
+        assert [session["cwd"] for session in listed] == ["/tmp"]
         assert await client.prompt(session_id, "still here") == {"stopReason": "end_turn"}
 
 

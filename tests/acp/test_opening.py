@@ -179,23 +179,24 @@ class Remembers(ToldAgent):
 
 
 async def test_an_agents_own_load_is_called_and_its_replay_is_not_shown_twice(
-    process: MakeStore,
+    process: MakeStore, tmp_path: Path
 ) -> None:
     """Its ``load_session`` is called if it has one."""
+    old, new = directories(tmp_path, "old", "new")
     async with conversation(Remembers(), process()) as client:
-        session_id = await client.new("/old")
+        session_id = await client.new(old)
         await client.prompt(session_id, "one")
 
     agent = Remembers()
     async with conversation(agent, process()) as client:
-        answer = await client.load(session_id, "/new")
+        answer = await client.load(session_id, new)
         # What it says of its modes is the answer; else that is null.
         assert answer["modes"]["currentModeId"] == "m"
         called, arguments = agent.calls[1]
         assert (called, arguments["session_id"], arguments["cwd"]) == (
             "load_session",
             "own-0",
-            "/new",
+            new,
         )
         assert agent.conversations[0].id == session_id
         await client.until(lambda: len(client.updates()) == 3)
@@ -618,12 +619,23 @@ class Clock:
         return self.now
 
 
-async def test_sessions_are_listed_with_what_a_person_knows_them_by(process: MakeStore) -> None:
+def directories(under: Path, *names: str) -> list[str]:
+    """That exist."""
+    made = [under / name for name in names]
+    for each in made:
+        each.mkdir()
+    return [str(each) for each in made]
+
+
+async def test_sessions_are_listed_with_what_a_person_knows_them_by(
+    process: MakeStore, tmp_path: Path
+) -> None:
     clock = Clock()
+    a, b = directories(tmp_path, "a", "b")
     async with conversation(store=process(), clock=clock) as client:
-        older = await client.new("/project/a")
+        older = await client.new(a)
         clock.now += 60
-        newer = await client.new("/project/b")
+        newer = await client.new(b)
         clock.now += 60
         await client.prompt(older, "  Fix the\tbug\nplease ", "now")
         clock.now += 60
@@ -633,11 +645,11 @@ async def test_sessions_are_listed_with_what_a_person_knows_them_by(process: Mak
         second, first = await listed(client)
         assert first == {
             "sessionId": older,
-            "cwd": "/project/a",
+            "cwd": a,
             "title": "Fix the bug",
             "updatedAt": "2027-01-15T08:02:00.000+00:00",
         }
-        assert (second["sessionId"], second["cwd"]) == (newer, "/project/b")
+        assert (second["sessionId"], second["cwd"]) == (newer, b)
         assert second["title"] == "x" * 79 + "…"
         assert second["updatedAt"] > first["updatedAt"]
 
@@ -654,35 +666,38 @@ async def test_a_title_that_the_agent_gives_is_the_title(process: MakeStore) -> 
 
 
 async def test_pages_hold_every_session_once_whatever_happens_between_them(
-    process: MakeStore, monkeypatch: pytest.MonkeyPatch
+    process: MakeStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(catalogue, "PAGE", 3)
+    *some, new = directories(tmp_path, "0", "1", "new")
     clock = Clock()
     async with conversation(store=process(), clock=clock) as client:
         ids: list[str] = []
         for number in range(10):
             clock.now += number % 2  # some in the same moment
-            ids.append(await client.new(f"/{number % 2}"))
+            ids.append(await client.new(some[number % 2]))
         first = await client.ask("session/list", {})
         # Used, and made, between two pages.
         await client.prompt(ids[0], "used")
         clock.now += 1
-        await client.new("/new")
+        await client.new(new)
         rest = await listed(client, cursor=first["nextCursor"])
 
         seen = [session["sessionId"] for session in first["sessions"] + rest]
         assert sorted(seen) == sorted(ids)
 
 
-async def test_sessions_are_listed_by_directory(process: MakeStore) -> None:
+async def test_sessions_are_listed_by_directory(process: MakeStore, tmp_path: Path) -> None:
+    """Also by one that is no more."""
+    one, other, gone = directories(tmp_path, "one", "other", "gone")
     async with conversation(store=process()) as client:
-        here, there = await client.new("/here"), await client.new("/there")
-        assert [session["sessionId"] for session in await listed(client, cwd="/here/")] == [here]
-        assert [session["sessionId"] for session in await listed(client, cwd="/there")] == [there]
-        assert await listed(client, cwd="/nowhere") == []
+        here, there, past = [await client.new(each) for each in (one, other, gone)]
+        Path(gone).rmdir()
+        for cwd, found in ((f"{one}/", [here]), (other, [there]), (gone, [past]), ("/nowhere", [])):
+            assert [session["sessionId"] for session in await listed(client, cwd=cwd)] == found
 
-        await client.load(here, "/there")
-        assert len(await listed(client, cwd="/there")) == 2
+        await client.load(here, other)
+        assert len(await listed(client, cwd=other)) == 2
 
 
 @pytest.mark.parametrize(

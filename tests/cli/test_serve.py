@@ -1,5 +1,6 @@
 """``mcp-sessions serve``: what it says, what it refuses, and that a client can connect."""
 
+import base64
 import json
 import re
 import signal
@@ -14,7 +15,15 @@ import pytest
 
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.main import main
-from mcp_sessions.cli.serve import listening_socket, redacted
+from mcp_sessions.cli.serve import (
+    _layer,  # pyright: ignore[reportPrivateUsage]
+    listening_socket,
+    redacted,
+)
+from mcp_sessions.cli.serve_config import layers_of
+from mcp_sessions.cli.serve_options import parsed
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS
 from tests.support.serving import initialize, read_lines, serving
 
 APP = """
@@ -207,3 +216,22 @@ def test_a_store_of_each_server_is_refused_where_there_is_one(
 def test_a_store_that_is_named_by_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """``--store "$STORE"``, and the variable is not set: what was to be kept would be lost."""
     assert "unknown store ''" in refusal(capsys, "bare_app.py", "--store", "")
+
+
+@pytest.mark.parametrize("readable", [True, False])
+@pytest.mark.parametrize("of", ["server", "config"])
+def test_a_client_can_read_its_state_if_that_is_wanted(here: Path, readable: bool, of: str) -> None:
+    """Of every way to serve: a server of this process, and those of a file."""
+    entry = {"command": sys.executable}
+    (here / "mcp.json").write_text(json.dumps({"mcpServers": {"one": entry}}))
+    what = ["bare_app.py:mcp"] if of == "server" else ["--config", "mcp.json"]
+    options = parsed([*(["--readable-state"] if readable else []), *what])
+    if of == "config":
+        [assembly] = layers_of(options, "memory://", SessionPolicy(), None).values()
+    else:
+        assembly = _layer(options)[0]._assembly  # pyright: ignore[reportPrivateUsage]
+    token = assembly.security.seal_state(
+        {"colour": "blue"}, session_id="s", principal=ANONYMOUS, version=1, expires_at=2e9
+    )
+    parts = [base64.urlsafe_b64decode(part + "==") for part in re.split(r"[.~]", token)]
+    assert any(b"blue" in part for part in parts) is readable

@@ -215,7 +215,7 @@ async def test_the_same_digests_come_of_the_same_keys_only() -> None:
 async def test_nothing_that_a_client_sends_beside_names_is_in_a_record(
     lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """SEC2. Names are bounded: who asks chooses them."""
+    """SEC2."""
     secrets = ["an-argument", "the-key-of-a-request", "the-key-of-a-conversation", "ann"]
     async with world(conversations=Conversations()) as w:
         carrier = await w.carrier_of(user("ann"))
@@ -228,7 +228,39 @@ async def test_nothing_that_a_client_sends_beside_names_is_in_a_record(
         await client.call("n" * 10_000).error()
     written = json.dumps(lines.all) + "".join(caplog.messages)
     assert not [each for each in (*secrets, session_id) if each in written]
-    assert max(len(each.get("gen_ai.tool.name", "")) for each in lines.all) == 200
+    assert {
+        each["gen_ai.tool.name"] for each in lines.of("tools/call") if "gen_ai.tool.name" in each
+    } == {"echo"}
+
+
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+async def test_what_is_no_name_of_the_servers_is_a_digest(
+    era: str, lines: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client may send a session id as the name of a tool, a prompt or a method, or as the
+    version of the protocol: whoever reads the audit could resume it.
+    """
+    caplog.set_level(logging.DEBUG)
+    async with world() as w:
+        modern, plain = ModernClient(w.carrier), await w.connected()
+        session_id = (await plain.start())["sessionId"]
+        client: Any = modern if era == "modern" else plain
+        for method in ("tools/call", "prompts/get"):
+            await client.send(method, {"name": session_id}).answer()
+        await client.send(session_id, {}).answer()
+        await plain.notify(session_id, {"_meta": in_session("x" * 43)})
+        headers = {"MCP-Protocol-Version": session_id}
+        await plain.send("tools/list", {}, headers=headers).reply.until(lambda: True)
+        await client.send("tools/call", {"name": "not listed"}).answer()
+        await client.send("tools/list", {}).answer()
+        await client.send("tools/call", {"name": "echo", "arguments": {}}).answer()
+    written = json.dumps(lines.all) + "".join(caplog.messages)
+    assert session_id not in written and "not listed" not in json.dumps(lines.all)
+    unknown = [each for each in lines.all if "mcp_sessions.unknown" in each]
+    assert len(unknown) == 4 and len({each["mcp_sessions.unknown"] for each in unknown}) == 2
+    # A tool that a list had is written down, also where its call failed.
+    assert lines.of("tools/call")[-1]["gen_ai.tool.name"] == "echo"
+    assert lines.of("tools/call")[-1]["mcp_sessions.outcome"] != "ok"
 
 
 @pytest.mark.parametrize("parent", [f"00-{TRACE}-00f067aa0ba902b7-01", "no trace", 7, None])

@@ -14,6 +14,7 @@ from typing import Protocol
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from mcp_sessions.core.nearness import is_local_name
 from mcp_sessions_transports.http.io import Headers
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,10 @@ class OriginGuard:
 
     def __init__(self, settings: SecuritySettings | None) -> None:
         self._settings = settings
+        allowed = settings.allowed_hosts if settings is not None else ()
+        self.is_by_name = not all(is_local_name(host) for host in allowed)
+        """Whether clients may call this server by a name that is not this machine's own."""
+
         self._verdicts: dict[tuple[bytes | None, bytes | None], tuple[int, str] | None] = {}
 
     def check(self, headers: Headers) -> tuple[int, str] | None:

@@ -71,7 +71,8 @@ class ChangeBroadcaster:
     _policy: SessionPolicy
     _clock: Callable[[], float]
     _bus: ClusterBus
-    _hearing: Hearing
+    _hearing: Hearing | None
+    """None: nothing is hidden where no session's rule says so."""
 
     def __post_init__(self) -> None:
         self._waiting = WaitingChanges(self._policy, self._clock)
@@ -267,12 +268,11 @@ class ChangeBroadcaster:
             StoreUnavailable: They are not told, or their connections may not have it.
         """
         session_ids = [each for each in session_ids if each not in waiting.done]
-        if self._hearing.is_hidden_from_some(waiting.method, waiting.params):
+        hearing = self._hearing
+        if hearing is not None and hearing.is_hidden_from_some(waiting.method, waiting.params):
             change = (waiting.method, waiting.params)
             session_ids = [
-                each
-                for each in session_ids
-                if not await self._hearing.is_hidden_from(each, *change)
+                each for each in session_ids if not await hearing.is_hidden_from(each, *change)
             ]
         if not session_ids:
             return

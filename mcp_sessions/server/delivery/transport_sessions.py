@@ -76,7 +76,7 @@ class TransportSessions:
         if record.mode is not Mode.TRANSPORT:
             raise InvalidRequest(
                 InvalidReason.MODE_CONFLICT,
-                "Mcp-Session-Id names a session of session/start",
+                "Mcp-Session-Id names a session that its client made: name that one in _meta",
                 status=Status.BAD_REQUEST,
             )
         return record

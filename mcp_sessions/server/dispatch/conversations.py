@@ -6,11 +6,9 @@ on every replica without anything that says where. No message names it by that.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from mcp_sessions.conversations import Conversations
@@ -23,6 +21,7 @@ from mcp_sessions.core.conversations import (
 )
 from mcp_sessions.core.handles import HANDLE, carried_in
 from mcp_sessions.core.messages import Request, meta_of
+from mcp_sessions.core.nearness import is_near
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.visibility import TOOLS, Visibility
 from mcp_sessions.errors import LimitReached
@@ -39,8 +38,6 @@ logger = logging.getLogger(__name__)
 
 _OF_NONE = frozenset({"ping", "server/discover", "subscriptions/listen"})
 """What no handler of the application's has a use of a session for."""
-
-_FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 
 
 class UnknownHandle(Exception):
@@ -216,15 +213,4 @@ class BoundSessions:
         if scope is None:
             # A pipe: nobody else is at its other end.
             return True
-        names = {name for name, _ in scope["headers"]}
-        ends = (scope.get("client"), scope.get("server"))
-        return _FORWARDED.isdisjoint(names) and all(end and _is_loopback(end[0]) for end in ends)
-
-
-@lru_cache(maxsize=1_024)
-def _is_loopback(address: str | None) -> bool:
-    # Asked twice with each request: to parse one takes as long as to make the session's id.
-    try:
-        return ipaddress.ip_address(address or "").is_loopback
-    except ValueError:
-        return False
+        return is_near(scope)

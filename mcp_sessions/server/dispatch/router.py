@@ -51,6 +51,7 @@ from mcp_sessions.server.dispatch.association import Associations
 from mcp_sessions.server.dispatch.conversations import BoundSessions, UnknownHandle
 from mcp_sessions.server.dispatch.idempotency import Idempotency
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS, SessionMethods
+from mcp_sessions.server.loggable import loggable_method
 from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.outbound import LateOutbound
 from mcp_sessions.server.requests.runner import RequestRunner
@@ -243,7 +244,7 @@ class Router:
         try:
             association = await self._associations.of(params, inbound, None)
         except WireError as refused:
-            logger.info("dropped %s: %s", method, refused)
+            logger.info("dropped %s: %s", loggable_method(method), refused)
             return None
         record = association.admitted.record if association.admitted is not None else None
         peer = self._peers.of(inbound, record)

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mcp_sessions.core.arrivals import Arrivals
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.core.messages import encode, error_body
+from mcp_sessions.core.nearness import BY_NAME
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
 from mcp_sessions.principal import Principal
 from mcp_sessions_transports.credentials import CredentialWatch
@@ -188,6 +189,8 @@ class StreamableHttp:
             # RFC 9110, 5.5: white space around a value is no part of it. Not every HTTP
             # server takes it off.
             scope = {**scope, "headers": fields}
+        if self._guard.is_by_name:
+            scope = {**scope, BY_NAME: True}
         # Of a field that is there twice the first counts, as for the SDK.
         headers: Headers = dict(reversed(fields))
         version = headers.get(b"mcp-protocol-version")

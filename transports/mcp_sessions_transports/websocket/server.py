@@ -14,6 +14,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from mcp_sessions.background import stopped
+from mcp_sessions.core.nearness import BY_NAME
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
 from mcp_sessions_transports.credentials import CredentialWatch
@@ -45,6 +46,8 @@ class WebSocketBinding:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, from its handshake to its end."""
         self._served.availability.check_running()
+        if self._guard.is_by_name:
+            scope = {**scope, BY_NAME: True}
         headers: Headers = dict(scope["headers"])
         offered: list[str] = list(scope.get("subprotocols") or ())
         refused = self._guard.check(headers)

@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 from opentelemetry.propagate import extract
-from opentelemetry.trace import SpanKind, StatusCode, get_current_span, get_tracer
+from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span, get_tracer
 
 from mcp_sessions.core.messages import meta_of
+from mcp_sessions.server.loggable import KnownNames
 from mcp_sessions.server.upstream.external.elsewhere import Served
 from mcp_sessions.server.upstream.port import Call, UpstreamError
 from mcp_sessions.server.upstream.sdk.spans import CONVERSATION, SESSION_DIGEST, is_tracing
@@ -21,6 +22,7 @@ class Spans:
 
     def __init__(self) -> None:
         self._are_made = False
+        self._known = KnownNames()
 
     def look(self) -> None:
         """See whether it has."""
@@ -39,7 +41,9 @@ class Spans:
         Args:
             version: Of the protocol, as its client speaks it.
         """
-        return _traced(call, method, params, version, work) if self._are_made else work
+        if not self._are_made:
+            return work
+        return _traced(call, method, params, version, work, self._known)
 
 
 async def _traced(
@@ -48,10 +52,13 @@ async def _traced(
     params: Mapping[str, Any] | None,
     version: object,
     work: Awaitable[Served],
+    known: KnownNames,
 ) -> Served:
+    # What the server does not have may be an id: see `mcp_sessions.server.loggable`.
     name = (params or {}).get("name")
-    target = name if isinstance(name, str) else None
-    attributes = {"mcp.method.name": method, "mcp.protocol.version": str(version)}
+    target = known.name(method, name) if isinstance(name, str) else None
+    named = known.method(method) or "unknown"
+    attributes = {"mcp.method.name": named, "mcp.protocol.version": str(version)}
     if call.request_id is not None:
         attributes["jsonrpc.request.id"] = str(call.request_id)
     if method == "tools/call":
@@ -66,7 +73,7 @@ async def _traced(
         }
     carried = extract(meta_of(params) or {})
     with get_tracer(_TRACER).start_as_current_span(
-        f"{method} {target}" if target else method,
+        f"{named} {target}" if target else named,
         kind=SpanKind.SERVER,
         attributes=attributes,
         # What names no parent is a child of what is open here.
@@ -90,4 +97,17 @@ async def _traced(
         if method == "tools/call" and served[0].get("isError") is True:
             span.set_attribute("error.type", "tool_error")
             span.set_status(StatusCode.ERROR)
+        else:
+            known.served(method, params, served[0])
+            if target is None and isinstance(name, str):
+                _name(span, method, known.name(method, name))
         return served
+
+
+_NAMED_IN = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"}
+
+
+def _name(span: Span, method: str, target: str | None) -> None:
+    if target is not None and method in _NAMED_IN:
+        span.set_attribute(_NAMED_IN[method], target)
+        span.update_name(f"{method} {target}")

@@ -1,0 +1,43 @@
+"""Which HTTP headers of a user's own can go with each request of a client."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from mcp_sessions.errors import ConfigurationError
+
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE: Final = re.compile(r"[\x20-\x7e\t]*")
+_OWN: Final = frozenset({
+    "connection", "content-length", "content-type", "keep-alive", "last-event-id",
+    "mcp-method", "mcp-name", "mcp-protocol-version", "mcp-session-id", "te", "trailer",
+    "transfer-encoding", "upgrade",
+})  # fmt: skip
+"""Those that the client itself sends, or that belong to the connection."""
+
+
+def check_headers(headers: Mapping[str, str] | None) -> None:
+    """Whether these can be sent. No message says a value: it may be a credential.
+
+    Raises:
+        ConfigurationError: One of them cannot, or is the client's own to send.
+    """
+    for name, value in (headers or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"the header {name!r} is no text: give name and value as str")
+        if not _NAME.fullmatch(name):
+            raise ConfigurationError(f"the header {name!r} cannot be sent: that is no name")
+        if value != value.strip():
+            # A token that is missing, above all, or one with the end of its line.
+            raise ConfigurationError(f"the header {name!r} begins or ends with a space")
+        if not _VALUE.fullmatch(value):
+            raise ConfigurationError(
+                f"the header {name!r} cannot be sent: its value has characters that are not ASCII, "
+                "or a line break"
+            )
+        if name.lower() in _OWN or name.lower().startswith("sec-websocket-"):
+            raise ConfigurationError(
+                f"the header {name!r} is sent by the client itself: leave it out"
+            )

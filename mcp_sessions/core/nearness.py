@@ -1,0 +1,85 @@
+"""Whether a request comes from this machine and through no proxy, as far as it shows (CNV5).
+
+A proxy on this machine has a loopback address as well. It is recognised by what most proxies add
+to a request. One that adds nothing cannot be recognised: docs/security.md says which.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+BY_NAME = "mcp_sessions.by_name"
+"""In the scope of a request to an endpoint that other names than this machine's may reach: its
+operator expects clients from elsewhere, or a proxy."""
+
+_ADDED = frozenset({
+    b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"client-ip", b"true-client-ip",
+    b"x-cluster-client-ip", b"forwarded-for", b"x-original-host", b"x-original-url",
+    b"x-original-for", b"x-host", b"x-proxyuser-ip", b"x-remote-ip", b"x-remote-addr",
+    b"remote-addr", b"x-request-start", b"x-varnish", b"x-arr-ssl", b"x-arr-log-id",
+    b"x-appengine-user-ip",
+    b"x-cloud-trace-context", b"x-akamai-edgescape", b"cdn-loop", b"x-tailscale-user",
+    b"x-ngrok-id", b"x-vercel-id", b"x-nf-client-connection-ip", b"x-render-origin-server",
+    b"x-railway-request-id", b"do-connecting-ip", b"x-iisnode-remote-addr", b"proxy-connection",
+})  # fmt: skip
+"""Headers that proxies add, in lower case."""
+
+_FAMILIES = (
+    b"x-forwarded", b"x-envoy-", b"cf-", b"fly-", b"fastly-", b"x-azure-", b"x-amzn-", b"x-amz-cf-",
+    b"cloudfront-", b"x-akamai-", b"x-vercel-", b"x-proxy-", b"x-ms-forwarded-", b"x-nginx-",
+    b"tailscale-", b"x-goog-", b"x-sucuri-", b"incap-", b"x-traefik-", b"ngrok-",
+)  # fmt: skip
+"""How the names of others begin."""
+
+
+def is_near(scope: Mapping[str, Any]) -> bool:
+    """Whether a request comes from this machine and shows no sign of a proxy.
+
+    Args:
+        scope: Of ASGI.
+    """
+    if scope.get(BY_NAME):
+        return False
+    # nginx speaks HTTP/1.0 to a server unless it is told otherwise. No MCP client does.
+    if scope.get("http_version") == "1.0":
+        return False
+    ends = (scope.get("client"), scope.get("server"))
+    if not all(end and is_loopback(end[0]) for end in ends):
+        # A Unix socket has no address: whoever connects to it is a proxy, as a rule.
+        return False
+    hosts: list[bytes] = [value for name, value in scope["headers"] if name == b"host"]
+    return (
+        len(hosts) == 1
+        and is_loopback(_without_port(hosts[0].decode("latin-1")))
+        and not _has_sign(name for name, _ in scope["headers"])
+    )
+
+
+def is_local_name(host: str) -> bool:
+    """Whether a Host, with a port or ``:*`` or with none, is a name of this machine."""
+    return is_loopback(_without_port(host))
+
+
+def _has_sign(names: Iterable[bytes]) -> bool:
+    return any(name in _ADDED or name.startswith(_FAMILIES) for name in names)
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+@lru_cache(maxsize=1_024)
+def is_loopback(address: str | None) -> bool:
+    """Whether an address, or a name, is that of this machine."""
+    # Asked with each request: to parse one takes as long as to make the session's id.
+    if address is not None and address.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address or "").is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,38 @@
+"""Which headers a client can be given: one that it cannot send is one clear error, at once."""
+
+import pytest
+
+from mcp_sessions import HTTPServer, resumable
+from mcp_sessions.errors import ConfigurationError
+
+BAD = [
+    ({"Content-Length": "5"}, "itself"),
+    ({"transfer-encoding": "chunked"}, "itself"),
+    ({"Mcp-Session-Id": "secret"}, "itself"),
+    ({"Sec-WebSocket-Key": "secret"}, "itself"),
+    ({"bad name": "secret"}, "no name"),
+    ({"": "secret"}, "no name"),
+    ({"Authorization": "Bearer secret\n"}, "space"),
+    ({"Authorization": "Bearer secr\nX: y"}, "line break"),
+    ({"X": "secrét"}, "ASCII"),
+    ({"X": 5}, "no text"),
+]
+
+
+@pytest.mark.parametrize(("headers", "reason"), BAD)
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/mcp", "ws://127.0.0.1:9/mcp"])
+def test_a_header_that_a_client_cannot_send_is_one_error_before_it_connects(
+    headers: dict[str, str], reason: str, url: str
+) -> None:
+    """Else it is an ExceptionGroup out of ``async with Client``. No value is in the message."""
+    makers = [resumable] if url.startswith("ws") else [resumable, HTTPServer]
+    for make in makers:
+        with pytest.raises(ConfigurationError, match=reason) as refused:
+            make(url, headers=headers)
+        assert "secr" not in str(refused.value).replace("secr\\n", "")
+
+
+def test_any_other_is_sent() -> None:
+    headers = {"Authorization": "Bearer a", "X-Own": "b\tc", "Host": "a", "Accept-Language": "de"}
+    resumable("http://127.0.0.1:9/mcp", headers=headers)
+    HTTPServer("http://127.0.0.1:9/mcp", headers=headers)
