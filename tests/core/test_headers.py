@@ -35,4 +35,4 @@ def test_a_header_that_a_client_cannot_send_is_one_error_before_it_connects(
 def test_any_other_is_sent() -> None:
     headers = {"Authorization": "Bearer a", "X-Own": "b\tc", "Host": "a", "Accept-Language": "de"}
     resumable("http://127.0.0.1:9/mcp", headers=headers)
-    HTTPServer("http://127.0.0.1:9/mcp", headers=headers)
+    assert HTTPServer("http://127.0.0.1:9/mcp", headers=headers).headers == headers
