@@ -160,10 +160,10 @@ class UpstreamPeers:
         if record is None:
             return {}
         was_served = record.created_at < self._began_at
-        wanted, sees = wanted_by(record), self._visibility.of(record.state)
-        if not sees.is_plain:
-            heard = [uri for uri in wanted.subscriptions if sees.may_hear(uri)]
-            wanted = wanted._replace(subscriptions=heard)
+        wanted = wanted_by(record)
+        if wanted.subscriptions:
+            may_hear = self._visibility.of(record.state).may_hear
+            wanted = wanted._replace(subscriptions=list(filter(may_hear, wanted.subscriptions)))
         return {"wanted": wanted, "was_served": was_served}
 
     def _of_session(self, record: SessionRecord) -> SessionOutbound:
