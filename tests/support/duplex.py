@@ -371,7 +371,7 @@ async def pipe(layer: SessionLayer, **options: Any) -> AsyncGenerator[PipePeer]:
         await peer.leave()
 
 
-class _Server(uvicorn.Server):
+class ServerInLoop(uvicorn.Server):
     """uvicorn inside an event loop that is not its own: the signals are not its either."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -409,7 +409,7 @@ async def listening(app: ASGIApp, *, send_buffer: int | None = None) -> AsyncGen
         access_log=False,
         timeout_graceful_shutdown=2,
     )
-    server = _Server(config)
+    server = ServerInLoop(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await at_most(WITHIN, server.is_up.wait())

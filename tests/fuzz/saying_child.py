@@ -1,0 +1,69 @@
+"""A server on stdio, in plain Python, whose tool ``say`` writes the bytes that it is told to.
+
+Arguments of the tool, each of them optional:
+
+* ``out``, ``err``: bytes in base64 for the standard output and the standard error. ``@ID@`` in
+  them is replaced by the request's id.
+* ``then``: ``answer`` (it begins a line and answers; what it does if nothing is said), ``nothing``,
+  or ``exit``.
+"""
+
+import base64
+import json
+import os
+import sys
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def say(message: Json) -> None:
+    """Write one message."""
+    sys.stdout.buffer.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def tool(request: Json) -> None:
+    """Serve one call."""
+    arguments: Json = request["params"].get("arguments") or {}
+    for name, stream in (("out", sys.stdout.buffer), ("err", sys.stderr.buffer)):
+        data = base64.b64decode(arguments.get(name, ""))
+        stream.write(data.replace(b"@ID@", json.dumps(request["id"]).encode()))
+        stream.flush()
+    match arguments.get("then", "answer"):
+        case "answer":
+            if arguments.get("out"):
+                sys.stdout.buffer.write(b"\n")
+            say({"id": request["id"], "result": {"content": [{"type": "text", "text": "said"}]}})
+        case "exit":
+            os._exit(3)
+        case _:
+            pass
+
+
+def main() -> None:
+    """Serve."""
+    for line in sys.stdin.buffer:
+        message: Json = json.loads(line)
+        if "id" not in message or "method" not in message:
+            continue
+        match message["method"]:
+            case "initialize":
+                capabilities: Json = {"tools": {}, "resources": {"subscribe": True}, "logging": {}}
+                result = {
+                    "protocolVersion": message["params"]["protocolVersion"],
+                    "capabilities": capabilities,
+                    "serverInfo": {"name": "says", "version": "1"},
+                }
+                say({"id": message["id"], "result": result})
+            case "tools/call":
+                tool(message)
+            case "server/discover":
+                error = {"code": -32601, "message": "Method not found"}
+                say({"id": message["id"], "error": error})
+            case _:
+                say({"id": message["id"], "result": {}})
+
+
+if __name__ == "__main__":
+    main()
