@@ -85,8 +85,9 @@ class Outline:
         depth, members = 0, dict[str, Any]()
         for at, token in enumerate(tokens):
             is_name = depth == 1 and token.startswith(b'"') and tokens[at + 1 : at + 2] == [b":"]
-            if is_name and at + 2 < len(tokens):
-                value = _value(tokens[at + 2])
+            if is_name:
+                # Where it breaks off in a value, there is one.
+                value = _value(tokens[at + 2]) if at + 2 < len(tokens) else True
                 if value is not None:
                     members[str(_value(token))] = value
             elif token in (b"{", b"["):

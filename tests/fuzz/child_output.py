@@ -4,8 +4,8 @@ Each call is owed an answer: the one in a line of which the id can be read, or t
 after what is no message; an error where the process ends. A session beside it is served.
 """
 
-import base64
 import sys
+import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,10 +27,12 @@ class ChildDoor:
 
     Args:
         target: It.
+        directory: For what the command is to say.
     """
 
-    def __init__(self, target: Served) -> None:
+    def __init__(self, target: Served, directory: Path) -> None:
         self._target = target
+        self._directory = directory
         self._good = Good(target.carrier, "say", {}, lambda result: bool(result["content"]))
         self._client: RawClient | None = None
 
@@ -54,13 +56,12 @@ class ChildDoor:
 
     async def _said(self, client: RawClient, out: bytes, err: bytes, then: str) -> Json:
         """The answer to a call for which the command writes that."""
-        said = client.call(
-            "say",
-            meta={"progressToken": 0},
-            out=base64.b64encode(out).decode(),
-            err=base64.b64encode(err).decode(),
-            then=then,
-        )
+        # In files: it may be more than a client may send.
+        files = {"out": self._directory / "out", "err": self._directory / "err"}
+        for file, data in zip(files.values(), (out, err), strict=True):
+            file.write_bytes(data)
+        paths = {name: str(file) for name, file in files.items()}
+        said = client.call("say", meta={"progressToken": 0}, then=then, **paths)
         answer = await answer_to(said, out)
         assert answer is not None, f"then={then}: {shown(out)} ended as {said.reply}"
         return answer
@@ -85,8 +86,9 @@ def drawn(hostile: Hostile) -> tuple[bytes, str]:
 @asynccontextmanager
 async def _open() -> AsyncGenerator[ChildDoor]:
     server = StdioServer(sys.executable, "-S", PROGRAM, max_children=12, child_idle=2)
-    async with served(server) as target:
-        yield ChildDoor(target)
+    with tempfile.TemporaryDirectory() as directory:
+        async with served(server) as target:
+            yield ChildDoor(target, Path(directory))
 
 
 CHILD = Fuzzer("child", _open)

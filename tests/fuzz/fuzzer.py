@@ -114,11 +114,6 @@ class Report:
         lines += [f"known, {count} times: {what}" for what, count in self.known.items()]
         return "\n".join([*lines, *(f"--- {finding}" for finding in self.findings)])
 
-    @property
-    def found(self) -> int:
-        """How many findings there were of any kind, known ones too."""
-        return len(self.findings) + self.known.total()
-
     def add(self, number: int, text: str) -> None:
         """Keep a finding, if it is not known, and there is none of its kind yet."""
         is_known = known(self.fuzzer, text)
@@ -168,13 +163,14 @@ async def _rounds(
     door: Door, report: Report, watch: Watch, goes_on: Callable[[int], bool], first: int
 ) -> None:
     """Play until the end, or until there is a finding: then the next door is a new one."""
-    found_before = report.found
+    found_before = len(report.findings)
     report.before = None
     for number in itertools.count():
         if not goes_on(report.rounds):
             break
         at = first + report.rounds
         report.rounds += 1
+        is_well = True
         try:
             hostile = Hostile(Random(f"{report.fuzzer} {report.seed} {at}"))
             async with asyncio.timeout(4 * WITHIN):
@@ -182,9 +178,10 @@ async def _rounds(
                 await door.expect_served()
         except Exception as failed:
             report.add(at, described(failed))
+            is_well = False
         for seen in watch.taken():
             report.add(at, seen)
-        if report.found > found_before:
+        if not is_well or len(report.findings) > found_before:
             return
         if number == WARM:
             report.before = Counts.now()

@@ -2,16 +2,16 @@
 
 Arguments of the tool, each of them optional:
 
-* ``out``, ``err``: bytes in base64 for the standard output and the standard error. ``@ID@`` in
-  them is replaced by the request's id.
+* ``out``, ``err``: files, whose bytes are for the standard output and the standard error. ``@ID@``
+  in them is replaced by the request's id.
 * ``then``: ``answer`` (it begins a line and answers; what it does if nothing is said), ``nothing``,
   or ``exit``.
 """
 
-import base64
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]
@@ -27,9 +27,10 @@ def tool(request: Json) -> None:
     """Serve one call."""
     arguments: Json = request["params"].get("arguments") or {}
     for name, stream in (("out", sys.stdout.buffer), ("err", sys.stderr.buffer)):
-        data = base64.b64decode(arguments.get(name, ""))
-        stream.write(data.replace(b"@ID@", json.dumps(request["id"]).encode()))
-        stream.flush()
+        if name in arguments:
+            data = Path(arguments[name]).read_bytes()
+            stream.write(data.replace(b"@ID@", json.dumps(request["id"]).encode()))
+            stream.flush()
     match arguments.get("then", "answer"):
         case "answer":
             if arguments.get("out"):

@@ -185,7 +185,12 @@ class WebSocketBinding:
         async def write(chunks: list[bytes]) -> None:
             for chunk in chunks:
                 closing.sent(len(chunk))
-                await send({"type": "websocket.send", "text": chunk.decode()})
+                try:
+                    await send({"type": "websocket.send", "text": chunk.decode()})
+                except RuntimeError as refused:
+                    # The HTTP server closes the connection itself after a frame that it cannot
+                    # read. It then refuses what we send, before the reader hears of the close.
+                    raise ConnectionResetError("the HTTP server closed it") from refused
 
         await connection.transport.outbox.empty_into(write, idle=None, interval=0)
 

@@ -175,6 +175,15 @@ async def test_a_malformed_answer_is_an_error_of_its_request(line: bytes) -> Non
     assert "the server's answer is malformed" in await Said().answers(line)
 
 
+@pytest.mark.parametrize("value", [b"", b'"', b'"}', b'"no"}}', b'{"a":"}', b"[[", b"'x'}"])
+@pytest.mark.parametrize("name", [b"result", b"error"])
+async def test_an_answer_that_breaks_off_in_its_value_is_an_error_of_its_request(
+    name: bytes, value: bytes
+) -> None:
+    """A string without an end was not seen as a value, and the call waited for ever."""
+    assert await Said().answers(b'{"jsonrpc":"2.0","id":@,"%s":%s' % (name, value)) == NO_JSON
+
+
 @pytest.mark.parametrize(
     "id_",
     [b"null", b"1.5", b"true", b"[1]", b"0", b"-1", b"4711", b'"4711"', b'"x"', b'""', b"1e400",
