@@ -28,6 +28,9 @@ UNREAD_BOUND = POLICY["max_unread_bytes"] + POLICY["send_buffer"] + 2 * POLICY["
 FLOOD = 3_000_000
 """Bytes that a peer sends that reads nothing: more than the system keeps, and the bound."""
 
+FLOOD_FRAMES = 20_000
+"""Frames of such a peer: each takes time to be read."""
+
 
 class WebSocketDoor:
     """A served layer.
@@ -142,7 +145,7 @@ class WebSocketDoor:
             cast(Any, reader)._transport.pause_reading()
             most = 0
             try:
-                for _ in range(0, FLOOD, 50_000):
+                for _ in range(0, min(FLOOD, FLOOD_FRAMES * len(one)), 50_000):
                     writer.write(one * (50_000 // len(one)))
                     await asyncio.wait_for(writer.drain(), 1)
                     most = max(most, self._target.unsent())
