@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mcp_sessions.client.jar import FileJar
-    from mcp_sessions.client.outcome import KnownSession, ResumeOutcome
+    from mcp_sessions.client.outcome import ConnectionLost, KnownSession, ResumeOutcome
     from mcp_sessions.client.policy import ReconnectPolicy
     from mcp_sessions.client.sdk import ResumableTransport, is_outcome_unknown
     from mcp_sessions.client_transport import resumable
@@ -57,6 +57,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ConfigurationError",
+    "ConnectionLost",
     "Conversations",
     "DataConflict",
     "FileJar",
@@ -98,6 +99,7 @@ _DEFINED_IN = {
     "ReconnectPolicy": "mcp_sessions.client.policy",
     "RedisStore": "mcp_sessions.stores.redis.store",
     "ResumableTransport": "mcp_sessions.client.sdk",
+    "ConnectionLost": "mcp_sessions.client.outcome",
     "ResumeOutcome": "mcp_sessions.client.outcome",
     "SQLiteStore": "mcp_sessions.stores.sqlite.store",
     "SessionHandle": "mcp_sessions.server.requests.handle",

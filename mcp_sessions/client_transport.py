@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from mcp_sessions.client.dialer import Dialer
 from mcp_sessions.client.jar import Jar
-from mcp_sessions.client.outcome import OnResume
+from mcp_sessions.client.outcome import OnLost, OnResume
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.core.headers import check_headers
@@ -42,6 +42,7 @@ def resumable(
     http_client: httpx2.AsyncClient | None = None,
     jar: Jar | None = None,
     user: str = "",
+    on_lost: OnLost | None = None,
     on_resume: OnResume | None = None,
     policy: ReconnectPolicy | None = None,
 ) -> ResumableTransport:
@@ -59,8 +60,11 @@ def resumable(
         http_client: For HTTP, instead of a client per connection; used and never closed.
         jar: Keeps the session between runs. Without one it ends with the transport.
         user: Whose session it is, where one jar or one address serves several users.
-        on_resume: Called after each loss that is noticed, with what became of the session. Over
-            HTTP a call that is sent again is none, nor is one while nothing is open.
+        on_lost: Called when a connection that was in use is lost, at the first failed attempt. The
+            transport comes back by itself, and nothing waits for what an async one does.
+        on_resume: Called once after each ``on_lost``, with what became of the session, and after a
+            move. Over HTTP a loss shows where something is open: a call, the 2025 era's
+            notification stream, a listen. With nothing open the next request finds out.
         policy: How long to wait and how often to try.
 
     Raises:
@@ -94,4 +98,4 @@ def resumable(
     else:
         dialers = [StdioDialer(server)]
     dial_url = dial if isinstance(server, str) else None
-    return ResumableTransport(dialers, dial_url, limits, jar, user, on_resume)
+    return ResumableTransport(dialers, dial_url, limits, jar, user, on_lost, on_resume)

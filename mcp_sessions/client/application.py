@@ -6,17 +6,22 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from mcp_sessions.client import stamping, wire
-from mcp_sessions.client.dialer import CONNECTION_CLOSED, Json
+from mcp_sessions.client import explaining, stamping, wire
+from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failure, Json
+from mcp_sessions.client.explaining import Loss
 from mcp_sessions.client.listening import Listens
-from mcp_sessions.client.outcome import OnResume, ResumeOutcome
+from mcp_sessions.client.outcome import ConnectionLost, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.client.peer import Peer
 from mcp_sessions.client.requests import Pending, Questions, Requests
 from mcp_sessions.errors import OUTCOME_UNKNOWN
 
 logger = logging.getLogger(__name__)
+
+_Told = TypeVar("_Told")
+
+_CLOSED = "the transport was closed"
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -26,12 +31,20 @@ class Application:
     Args:
         deliver: Gives it a message.
         hang_up: Ends its side, as a stock transport does whose connection is gone.
+        clock: Seconds, never going back.
+        spawn: Does something beside what else is done.
     """
 
     deliver: Callable[[Json], Awaitable[None]]
     hang_up: Callable[[], Awaitable[None]]
+    _on_lost: OnLost | None
     _on_resume: OnResume | None
     _peer: Peer
+    _clock: Callable[[], float]
+    _spawn: Callable[..., object]
+    loss: Loss | None = None
+    """Its connection is lost, and ``on_resume`` did not follow so far."""
+
     requests: Requests = field(default_factory=Requests)
     questions: Questions = field(default_factory=Questions)
     listens: Listens = field(default_factory=Listens)
@@ -52,12 +65,21 @@ class Application:
             self.listens.remove(pending.app_id)
             await self.deliver(wire.error_answer(pending.app_id, code, text, data))
 
-    async def give_up_on(self, pending: Pending) -> None:
-        """Answer what the server will not answer any more."""
+    async def give_up_on(self, pending: Pending, cause: str = "") -> None:
+        """Answer what the server will not answer any more.
+
+        Args:
+            cause: Why; empty: the loss of the connection.
+        """
+        lasted = self.loss.lasted(self._clock()) if self.loss is not None else ""
         if pending.first_sent is not None:
-            await self.answer(pending, OUTCOME_UNKNOWN, "Outcome unknown")
+            cause = cause or pending.cause or lasted or _CLOSED
+            text = explaining.may_have_run(pending.message, cause)
+            await self.answer(pending, OUTCOME_UNKNOWN, text)
         else:
-            await self.answer(pending, CONNECTION_CLOSED, "Connection closed: it was never sent")
+            cause = cause or lasted or pending.cause or _CLOSED
+            text = explaining.not_sent(pending.message, cause)
+            await self.answer(pending, CONNECTION_CLOSED, text)
 
     async def tell_everything_changed(self) -> None:
         """There was a gap: what the application may have missed, it reads again (CLI4)."""
@@ -76,14 +98,51 @@ class Application:
             params = {"requestId": question_id, "reason": "the session of the server is over"}
             await self.deliver(wire.notification(wire.CANCELLED, params))
 
+    def lost(self, address: str, failure: Failure) -> None:
+        """The connection is lost: say so in the log, and call ``on_lost``, once until it is
+        replaced.
+        """
+        cause, known = explaining.cause_of(failure, address), self.loss
+        if known is not None:
+            # What is wrong may change: refused first, then 502.
+            self.loss = Loss(cause, known.since)
+            return
+        self.loss = Loss(cause, self._clock())
+        logger.warning("connection lost: %s", cause)
+        if self._on_lost is not None:
+            # Nothing waits for an async one: it may itself wait for the next connection.
+            told = _called("on_lost", self._on_lost, ConnectionLost(cause, address))
+            if told is not None:
+                self._spawn(_finished, "on_lost", told)
+
     async def tell_outcome(self, outcome: ResumeOutcome) -> None:
         """Call the application's ``on_resume``."""
-        if self._on_resume is None:
-            return
-        try:
-            told = self._on_resume(outcome)
-            if inspect.isawaitable(told):
-                await told
-        except Exception:
-            # The application's own function: what is wrong with it must not end the session.
-            logger.exception("on_resume raised")
+        loss, self.loss = self.loss, None
+        if loss is not None and not outcome.is_over and outcome.reason != "gave_up":
+            seconds = self._clock() - loss.since
+            logger.info("%s: connected again after %.1f s", outcome.connected_to, seconds)
+        if self._on_resume is not None:
+            told = _called("on_resume", self._on_resume, outcome)
+            if told is not None:
+                await _finished("on_resume", told)
+
+
+def _called(
+    name: str, function: Callable[[_Told], Awaitable[None] | None], told: _Told
+) -> Awaitable[None] | None:
+    """Call a function of the application; what is left to wait for."""
+    try:
+        result = function(told)
+    except Exception:
+        # The application's own function: what is wrong with it must not end the session.
+        logger.exception("%s raised", name)
+        return None
+    return result if inspect.isawaitable(result) else None
+
+
+async def _finished(name: str, told: Awaitable[None]) -> None:
+    try:
+        await told
+    except Exception:
+        # See above.
+        logger.exception("%s raised", name)

@@ -26,6 +26,12 @@ from mcp_sessions.ids import digest
 
 logger = logging.getLogger(__name__)
 
+_UNAVAILABLE = 503
+"""What some servers of others answer for a session that they do not know."""
+
+_PATIENCE = 2
+"""How often a server that answers so is asked again for the same session."""
+
 
 class Hopeless(Exception):
     """The session is gone, and the one before it was of no use either."""
@@ -46,27 +52,32 @@ class SessionControl:
         envelope = self._peer.modern_envelope
         return await self._exchanges.ask(link, method, params, envelope, within=within)
 
-    async def shake_hands(self, link: Link) -> None:
+    async def shake_hands(self, link: Link) -> bool:
         """Repeat the application's handshake on a new link; nothing in the modern era.
+
+        Returns:
+            Whether the server answered something.
 
         Raises:
             Failed: The server did not agree, or did not answer.
         """
         peer = self._peer
         if peer.initialize is None:
-            return
+            return False
         try:
             result = await self._ask(link, wire.INITIALIZE, peer.initialize)
         except Refused as refused:
-            failure = Failure(Cause.STATUS, "initialize was refused", error=refused.error)
+            text = f"{link.name}: initialize was refused"
+            failure = Failure(Cause.STATUS, text, error=refused.error)
             raise Failed(failure) from None
         if result.get("protocolVersion") != peer.protocol_version:
-            text = "the server speaks another protocol version than before"
+            text = f"{link.name}: the server speaks another protocol version than before"
             raise Failed(Failure(Cause.STATUS, text))
         peer.learn(result)
         link.configure(peer.settings())
         headers = {"mcp-protocol-version": peer.protocol_version or ""}
         await link.send(wire.notification(wire.INITIALIZED), headers)
+        return True
 
     async def discover(self, link: Link) -> None:
         """Ask a modern server what it can do, if the application did not.
@@ -173,8 +184,11 @@ class SessionControl:
                 self.gave_up_on_attempt(failure)
                 if failure.status is None:
                     raise
-                if failure.status in AWAY and self._peer.abilities.is_ours:
-                    # It keeps its sessions while it is away (HTP5, HTP6): perhaps elsewhere.
+                if failure.status in AWAY and (
+                    self._peer.abilities.is_ours or failure.status != _UNAVAILABLE
+                ):
+                    # It keeps its sessions while it is away (HTP5, HTP6): perhaps elsewhere. Or a
+                    # proxy does not reach it.
                     raise
                 # The path to the server works, and it says no: 503, 400, 404, 410.
                 step = after_status(
@@ -183,6 +197,8 @@ class SessionControl:
                     says_session=failure.says_session or failure.status == 400,
                     is_answer=failure.is_answer,
                 )
+                if failure.status == _UNAVAILABLE and failures < _PATIENCE:
+                    step = Step.RETRY
                 if step is Step.TELL or (step is Step.RECONNECT and not is_new):
                     raise
                 if step is Step.RECONNECT:

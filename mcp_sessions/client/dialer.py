@@ -47,6 +47,10 @@ class Failure:
     """False: the server said that coming back is of no use."""
 
 
+SHUTTING_DOWN = Failure(Cause.STATUS, "the server is shutting down", status=503)
+"""What it means that a server which shuts down refuses a request on an open connection."""
+
+
 class Failed(Exception):
     """What was to be sent or opened was not."""
 
@@ -96,8 +100,15 @@ class StreamReopened:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamBroke:
+    """The notification stream was open and is lost (HTTP); the link opens it again."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
 class StreamFailed:
-    """The notification stream could not be opened (HTTP); the link tries again."""
+    """The notification stream was lost, and cannot be opened again (HTTP)."""
 
     failure: Failure
 
@@ -127,6 +138,7 @@ Event = (
     | AnswerTooLarge
     | Accepted
     | StreamReopened
+    | StreamBroke
     | StreamFailed
     | StreamRefused
     | Missed

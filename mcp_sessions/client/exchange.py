@@ -68,12 +68,14 @@ class Exchanges:
         request_id = f"mcp-sessions-{self._count}"
         message, headers = stamping.request(request_id, method, params, envelope)
         waiter = self._open[request_id] = _Waiter(link)
+        seconds = within if within is not None else self._timeout
         try:
-            with anyio.fail_after(within if within is not None else self._timeout):
+            with anyio.fail_after(seconds):
                 await link.send(message, headers)
                 await waiter.done.wait()
         except TimeoutError:
-            raise Failed(Failure(Cause.SILENT, f"no answer to {method} in time")) from None
+            text = f"{link.name}: no answer to {method} within {seconds:g} s"
+            raise Failed(Failure(Cause.SILENT, text)) from None
         finally:
             del self._open[request_id]
             if waiter.outcome is None:

@@ -14,14 +14,14 @@ from typing import cast
 from mcp_sessions.client import stamping, wire
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.control import Hopeless, SessionControl
-from mcp_sessions.client.dialer import Failed, Failure, Json, Link
+from mcp_sessions.client.dialer import SHUTTING_DOWN, Failed, Failure, Json, Link
 from mcp_sessions.client.exchange import Refused
 from mcp_sessions.client.peer import Peer
 from mcp_sessions.client.recovery import Recovery, Way
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.state import ClientState, Phase, Runtime
 from mcp_sessions.core.messages import error_body
-from mcp_sessions.core.resume import AWAY, Cause
+from mcp_sessions.core.resume import Cause, is_away
 from mcp_sessions.errors import INVALID_REQUEST, SESSION_NOT_FOUND
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,11 @@ def _is_unreachable(error: Failed | Refused) -> bool:
     """Whether a failure is the address's, and not the server's word."""
     if isinstance(error, Refused):
         return wire.says_not_begun(error.error)
-    return error.failure.cause is not Cause.STATUS or error.failure.status in AWAY
+    return is_away(error.failure.cause, error.failure.status)
+
+
+def _failure_of(error: Failed | Refused) -> Failure:
+    return SHUTTING_DOWN if isinstance(error, Refused) else error.failure
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +87,8 @@ class Listener:
                     listens.cut()
                     if self._peer.session is None:
                         return
-                    if _is_unreachable(error) and self._recovery.try_another_address():
+                    if _is_unreachable(error):
+                        self._recovery.lose(link, _failure_of(error))
                         return
                     await runtime.back_off()
         finally:
@@ -133,7 +138,8 @@ class Listener:
     async def cut(self, failure: Failure) -> None:
         """The stream on the wire broke, or its request was refused."""
         logger.debug("the listen stream: %s", failure.explanation)
-        if not self._app.listens.is_answered:
+        was_open, link = self._app.listens.is_answered, self._state.link
+        if not was_open:
             self._control.gave_up_on_attempt(failure)
         self._app.listens.cut()
         self._look_at_state(failure.error)
@@ -143,7 +149,13 @@ class Listener:
             error = failure.error or error_body(INVALID_REQUEST, failure.explanation)
             if largest is not None:
                 await self._app.answer(largest, error["code"], error["message"], error.get("data"))
-        self.see_to_it(delayed=True)
+        is_lost = was_open or failure.cause is Cause.UNREACHABLE
+        if link is not None and is_lost and is_away(failure.cause, failure.status):
+            # One that never opened may be what this path does not let through: that alone is no
+            # reason to leave a connection on which calls are answered.
+            self._recovery.lose(link, failure)
+        else:
+            self.see_to_it(delayed=True)
 
     def ended(self, message: Json) -> None:
         """The server ended it: it stops, somebody else listens now, or the session is gone."""

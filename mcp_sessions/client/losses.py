@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from mcp_sessions.client import explaining
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.dialer import Failure, Json, Link
 from mcp_sessions.client.exchange import Exchanges
@@ -50,14 +51,15 @@ class Losses:
         self._exchanges.down(link, failure)
         left = [pending for pending in self._app.requests if pending.link is link]
         for pending in left:
-            pending.lose_link()
+            pending.lose_link(explaining.cause_of(failure, link.name))
         if link is not state.link:
             for pending in left:
                 await self._sender.orphaned(pending)
             return
         state.use(None)
         self._app.listens.cut()
-        logger.info("%s: %s", link.name, failure.explanation)
+        if state.phase is not Phase.OVER:
+            self._app.lost(link.name, failure)
         if state.phase is Phase.BUSY:
             return
         if state.phase is Phase.OVER or self._peer.session is None or not failure.may_return:
@@ -98,7 +100,7 @@ class Losses:
                 for pending in self._app.requests:
                     # What runs is still answered here.
                     if pending.link is None:
-                        await self._app.give_up_on(pending)
+                        await self._app.give_up_on(pending, explaining.taken_over(link.name))
                 await self._app.tell_outcome(
                     ResumeOutcome(False, reason="taken_over", connected_to=link.name, is_over=True)
                 )

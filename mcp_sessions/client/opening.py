@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from mcp_sessions.client import wire
+from mcp_sessions.client import explaining, wire
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failed, Failure, Link
 from mcp_sessions.client.recovery import Recovery
@@ -38,13 +38,13 @@ class Opening:
             except Failed as failed:
                 # For who sees no more than the log: one is told of the last address only.
                 logger.warning("%s", failed)
-                reason = f": {failed}"
+                reason = str(failed)
                 state.addresses.move_on()
             else:
                 state.apply(Change.OPENED)
                 return True
         state.apply(Change.NOT_OPENED)
-        text = f"Connection closed: no server can be reached{reason}"
+        text = explaining.not_sent(pending.message, reason)
         await self._app.answer(pending, CONNECTION_CLOSED, text)
         return False
 

@@ -1,9 +1,20 @@
-"""What the application is told when its session was taken up again, or was not."""
+"""What the application is told of a lost connection, and of how its session was taken up again."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """A connection that was in use is lost. The transport tries to get another one."""
+
+    reason: str
+    """The cause, for people and logs. It names the address and holds no credential."""
+
+    address: str
+    """The URL or command, without credentials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +64,4 @@ class KnownSession:
 
 
 OnResume = Callable[[ResumeOutcome], Awaitable[None] | None]
+OnLost = Callable[[ConnectionLost], Awaitable[None] | None]

@@ -4,11 +4,14 @@ Rules that must hold, and that ``tests/client/`` owns over real sockets:
 
 1. One recovery at a time; whatever is asked meanwhile waits for its end (CLI1).
 2. A recovery ends: with a session, or after ``give_up_after`` with an answer for everybody.
+3. The application is told of each loss once (``on_lost``), and then once how it ended
+   (``on_resume``), in each era and over each transport.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,8 +23,9 @@ from mcp_sessions.client.control import Hopeless, SessionControl
 from mcp_sessions.client.dialer import Dialer, Event, Failed, Failure, Link
 from mcp_sessions.client.outcome import ResumeOutcome
 from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.scouting import Place, Places
 from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
-from mcp_sessions.core.resume import Cause
+from mcp_sessions.core.resume import AWAY, Cause, is_away
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +63,7 @@ class Recovery:
     _peer: Peer
     _app: Application
     _control: SessionControl
+    _places: Places
     _on_event: Callable[[Link, Event], Awaitable[None]]
     _on_ready: Callable[[Link], Awaitable[None]]
     _not_before: float = 0.0
@@ -77,19 +82,36 @@ class Recovery:
             self._settled = anyio.Event()
             self._runtime.tasks.start_soon(self._run, way)
 
-    def try_another_address(self) -> bool:
-        """This one cannot be reached: take the session up at another, if there is one to ask."""
+    def lose(self, link: Link, failure: Failure) -> None:
+        """The connection of a link that was ready is lost: get another one, somewhere."""
         state = self._state
-        has_other = state.has_other_address()
-        if state.phase is not Phase.READY or self._peer.session is None or not has_other:
-            return False
-        self.elsewhere()
-        return True
-
-    def elsewhere(self) -> None:
-        """Take the session up at the next address."""
-        self._state.addresses.move_on()
+        if not state.is_ready_on(link):
+            return
+        self._app.lost(link.name, failure)
+        if failure.cause is Cause.UNREACHABLE or failure.status in AWAY:
+            # What was cut, or silent, is tried once more at the same address.
+            self._note_away(failure)
+            if state.has_other_address():
+                state.addresses.move_on()
         self.begin(Way.RECOVER)
+
+    def _note_away(self, failure: Failure, began: float | None = None) -> None:
+        """Nobody answers at the current address."""
+        runtime, addresses = self._runtime, self._state.addresses
+        now, asked = runtime.clock(), failure.retry_after or 0.0
+        addresses.rest(asked, now=now)
+        self._place().failed(
+            now=now,
+            random=runtime.draw(),
+            policy=runtime.policy,
+            began=began,
+            rest=min(asked, runtime.policy.give_up_after),
+        )
+
+    def _place(self) -> Place:
+        """The current address, as all clients see it."""
+        target = self._state.addresses.current.target
+        return self._places.of(target, now=self._runtime.clock())
 
     def postpone(self, until: float) -> None:
         """The server drains: do not come back before, unless somebody waits (TKO11)."""
@@ -117,7 +139,7 @@ class Recovery:
         except Hopeless:
             await self._no_session()
         except Failed as failed:
-            logger.info("%s", failed)
+            self._app.lost(link.name, failed.failure)
             await self._recover()
         else:
             await self._ready(link, outcome)
@@ -150,36 +172,73 @@ class Recovery:
         self._asked = anyio.Event()
         if all(p.link is not None or app.listens.has(p) for p in app.requests):
             await self._wait_politely(self._not_before - since)
+        has_tried = was_away = False
         while True:
-            # The first attempt waits too: clients that were cut at once do not come back at once
-            # (CLI2).
-            dialer, delay = state.addresses.next(now=runtime.clock(), random=runtime.draw())
-            left = max(0.0, since + patience - runtime.clock())
-            await runtime.sleep(min(delay, left))
-            link = None
+            left = since + patience - runtime.clock()
+            if not await self._turn(max(0.0, left), was_away=was_away) and has_tried:
+                await self._cut_off()
+                return
+            has_tried = True
+            dialer, place, began = state.addresses.current, self._place(), runtime.clock()
+            link, has_answered = None, False
             try:
                 link = await self.connect(dialer)
-                await self._control.shake_hands(link)
+                # Over HTTP nothing was sent so far.
+                has_answered = link.kind != "http"
+                if await self._control.shake_hands(link):
+                    has_answered = True
                 outcome = await self._control.take_up(link)
+                place.answered(now=runtime.clock())
                 if outcome.is_new_session:
                     await app.forget_questions()
             except Failed as failed:
                 runtime.tasks.start_soon(_drop, link)
                 logger.info("%s", failed)
-                now = runtime.clock()
-                state.addresses.rest(failed.failure.retry_after or 0.0, now=now)
+                failure = failed.failure
+                app.lost(dialer.target, failure)
+                # A server that accepts and dies is left alone for longer each time (CLI2).
+                was_away = not has_answered and is_away(failure.cause, failure.status)
+                if was_away:
+                    self._note_away(failure, began)
+                else:
+                    place.answered(now=runtime.clock())
+                    state.addresses.rest(failure.retry_after or 0.0, now=runtime.clock())
                 state.addresses.move_on()
-                if now - since >= patience:
-                    logger.warning("gave up after %g s: %s", patience, failed)
-                    await self._cut_off()
-                    return
             except Hopeless:
+                place.answered(now=runtime.clock())
                 await _drop(link)
                 await self._no_session()
                 return
             else:
                 await self._ready(link, outcome)
                 return
+
+    async def _turn(self, left: float, *, was_away: bool) -> bool:
+        """Choose an address, and wait until this client may try it.
+
+        Args:
+            left: Seconds until it is time to give up.
+            was_away: The last attempt got no answer: all clients that wait share the next ones.
+
+        Returns:
+            Whether it may; False: it is time to give up.
+        """
+        runtime, addresses = self._runtime, self._state.addresses
+        # The first attempt waits too: clients that were cut at once do not come back at once
+        # (CLI2).
+        random = 0.0 if was_away else runtime.draw()
+        # With another address to ask, nobody stands in line for one of them for long.
+        longest = runtime.policy.backoff_cap if len(addresses) > 1 else math.inf
+        with anyio.move_on_after(left):
+            while True:
+                _, delay = addresses.next(now=runtime.clock(), random=random)
+                with anyio.move_on_after(delay + longest):
+                    place = self._place()
+                    await place.first_turn(delay, clock=runtime.clock, draw=runtime.draw)
+                    return True
+                random = 0.0
+                addresses.move_on()
+        return False
 
     async def _wait_politely(self, seconds: float) -> None:
         """Wait, as long as nobody asks something."""
@@ -196,10 +255,13 @@ class Recovery:
             waiting.cancel_scope.cancel()
 
     async def _no_session(self) -> None:
-        logger.warning("the server forgets each session at once: giving up")
+        text = "the server forgets each session at once"
+        self._app.lost(self._state.addresses.current.target, Failure(Cause.CLOSED, text))
         await self._cut_off()
 
     async def _cut_off(self) -> None:
+        loss, now = self._app.loss, self._runtime.clock()
+        logger.warning("gave up: %s", loss.lasted(now) if loss is not None else "no session")
         self._state.apply(Change.GIVE_UP)
         self._settled.set()
         for pending in self._app.requests:
@@ -252,7 +314,7 @@ class Recovery:
         await link.close(leave=True)
         for pending in requests:
             if pending.link is link:
-                pending.lose_link()
+                pending.lose_link(f"{link.name}: no answer came before its connection was closed")
                 await self._app.give_up_on(pending)
 
     async def move_to(self, dialer: Dialer) -> ResumeOutcome:
@@ -266,7 +328,8 @@ class Recovery:
             while state.phase is Phase.BUSY:
                 await self._settled.wait()
         if self._peer.session is None or state.phase is Phase.BUSY:
-            raise Failed(Failure(Cause.CLOSED, "there is no session to move"))
+            text = f"{dialer.target}: there is no session to move there"
+            raise Failed(Failure(Cause.CLOSED, text))
         state.apply(Change.MOVE)
         self._settled = anyio.Event()
         link = None
@@ -281,7 +344,8 @@ class Recovery:
             self._stay()
             if isinstance(error, Failed):
                 raise
-            raise Failed(Failure(Cause.CLOSED, "the session is gone")) from error
+            text = f"{dialer.target}: the session is not known there"
+            raise Failed(Failure(Cause.CLOSED, text)) from error
         state.addresses.put_first(dialer)
         await self._ready(link, outcome)
         return outcome

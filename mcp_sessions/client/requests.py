@@ -65,6 +65,9 @@ class Pending:
     refusals: int = 0
     """How often it was refused because its session was not there."""
 
+    cause: str = ""
+    """Why it could not be answered where it was sent last, in words; empty: it can."""
+
     was_accepted: bool = False
     """Something came back for it before its answer: it was not refused outright."""
 
@@ -104,15 +107,16 @@ class Pending:
         self.refusals += 1
         return self.refusals
 
-    def lose_link(self) -> None:
-        """It cannot be answered any more where it was sent."""
+    def lose_link(self, cause: str) -> None:
+        """It cannot be answered any more where it was sent; why, in words."""
         self.link = None
+        self.cause = cause
 
     def did_not_begin(self) -> None:
         """Its last sending was refused before anything ran."""
         if self.sent_before:
             # Its key may have an answer already.
-            self.lose_link()
+            self.link = None
         else:
             self.forget_sending()
 

@@ -20,11 +20,12 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from mcp_sessions.client import stamping, wire
+from mcp_sessions.client import explaining, stamping, wire
 from mcp_sessions.client.addresses import Addresses
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.control import SessionControl
 from mcp_sessions.client.dialer import (
+    SHUTTING_DOWN,
     Accepted,
     AnswerTooLarge,
     Dialer,
@@ -35,6 +36,7 @@ from mcp_sessions.client.dialer import (
     Link,
     Missed,
     Received,
+    StreamBroke,
     StreamFailed,
     StreamRefused,
     StreamReopened,
@@ -47,17 +49,23 @@ from mcp_sessions.client.listener import Listener
 from mcp_sessions.client.losses import Losses
 from mcp_sessions.client.opening import Opening
 from mcp_sessions.client.outbox import Outbox
-from mcp_sessions.client.outcome import KnownSession, OnResume, ResumeOutcome
+from mcp_sessions.client.outcome import KnownSession, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.client.peer import Peer
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.recovery import Recovery, Way
 from mcp_sessions.client.requests import Pending
-from mcp_sessions.client.sending import SHUTTING_DOWN, Sender
+from mcp_sessions.client.scouting import Places, shared_places
+from mcp_sessions.client.sending import Sender
 from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import RequestId, meta_of
 from mcp_sessions.core.resume import event_id_of, says_session_not_found
-from mcp_sessions.errors import INTERNAL_ERROR, SESSION_DETACHED, SESSION_NOT_FOUND
+from mcp_sessions.errors import (
+    INTERNAL_ERROR,
+    OUTCOME_UNKNOWN,
+    SESSION_DETACHED,
+    SESSION_NOT_FOUND,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +82,7 @@ class ResumingClient:
         deliver: Gives the application a message.
         hang_up: Ends the application's side.
         slot: Keeps the session between runs; None: it ends with the client.
+        places: Shared by the clients that come back together; None: by all of this event loop.
     """
 
     def __init__(
@@ -85,7 +94,9 @@ class ResumingClient:
         deliver: Callable[[Json], Awaitable[None]],
         hang_up: Callable[[], Awaitable[None]],
         slot: JarSlot | None = None,
+        on_lost: OnLost | None = None,
         on_resume: OnResume | None = None,
+        places: Places | None = None,
         draw: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
         elapsed: Callable[[], float] | None = None,
@@ -101,10 +112,19 @@ class ResumingClient:
         )
         self._state = state = ClientState(runtime, addresses)
         self._peer = peer = Peer(instance=mint_key())
-        self._app = app = Application(deliver, hang_up, on_resume, peer)
+        self._app = app = Application(
+            deliver, hang_up, on_lost, on_resume, peer, clock, tasks.start_soon
+        )
         self._control = control = SessionControl(runtime, peer, exchanges)
         self._recovery = recovery = Recovery(
-            runtime, state, peer, app, control, self._on_event, self._on_ready
+            runtime,
+            state,
+            peer,
+            app,
+            control,
+            places or shared_places(),
+            self._on_event,
+            self._on_ready,
         )
         self._listener = listener = Listener(runtime, state, peer, app, control, recovery)
         self._outbox = outbox = Outbox(state, peer, app, listener)
@@ -153,7 +173,9 @@ class ResumingClient:
             oldest = self._runtime.clock() - policy.answer_timeout
             for pending in self._app.requests:
                 if pending.asked_at < oldest and not self._app.listens.has(pending):
-                    await self._app.give_up_on(pending)
+                    text = f"no answer came within {policy.answer_timeout:g} s (answer_timeout)"
+                    where = self._state.addresses.current.target
+                    await self._app.give_up_on(pending, f"{where}: {text}")
 
     async def _save(self) -> None:
         if self._slot is None:
@@ -207,9 +229,9 @@ class ResumingClient:
             peer.lives.used()
             self._recovery.begin(Way.RECOVER)
         if state.phase is Phase.OVER:
-            await self._app.answer(
-                pending, SESSION_DETACHED, "Session detached: this transport is not attached"
-            )
+            why = explaining.taken_over(state.addresses.current.target)
+            text = f"Session detached: {explaining.what(message)} was not sent: {why}."
+            await self._app.answer(pending, SESSION_DETACHED, text)
         elif state.phase in (Phase.OPEN, Phase.READY):
             await self._sender.request_or_give_up(pending)
 
@@ -237,13 +259,12 @@ class ResumingClient:
                     self._losses.stream_reopened(link)
                 elif was_lost and state.is_ready_on(link):
                     await app.tell_outcome(ResumeOutcome(True, connected_to=link.name))
-            case StreamFailed():
-                if link is state.link:
-                    self._recovery.try_another_address()
-            case StreamRefused(failure):
+            case StreamBroke(failure):
                 if state.is_ready_on(link):
-                    logger.info("the notification stream is refused: %s", failure.explanation)
-                    self._recovery.begin(Way.RECOVER)
+                    # Most often it is open again soon: nothing else of the link need be lost.
+                    app.lost(link.name, failure)
+            case StreamFailed(failure) | StreamRefused(failure):
+                self._recovery.lose(link, failure)
             case Missed():
                 if link is state.link and state.phase is not Phase.OVER:
                     # As after a gap: it does not come again in any other way.
@@ -337,8 +358,8 @@ class ResumingClient:
                 return
         if pending.session_id is not None:
             if self._says_lost(pending, result, error):
-                if await self._sender.session_refused(pending, error):
-                    return
+                await self._sender.session_refused(pending, error)
+                return
             elif wire.says_state_refused(error):
                 if await self._sender.state_refused(pending):
                     return
@@ -353,6 +374,10 @@ class ResumingClient:
         elif result is not None and peer.session is None:
             peer.lives.used()
         self._state.progressed()
+        if error.get("code") == OUTCOME_UNKNOWN and error.get("message") == "Outcome unknown":
+            # ERR7: the wire says no more. The application knows the request by its name.
+            text = explaining.may_have_run(pending.message, f"{link.name}: {explaining.RESTARTED}")
+            message = {**message, "error": {**error, "message": text}}
         if pending.session_id is not None:
             message = stamping.without_session(message)
         if app.requests.done(pending):

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from mcp_sessions.client.dialer import Dialer, Failed, Json
 from mcp_sessions.client.jar import Jar
-from mcp_sessions.client.outcome import KnownSession, OnResume, ResumeOutcome
+from mcp_sessions.client.outcome import KnownSession, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.resuming import ResumingClient
 from mcp_sessions.core.messages import answer_in_place_of
@@ -59,6 +59,7 @@ class ResumableTransport(AbstractAsyncContextManager[Streams]):
     _policy: ReconnectPolicy
     _jar: Jar | None = None
     _user: str = ""
+    _on_lost: OnLost | None = None
     _on_resume: OnResume | None = None
     _entered: AbstractAsyncContextManager[Streams] | None = None
     _client: ResumingClient | None = None
@@ -158,6 +159,7 @@ class ResumableTransport(AbstractAsyncContextManager[Streams]):
                 deliver=deliver,
                 hang_up=hang_up,
                 slot=slot,
+                on_lost=self._on_lost,
                 on_resume=self._on_resume,
             )
             await client.start()

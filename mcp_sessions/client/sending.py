@@ -13,9 +13,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mcp_sessions.client import stamping, wire
+from mcp_sessions.client import explaining, stamping, wire
 from mcp_sessions.client.application import Application
-from mcp_sessions.client.dialer import Failed, Failure, Json, Link
+from mcp_sessions.client.dialer import SHUTTING_DOWN, Failed, Failure, Json, Link
 from mcp_sessions.client.listener import Listener
 from mcp_sessions.client.outbox import Outbox
 from mcp_sessions.client.peer import Peer
@@ -23,13 +23,10 @@ from mcp_sessions.client.recovery import Recovery, Way
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.state import ClientState, Phase, Runtime
 from mcp_sessions.core.messages import RequestId, members_of
-from mcp_sessions.core.resume import AWAY, NEVER_RAN, Cause, Step, after_status, may_send_again
-from mcp_sessions.errors import OUTCOME_UNKNOWN
+from mcp_sessions.core.resume import NEVER_RAN, Cause, Step, after_status, may_send_again
+from mcp_sessions.errors import SESSION_NOT_FOUND
 
 logger = logging.getLogger(__name__)
-
-SHUTTING_DOWN = Failure(Cause.STATUS, "the server is shutting down", status=503)
-"""What it means that a server which shuts down refuses a request on an open connection."""
 
 _REFUSALS = 2
 
@@ -123,21 +120,23 @@ class Sender:
 
     # --- what becomes of it ------------------------------------------------------------------
 
-    async def session_refused(self, pending: Pending, error: Json) -> bool:
-        """The server does not know the session of a request; False: let it be the answer."""
+    async def session_refused(self, pending: Pending, error: Json) -> None:
+        """The server does not know the session of a request."""
         if self._is_refused_for_good(pending):
-            return False
+            address = self._state.addresses.current.target
+            text = explaining.not_sent(pending.message, f"{address}: {explaining.FORGETFUL}")
+            await self._app.answer(pending, SESSION_NOT_FOUND, text)
+            return
         generation = pending.generation
         if self._may_have_started(pending, error):
             # CLI6: it was at work when its session ended, and is not run again.
-            await self._app.answer(pending, OUTCOME_UNKNOWN, "Outcome unknown")
+            await self._app.give_up_on(pending, explaining.SESSION_GONE)
         else:
             pending.forget_sending()
         if generation == self._peer.lives.generation:
             # Single flight: whoever heard it first begins, the others name an older session.
             self._recovery.begin(Way.START_OVER)
         await self._send_if_ready(pending)
-        return True
 
     def _is_refused_for_good(self, pending: Pending) -> bool:
         """Count a refusal; whether it is the answer."""
@@ -160,7 +159,7 @@ class Sender:
         if link is not state.link:
             await self.orphaned(pending)
         elif state.phase is Phase.READY:
-            self._recovery.elsewhere()
+            self._recovery.lose(link, SHUTTING_DOWN)
         return True
 
     async def state_refused(self, pending: Pending) -> bool:
@@ -191,7 +190,7 @@ class Sender:
         pending = self._app.requests.find(wire_id)
         if pending is None or not self._app.requests.is_newest(pending, wire_id):
             return
-        pending.lose_link()
+        pending.lose_link(explaining.cause_of(failure, link.name))
         if failure.error is not None and wire.says_state_refused(failure.error):
             # The modern era says it with a 400. Another connection would hear the same.
             if not await self.state_refused(pending):
@@ -206,10 +205,12 @@ class Sender:
             await self._tell_failure(pending, failure)
         elif not self._state.is_ready_on(link):
             await self.orphaned(pending)
+        elif self._state.is_too_long_in_trouble():
+            await self._app.give_up_on(pending)
         elif step is Step.RETRY:
             await self._retry(pending, failure)
         else:
-            self._recovery.begin(Way.RECOVER)
+            self._recovery.lose(link, failure)
             if not self._may_send_again(pending):
                 await self._app.give_up_on(pending)
 
@@ -228,15 +229,18 @@ class Sender:
                 says_session=failure.says_session,
                 is_answer=failure.is_answer,
             )
-        return Step.RETRY
+        return Step.RECONNECT
 
     async def _tell_failure(self, pending: Pending, failure: Failure) -> None:
-        """Answer a request as a stock transport would."""
+        """Answer a request with a stock transport's code."""
         error = failure.error
         if error is None:
             await self._app.give_up_on(pending)
-        else:
+        elif failure.is_answer:
             await self._app.answer(pending, error["code"], error["message"], error.get("data"))
+        else:
+            text = explaining.failed(pending.message, failure, ran=pending.first_sent is not None)
+            await self._app.answer(pending, error["code"], text, error.get("data"))
 
     async def orphaned(self, pending: Pending) -> None:
         """A request has no link: it waits for one if one is coming."""
@@ -249,15 +253,10 @@ class Sender:
                 pass
 
     async def _retry(self, pending: Pending, failure: Failure) -> None:
-        """Send it again on the same link after a delay, if it may be."""
-        runtime, state = self._runtime, self._state
-        if state.is_too_long_in_trouble() or not self._may_send_again(pending):
+        """The server is busy: send it again on the same link after a delay, if it may be."""
+        runtime = self._runtime
+        if not self._may_send_again(pending):
             await self._app.give_up_on(pending)
-            return
-        is_away = failure.cause is Cause.UNREACHABLE or failure.status in AWAY
-        if is_away and state.has_other_address():
-            state.addresses.rest(failure.retry_after or 0.0, now=runtime.clock())
-            self._recovery.elsewhere()
             return
         asked = min(failure.retry_after or 0.0, runtime.policy.give_up_after)
         delay = max(runtime.backoff.failed(runtime.draw()), asked)

@@ -114,9 +114,19 @@ AWAY = (502, 503, 504)
 """HTTP statuses that speak of one server, not of the request: another address may serve it."""
 
 _SESSION_UNKNOWN = (404, 410)
-_BUSY = (429, 502, 503, 504)
+_TOO_MANY = 429
 _BUSY_PATIENCE = 2
 """How often a busy server is asked again on the same connection."""
+
+
+def is_away(cause: Cause, status: int | None) -> bool:
+    """Whether a failure says that no server is there. Else a server has answered.
+
+    Args:
+        status: The HTTP status; None: there was none. A proxy answers some of `AWAY` for a server
+            that it cannot reach.
+    """
+    return status in AWAY if status is not None else cause is not Cause.STATUS
 
 
 def after_status(status: int, *, failures: int, says_session: bool, is_answer: bool) -> Step:
@@ -134,7 +144,9 @@ def after_status(status: int, *, failures: int, says_session: bool, is_answer: b
     if status == 400:
         # "No valid session ID provided": a habit of servers that should say 404.
         return Step.RECONNECT if says_session else Step.TELL
-    if status in _BUSY:
+    if status in AWAY:
+        return Step.RECONNECT
+    if status == _TOO_MANY:
         return Step.RETRY if failures < _BUSY_PATIENCE else Step.RECONNECT
     return Step.TELL
 

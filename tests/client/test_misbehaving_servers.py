@@ -315,17 +315,31 @@ async def test_at_a_server_without_keys_a_cut_call_is_not_sent_again() -> None:
         assert len(server.asked("tools/call")) == 1
 
 
-async def test_503_is_asked_again_after_as_long_as_it_says() -> None:
+async def test_429_is_asked_again_after_as_long_as_it_says() -> None:
+    """The server is there: nothing is lost."""
     busy = iter([True, False])
 
     def entry(exchange: Exchange) -> None:
         if exchange.method == "tools/call" and next(busy):
-            exchange.respond(503, headers={"Retry-After": "0"})
+            exchange.respond(429, headers={"Retry-After": "0"})
 
     async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, heard):
         assert await call(client) == "s-1"
         assert len(server.asked("tools/call")) == 2
         assert heard.outcomes == []
+
+
+async def test_503_is_a_loss_and_the_call_is_sent_again_in_the_same_session() -> None:
+    away = iter([True, False])
+
+    def entry(exchange: Exchange) -> None:
+        if exchange.method == "tools/call" and next(away):
+            exchange.respond(503, headers={"Retry-After": "0"})
+
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, heard):
+        assert await call(client) == "s-1"
+        assert len(server.asked("tools/call")) == 2
+        assert [outcome.recovered for outcome in heard.outcomes] == [True]
 
 
 async def test_a_server_that_never_answers_a_call() -> None:

@@ -134,7 +134,7 @@ async def test_a_child_without_sessions_ends_as_with_the_stock_transport(
 async def test_a_child_that_cannot_be_started_fails_the_first_request_and_says_why(
     nothing: StdioServerParameters,
 ) -> None:
-    says = r"no server can be reached: \S+ could not be started: No such file.*: /nowhere/at/all"
+    says = r"initialize was not sent: \S+ could not be started: No such file.*: /nowhere/at/all"
     error = pytest.RaisesExc(MCPError, match=says)
     with anyio.fail_after(20), pytest.RaisesGroup(error, flatten_subgroups=True):
         async with Client(resumable(nothing, policy=QUICK), mode="legacy"):

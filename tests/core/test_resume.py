@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from mcp_sessions.core.messages import EXTENSION, SESSION_META
 from mcp_sessions.core.resume import (
+    AWAY,
     LATE_ATTEMPT,
     Abilities,
     Attempts,
+    Cause,
     Follower,
     Lives,
     SessionView,
@@ -18,6 +20,7 @@ from mcp_sessions.core.resume import (
     abilities,
     after_status,
     event_id_of,
+    is_away,
     may_send_again,
     says_session_not_found,
 )
@@ -82,12 +85,22 @@ def test_a_400_that_speaks_of_a_session_is_a_404() -> None:
     assert after_status(400, failures=0, says_session=False, is_answer=True) is Step.TELL
 
 
-@pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_a_busy_server_is_asked_again_before_it_is_given_up(status: int) -> None:
-    steps = [
-        after_status(status, failures=n, says_session=False, is_answer=False) for n in range(3)
-    ]
+def test_a_busy_server_is_asked_again_before_it_is_given_up() -> None:
+    steps = [after_status(429, failures=n, says_session=False, is_answer=False) for n in range(3)]
     assert steps == [Step.RETRY, Step.RETRY, Step.RECONNECT]
+
+
+@pytest.mark.parametrize("status", AWAY)
+def test_a_proxy_that_does_not_reach_the_server_is_a_lost_connection(status: int) -> None:
+    step = after_status(status, failures=0, says_session=False, is_answer=False)
+    assert step is Step.RECONNECT
+
+
+@pytest.mark.parametrize("cause", Cause)
+@pytest.mark.parametrize("status", [None, 401, 404, 429, 500, *AWAY])
+def test_a_server_is_away_unless_something_of_it_came(cause: Cause, status: int | None) -> None:
+    expected = status in AWAY if status is not None else cause is not Cause.STATUS
+    assert is_away(cause, status) is expected
 
 
 @pytest.mark.parametrize("status", [401, 403, 413, 500])

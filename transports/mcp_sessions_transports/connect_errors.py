@@ -9,9 +9,14 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import time
+from collections.abc import Callable
+from email.utils import parsedate_to_datetime
 from typing import cast
 
 import httpx2
+
+from mcp_sessions.core.resume import MAX_SECONDS
 
 _DEPTH = 8
 """How far down the causes of an error are looked at."""
@@ -21,6 +26,23 @@ def without_credentials(url: str) -> str:
     """The URL for people and jars: no user, no password, no query."""
     parsed = httpx2.URL(url)
     return str(parsed.copy_with(userinfo=b"", query=None, fragment=None))
+
+
+def retry_after(value: str, *, now: Callable[[], float] = time.time) -> float | None:
+    """Seconds that a ``Retry-After`` header asks for; None: it does not say.
+
+    Args:
+        value: A number of seconds, or a date (RFC 9110, 10.2.3). What is neither says nothing.
+        now: Seconds since 1970.
+    """
+    if value.isascii() and value.isdigit():
+        # As many digits as are there: what is too large for a float is infinite.
+        return min(float(value), MAX_SECONDS)
+    try:
+        then = parsedate_to_datetime(value).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return min(max(0.0, then - now()), MAX_SECONDS)
 
 
 def reason_of(error: BaseException, *, seconds: float | None = None) -> str:

@@ -44,7 +44,7 @@ from mcp_sessions.core.messages import RequestId, encode, error_body, members_of
 from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import Cause
 from mcp_sessions.errors import INVALID_REQUEST, OUTCOME_UNKNOWN
-from mcp_sessions_transports.connect_errors import reason_of, without_credentials
+from mcp_sessions_transports.connect_errors import reason_of, retry_after, without_credentials
 from mcp_sessions_transports.websocket.close_codes import CloseCode, should_come_back
 from mcp_sessions_transports.websocket.frame_sieve import FrameSieve
 
@@ -230,7 +230,9 @@ class WebSocketLink:
         except InvalidStatus as error:
             status = error.response.status_code
             text = f"{self.name}: the WebSocket was refused with HTTP status {status}"
-            raise Failed(Failure(Cause.UNREACHABLE, text, status=status)) from None
+            asked = retry_after(error.response.headers.get("retry-after", ""))
+            failure = Failure(Cause.UNREACHABLE, text, status=status, retry_after=asked)
+            raise Failed(failure) from None
         except (OSError, TimeoutError, InvalidHandshake, InvalidURI, WebSocketException) as error:
             reason = reason_of(error, seconds=self._policy.connect_timeout)
             text = f"{self.name}: no WebSocket: {reason}"
@@ -262,7 +264,7 @@ class WebSocketLink:
             again = True
         return Failure(
             Cause.CUT if given is None else Cause.CLOSED,
-            f"the WebSocket was closed with {given or 'no code'}",
+            f"{self.name}: the WebSocket was closed with {given or 'no code'}",
             may_return=again,
         )
 
@@ -280,7 +282,7 @@ class WebSocketLink:
             if sent.is_question and self._too_large() is sent:
                 # Before its end was out. Sent again it would cost the next connection, too.
                 raise Failed(self._refused(sent.size)) from None
-            raise Failed(Failure(Cause.CUT, "the WebSocket is closed")) from None
+            raise Failed(Failure(Cause.CUT, f"{self.name}: the WebSocket is closed")) from None
 
     def configure(self, settings: LinkSettings) -> None:
         """See `Link`: the handshake has its headers, and nothing more depends on it."""

@@ -51,19 +51,21 @@ class Exchange:
 
     async def _ask(self, message: Json, headers: Mapping[str, str]) -> Failure | None:
         request_id: RequestId = message["id"]
+        name = self.requester.name
         async with self.requester.stream("POST", message, headers) as response:
             status = response.status_code
             if status == 202:
-                return refusal(202, INVALID_REQUEST, "server answered a request with 202 Accepted")
+                text = f"{name}: the server answered a request with 202 Accepted, and no result"
+                return refusal(202, INVALID_REQUEST, text)
             redirect = unfollowed(response)
             if redirect is not None:
-                return refusal(status, INVALID_REQUEST, redirect)
+                return refusal(status, INVALID_REQUEST, f"{name}: {redirect}")
             if status >= 400:
                 return await self.requester.refused(response, request_id)
             given = response.headers.get(SESSION_HEADER)
             if message.get("method") == "initialize" and given:
                 if not is_sendable(given):
-                    text = "the server gave a transport session an id that cannot be sent"
+                    text = f"{name}: the server gave a transport session an id that cannot be sent"
                     return refusal(status, INVALID_REQUEST, text)
                 self.requester.joined(given)
             content_type = response.headers.get("content-type", "").lower()
@@ -72,7 +74,8 @@ class Exchange:
             if content_type.startswith("text/event-stream"):
                 await self.incoming.tell(Accepted(request_id))
                 return await self._read_answer(response, request_id)
-            return refusal(status, INVALID_REQUEST, f"Unexpected content type: {content_type}")
+            text = f"{name}: Unexpected content type: {content_type}. Does an MCP server run there?"
+            return refusal(status, INVALID_REQUEST, text)
 
     async def _read_json(self, response: httpx2.Response) -> Failure | None:
         try:
@@ -83,7 +86,8 @@ class Exchange:
             message = decode(body)
             parse(message)
         except (ValueError, Malformed) as error:
-            return refusal(200, PARSE_ERROR, f"Failed to parse JSON response: {error}")
+            text = f"{self.requester.name}: Failed to parse JSON response: {error}"
+            return refusal(200, PARSE_ERROR, text)
         await self.incoming.tell(Received(message))
         return None
 
@@ -96,7 +100,7 @@ class Exchange:
         attempts = 0
         failure = Failure(
             Cause.CUT,
-            "the response stream ended without an answer",
+            f"{self.requester.name}: the response stream ended without an answer",
             error=error_body(CONNECTION_CLOSED, "SSE stream ended without a response"),
         )
         while True:

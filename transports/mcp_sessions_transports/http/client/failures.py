@@ -15,9 +15,9 @@ import httpx2
 
 from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failure, Json
 from mcp_sessions.core.messages import Malformed, RequestId, decode, error_body, parse
-from mcp_sessions.core.resume import MAX_SECONDS, Cause
+from mcp_sessions.core.resume import Cause
 from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND
-from mcp_sessions_transports.connect_errors import reason_of
+from mcp_sessions_transports.connect_errors import reason_of, retry_after
 from mcp_sessions_transports.http.client.bounded_body import pieces
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ async def failure_of(
         Cause.STATUS,
         f"{name}: the server answered with HTTP status {status}",
         status=status,
-        retry_after=_retry_after(response),
+        retry_after=retry_after(response.headers.get("retry-after", "")),
         error=error,
         is_answer=is_answer,
         says_session=b"session" in body.lower(),
@@ -151,12 +151,3 @@ def onward_request(response: httpx2.Response) -> httpx2.Request | None:
     if there.userinfo and there.userinfo != here.userinfo:
         return None
     return onward
-
-
-def _retry_after(response: httpx2.Response) -> float | None:
-    """Seconds; None: it does not say, or in a way that is no number of digits."""
-    value = response.headers.get("retry-after", "")
-    if not (value.isascii() and value.isdigit()):
-        return None
-    # As many digits as are there: what is too large for a float is infinite.
-    return min(float(value), MAX_SECONDS)

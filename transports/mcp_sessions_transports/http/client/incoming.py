@@ -94,6 +94,7 @@ class Incoming:
             limit,
         )
         text = f"Outcome unknown: the {what} is too large: more than {limit} bytes (max_message)"
+        text = f"{text}, from {self.requester.name}"
         return refusal(200, OUTCOME_UNKNOWN, text, {"reason": "too_large", "limit": limit})
 
 

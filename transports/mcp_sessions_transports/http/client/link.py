@@ -94,7 +94,7 @@ class HttpLink:
     async def send(self, message: Json, headers: Mapping[str, str]) -> None:
         """See `Link`."""
         if self._tasks is None or self._done.is_set():
-            raise Failed(Failure(Cause.CLOSED, "the link is closed"))
+            raise Failed(Failure(Cause.CLOSED, f"{self.name}: the connection is closed"))
         self._requester.note_version(message, headers)
         if "method" in message and "id" in message:
             scope = anyio.CancelScope()

@@ -1,4 +1,9 @@
-"""Keeps a link's notification stream, the GET, open."""
+"""Keeps a link's notification stream, the GET, open.
+
+A stream that was open and broke is opened again soon, with ``Last-Event-ID``. If that fails, the
+server or the way to it is away: the client is told, and comes back by another link. A stream that
+never was open is no sign of that: something before the server may not let it through.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +15,16 @@ from dataclasses import dataclass
 import anyio
 import httpx2
 
-from mcp_sessions.client.dialer import StreamFailed, StreamRefused, StreamReopened
+from mcp_sessions.client.dialer import (
+    Failure,
+    StreamBroke,
+    StreamFailed,
+    StreamRefused,
+    StreamReopened,
+)
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.core.backoff import Backoff
-from mcp_sessions.core.resume import NEVER_RAN, Cause
+from mcp_sessions.core.resume import NEVER_RAN, Cause, is_away
 from mcp_sessions_transports.http.client.exchange import STOCK_ATTEMPTS, STOCK_DELAY
 from mcp_sessions_transports.http.client.failures import describe, is_sse
 from mcp_sessions_transports.http.client.incoming import Incoming, position
@@ -43,69 +54,87 @@ class NotificationStream:
     _policy: ReconnectPolicy
     _draw: Callable[[], float]
     _is_read: bool = False
+    _last_id: str | None = None
+    _was_tried: bool = False
+    """A GET went out, and the server may have served it."""
+
+    _is_in_doubt: bool = False
+    """One without a position may have been served (HTL7)."""
 
     def begin(self) -> bool:
         """Whether it is to be read from now on, by who calls `read`; False: it is."""
         was_read, self._is_read = self._is_read, True
         return not was_read
 
+    def _failure(self, error: Exception) -> Failure:
+        if isinstance(error, EventTooLarge):
+            return self._incoming.too_large("SSE event")
+        return describe(error, name=self._requester.name)
+
     async def read(self) -> None:
         """Keep the stream open. Without sessions: for as long as the SDK would try."""
         requester = self._requester
         backoff = Backoff(base=self._policy.backoff_base, cap=self._policy.backoff_cap)
-        last_id: str | None = None
         retry: int | None = None
-        was_tried = is_in_doubt = was_lost = False
+        was_lost = was_open = False
         failures = 0
         while True:
             headers = {"accept": "text/event-stream", "cache-control": "no-store"}
-            if last_id is not None:
-                headers["last-event-id"] = last_id
+            if self._last_id is not None:
+                headers["last-event-id"] = self._last_id
             may_be_open = False
+            refused: Failure | None = None
             try:
                 async with requester.stream("GET", None, headers, silent=True) as response:
-                    if response.status_code == 405:
+                    status, has_sessions = response.status_code, requester.settings.has_sessions
+                    if status != 200:
+                        refused = await requester.refused(response, None)
+                    if status == 405 and not (was_open and has_sessions):
                         logger.debug("the server has no notification stream")
                         return
-                    if response.status_code in (400, 404, 410) and requester.settings.has_sessions:
+                    if refused is not None and status in (400, 404, 405, 410) and has_sessions:
                         # Should this link be gone on with after all, so is the stream.
                         self._is_read = False
-                        refused = await requester.refused(response, None)
                         await self._incoming.tell(StreamRefused(refused))
                         return
                     response.raise_for_status()
                     if not is_sse(response):
                         return
-                    may_be_open = True
-                    if was_tried:
-                        continued = last_id is not None and not is_in_doubt
+                    may_be_open = was_open = True
+                    if self._was_tried:
+                        continued = self._last_id is not None and not self._is_in_doubt
                         await self._incoming.tell(StreamReopened(continued, was_lost))
                     was_lost = False
                     async with aclosing(self._incoming.events(response)) as events:
                         async for event in events:
                             backoff.progressed()
-                            last_id = position(event, last_id)
+                            self._last_id = position(event, self._last_id)
                             retry = event.retry if event.retry is not None else retry
                             await self._incoming.take(event, None)
                 failures = 0
             except (httpx2.HTTPError, httpx2.StreamError, OSError, EventTooLarge) as error:
                 logger.debug("the notification stream ended: %r", error)
-                if isinstance(error, EventTooLarge):
-                    self._incoming.too_large("SSE event")
                 failures += 1
+                failure = refused or self._failure(error)
+                if requester.settings.has_sessions and was_open:
+                    if may_be_open:
+                        await self._incoming.tell(StreamBroke(failure))
+                    elif is_away(failure.cause, failure.status):
+                        # Should this link be gone on with after all, so is the stream.
+                        self._is_read = False
+                        await self._incoming.tell(StreamFailed(failure))
+                        return
                 was_lost = True
-                if not may_be_open:
-                    failure = describe(error, name=requester.name)
-                    await self._incoming.tell(StreamFailed(failure))
                 may_be_open = may_be_open or _may_have_been_served(error)
-            was_tried = was_tried or may_be_open
-            if may_be_open and last_id is None:
+            self._was_tried = self._was_tried or may_be_open
+            if may_be_open and self._last_id is None:
                 # The server may count it as opened (HTL7), now or when it comes to serve it, and
                 # take what is attached here off: to go on from an event does not undo that.
-                is_in_doubt = True
+                self._is_in_doubt = True
             if requester.settings.has_sessions:
                 # As long as the server says, and then some: others were cut with us (TKO11).
-                asked = min((retry or 0) / 1000, self._policy.give_up_after)
+                rest = (refused.retry_after or 0.0) if refused is not None else 0.0
+                asked = min(max((retry or 0) / 1000, rest), self._policy.give_up_after)
                 delay = asked + backoff.failed(self._draw())
             elif failures >= STOCK_ATTEMPTS:
                 return

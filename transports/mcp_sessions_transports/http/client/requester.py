@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import anyio
@@ -21,6 +24,14 @@ from mcp_sessions_transports.http.client.failures import describe, failure_of, o
 SESSION_HEADER = "mcp-session-id"
 _VERSION_HEADER = "mcp-protocol-version"
 _TIMEOUT = 30.0
+
+
+@cache
+def _trusted(cert_file: str | None, cert_dir: str | None) -> ssl.SSLContext:
+    """Whom to trust, as the environment says. Shared: to load it takes 50 ms of CPU, and many
+    clients may come back at once.
+    """
+    return httpx2.create_ssl_context()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -55,7 +66,8 @@ class Requester:
             yield
             return
         timeout = httpx2.Timeout(_TIMEOUT, read=self._policy.response_silence)
-        client = self._client = httpx2.AsyncClient(timeout=timeout)
+        trusted = _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+        client = self._client = httpx2.AsyncClient(timeout=timeout, verify=trusted)
         try:
             yield
         finally:
@@ -87,7 +99,9 @@ class Requester:
                     if response.status_code >= 400:
                         return await self.refused(response, None)
         except TimeoutError:
-            return Failure(Cause.SILENT, "the server did not take a message in time")
+            seconds = self._policy.connect_timeout
+            text = f"{self.name}: the server did not take a message within {seconds:g} s"
+            return Failure(Cause.SILENT, text)
         except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
             return describe(error, name=self.name)
         return None
