@@ -185,8 +185,9 @@ class Recovery:
                 link = await self.connect(dialer)
                 # Over HTTP nothing was sent so far.
                 has_answered = link.kind != "http"
-                if await self._control.shake_hands(link):
+                if await self._control.shake_hands(link) or has_answered:
                     has_answered = True
+                    place.answered(now=runtime.clock())
                 outcome = await self._control.take_up(link)
                 place.answered(now=runtime.clock())
                 if outcome.is_new_session:
@@ -309,6 +310,8 @@ class Recovery:
         """Leave an old link, when nothing is expected there any more."""
         clock, requests = self._runtime.clock, self._app.requests
         until = clock() + self._runtime.policy.give_up_after
+        # What the application waits for goes out first.
+        await self._runtime.sleep(_LINGER)
         while any(p.link is link for p in requests) and clock() < until:
             await self._runtime.sleep(_LINGER)
         await link.close(leave=True)

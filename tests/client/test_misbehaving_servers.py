@@ -84,7 +84,7 @@ async def test_a_credential_that_is_refused_fails_the_request_and_the_log_says_w
 
 async def test_an_address_that_answers_with_a_status_only_is_named_with_it() -> None:
     async with ScriptedServer({"*": status(502)}) as server:
-        named = f"{server.url()}: HTTP status 502"
+        named = f"{server.url()}: the server answered with HTTP status 502"
         with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match=named), flatten_subgroups=True):
             async with client_of(server):
                 raise AssertionError("it is no server")
