@@ -623,3 +623,30 @@ async def test_a_question_whose_process_is_gone_has_a_definite_answer() -> None:
             "requestState": asked["requestState"],
         }
         assert (await modern[1].send("tools/call", params).error())["code"] == UNKNOWN
+
+
+async def test_each_client_is_asked_what_its_own_request_asks_wherever_it_comes() -> None:
+    """In a session and outside. Each answers at another replica; nobody waits for a client that is
+    away, or hears of its question.
+    """
+    question: Json = {"name": "ask", "arguments": {"question": "whose?"}}
+    async with commands() as c:
+        away, *others = [
+            ModernClient(w.carrier, capabilities={"elicitation": {}})
+            for w in (*c.worlds, *c.worlds)
+        ]
+        sessions = [None, *[(await each.create())["sessionId"] for each in others[1:]]]
+        await away.send("tools/call", question).result()
+        asked = [
+            await each.send("tools/call", question, session=session).result()
+            for each, session in zip(others, sessions, strict=True)
+        ]
+        for number, (each, session) in enumerate(zip(asked, sessions, strict=True)):
+            assert each["resultType"] == "input_required"
+            answer = {"action": "accept", "content": {"answer": str(number)}}
+            more = {"inputResponses": dict.fromkeys(each["inputRequests"], answer)}
+            brought = {**question, **more, "requestState": each["requestState"]}
+            carrier = c.worlds[number % 2].carrier
+            client = ModernClient(carrier, capabilities={"elicitation": {}})
+            sent = await client.send("tools/call", brought, session=session).result()
+            assert json.loads(text_of(sent)) == answer

@@ -131,7 +131,7 @@ def tool(request: Json) -> Json | None:
             report = {"progressToken": params.get("_meta", {}).get("progressToken"), "progress": 1}
             say({"method": "notifications/progress", "params": report})
             return text(json.dumps([answer.get("result") for answer in answers]))
-        case "ask later":
+        case "hold" | "ask later":
             asks_later.append(request["id"])
             return None
         case "have it ask":
@@ -255,6 +255,14 @@ def serve(request: Json) -> None:
             roots = ask("roots/list", {}).get("result")
             contents = [{"uri": params["uri"], "text": json.dumps(roots)}]
             result = {"contents": contents}
+        case "completion/complete":
+            # As a tool might: it logs, and asks.
+            data = {"level": "error", "data": params["argument"]["value"]}
+            say({"method": "notifications/message", "params": data})
+            question: Json = {"message": params["argument"]["value"], "requestedSchema": {}}
+            answer = ask("elicitation/create", question)
+            told = answer.get("result") or answer["error"]
+            result = {"completion": {"values": [json.dumps(told, sort_keys=True)]}}
         case "resources/subscribe" if params["uri"] == "test://refused":
             say({"id": request["id"], "error": {"code": -32602, "message": "no such resource"}})
             return

@@ -13,9 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from mcp_sessions.background import Background, TimeSlice, give_way
+from mcp_sessions.core.listening import LISTEN, SET_LEVEL
 from mcp_sessions.core.messages import (
     Answer,
     Malformed,
@@ -35,14 +36,22 @@ from mcp_sessions.core.messages import (
     result_message,
     wire_error,
 )
-from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, LIMIT_REACHED, OutcomeUnknown
+from mcp_sessions.errors import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    LIMIT_REACHED,
+    OUTCOME_UNKNOWN,
+    OutcomeUnknown,
+)
+from mcp_sessions.server.upstream.external.cause import Cause, Unanswered
+from mcp_sessions.server.upstream.external.client import Client
 from mcp_sessions.server.upstream.external.unreadable import (
     Unreadable,
     messages_of,
     more_than,
     own_id,
 )
-from mcp_sessions.server.upstream.port import Call, OnProgress, PeerError, UpstreamError
+from mcp_sessions.server.upstream.port import Call, PeerError, UpstreamError
 
 logger = logging.getLogger(__name__)
 
@@ -72,49 +81,6 @@ class Sender:
     """The least of a log message that it wants to hear meanwhile; None: none."""
 
 
-class Client(Protocol):
-    """Who hears what a child says by itself."""
-
-    def label(self) -> str:
-        """Whose child it is, for the log."""
-        ...
-
-    async def notified(
-        self, method: str, params: dict[str, Any] | None, about: Call | None = None
-    ) -> None:
-        """It notifies its client. Raises nothing: what is wrong there does not end the child.
-
-        Args:
-            about: On whose way back; None: it does not say.
-        """
-        ...
-
-    async def reported(self, call: Call, params: dict[str, Any]) -> None:
-        """It reports progress of a request.
-
-        Args:
-            params: But for the token.
-        """
-        ...
-
-    async def asked(
-        self,
-        method: str,
-        params: dict[str, Any] | None,
-        on_progress: OnProgress | None,
-        about: Call | None = None,
-    ) -> dict[str, Any]:
-        """It asks its client.
-
-        Args:
-            about: See :meth:`notified`.
-
-        Raises:
-            PeerError: See :meth:`Outbound.send_request`.
-        """
-        ...
-
-
 Later = Callable[[], Coroutine[Any, Any, None]]
 """What has to be done, and may wait."""
 
@@ -125,6 +91,10 @@ class Forgotten(UpstreamError):
     def __init__(self) -> None:
         data = {"reason": NOT_STARTED, "started": False}
         super().__init__(error_body(INTERNAL_ERROR, "the server ended its session", data))
+
+
+class NotStarted(UpstreamError):
+    """There is no child that could be asked."""
 
 
 class Refused(UpstreamError):
@@ -146,6 +116,7 @@ def raised_anew(failed: UpstreamError, error: dict[str, Any] | None = None) -> U
 class Waiting:
     """A request that the child has not answered."""
 
+    request_id: RequestId
     future: asyncio.Future[Answer]
     call: Call | None
     """None: the layer's own."""
@@ -168,15 +139,26 @@ class Child(ABC):
         """What it did wrong, if that ended it."""
 
         self._client = client
+        self.unanswered = Unanswered()
+        """What it was asked, and by whom."""
+
         self._open: dict[RequestId, Waiting] = {}
         self._asked: dict[RequestId, asyncio.Task[None]] = {}
         self._last = 0
         self._warned: set[str] = set()
         self._background = Background()
 
+    is_in_order = True
+    """It says everything on one stream, and nothing about a request after the answer of that."""
+
     @property
     def is_modern(self) -> bool:
         """Whether it is spoken to in the modern era."""
+        return False
+
+    @property
+    def always_says_cause(self) -> bool:
+        """Whether it says of everything which request caused it."""
         return False
 
     @property
@@ -282,11 +264,16 @@ class Child(ABC):
         message: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id, "method": method}
         if params is not None:
             message["params"] = params
-        future = asyncio.get_running_loop().create_future()
-        self._open[request_id] = Waiting(future, call)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._open[request_id] = Waiting(request_id, future, call)
+        if method != LISTEN:
+            self.unanswered.sent(request_id, call, params)
         try:
             self._submit(request_id, message)
             answer = await future
+            if answer.id is not None or (answer.error or {}).get("code") != OUTCOME_UNKNOWN:
+                # Else that is the layer's word, and the child may still work on it.
+                self.unanswered.answered(request_id)
         except asyncio.CancelledError:
             if (future.cancelled() or not future.done()) and method not in _UNCANCELLED:
                 about = {"requestId": request_id, "reason": "cancelled"}
@@ -294,6 +281,10 @@ class Child(ABC):
             raise
         finally:
             self._open.pop(request_id, None)
+            if call is None and method == SET_LEVEL:
+                # Nothing in it is a client's.
+                self.unanswered.answered(request_id)
+            self.unanswered.given_up(request_id)
         if answer.error is not None:
             # Under no id it is the layer's word.
             raise Refused(answer.error) if answer.id is not None else UpstreamError(answer.error)
@@ -319,11 +310,11 @@ class Child(ABC):
         for task in self._asked.values():
             task.cancel()
 
-    def _take(self, line: bytes, about: Call | None = None) -> Later | None:
+    def _take(self, line: bytes, about: Waiting | None = None) -> Later | None:
         """It said something.
 
         Args:
-            about: On whose way back; None: that is not known.
+            about: The request on whose response; None: on none.
 
         Returns:
             What has to be done before the next thing that it said is taken.
@@ -337,7 +328,7 @@ class Child(ABC):
             return self._take_rare(line, about)
         return self._take_message(message, about)
 
-    def _take_message(self, message: Message, about: Call | None) -> Later | None:
+    def _take_message(self, message: Message, about: Waiting | None) -> Later | None:
         match message:
             case Answer():
                 self._answered(message)
@@ -347,14 +338,14 @@ class Child(ABC):
                 return partial(self._notified, message, about)
         return None
 
-    def _take_rare(self, line: bytes, about: Call | None) -> Later | None:
+    def _take_rare(self, line: bytes, about: Waiting | None) -> Later | None:
         said = list(messages_of(line))
         if len(said) == 1:
             return self._take_one(said[0], len(line), about)
         return partial(self._take_each, said, len(line), about)
 
     async def _take_each(
-        self, said: list[Message | Unreadable], size: int, about: Call | None
+        self, said: list[Message | Unreadable], size: int, about: Waiting | None
     ) -> None:
         time_slice = TimeSlice()
         for each in said:
@@ -364,7 +355,9 @@ class Child(ABC):
             if time_slice.is_over():
                 await give_way()
 
-    def _take_one(self, said: Message | Unreadable, size: int, about: Call | None) -> Later | None:
+    def _take_one(
+        self, said: Message | Unreadable, size: int, about: Waiting | None
+    ) -> Later | None:
         if not isinstance(said, Unreadable):
             return self._take_message(said, about)
         self._cannot_read(said, size)
@@ -376,7 +369,10 @@ class Child(ABC):
         if waiting is not None:
             self._fail(waiting, f"the server's answer {said.why}")
         elif said.is_answer:
-            self._not_asked(own_id(said.id))
+            asked = own_id(said.id)
+            if asked is not None:
+                self.unanswered.answered(asked)
+            self._not_asked(asked)
         elif said.has_method and said.id is not None:
             # Else the server would wait for ever.
             self._refuse(said.id, INVALID_REQUEST, f"Invalid request: it {said.why}")
@@ -401,17 +397,20 @@ class Child(ABC):
         self._warn("too large", f"a message of {more_than(longest)} is left out")
 
     def _fail(self, waiting: Waiting, why: str) -> None:
+        self.unanswered.answered(waiting.request_id)
         if not waiting.future.done():
             waiting.future.set_result(Answer(None, None, error_body(INTERNAL_ERROR, why)))
 
     def _answered(self, answer: Answer) -> None:
-        waiting = self._open.get(answer.id) if answer.id is not None else None
+        asked = answer.id if isinstance(answer.id, int) else own_id(answer.id)
+        waiting = self._open.get(asked) if asked is not None else None
+        if asked is not None:
+            # Now, and not when whoever waits has its turn: the next thing that it says may be read
+            # before that.
+            self.unanswered.answered(asked)
         if waiting is None:
-            asked = own_id(answer.id)
-            waiting = self._open.get(asked) if asked is not None else None
-            if waiting is None:
-                self._not_asked(asked)
-                return
+            self._not_asked(asked)
+            return
         if not waiting.future.done():
             waiting.future.set_result(answer)
 
@@ -429,7 +428,7 @@ class Child(ABC):
             self._warned.add(kind)
             logger.warning("%s: %s", self._client.label(), text)
 
-    async def _notified(self, notification: Notification, about: Call | None) -> None:
+    async def _notified(self, notification: Notification, about: Waiting | None) -> None:
         method, params = notification.method, notification.params
         match method:
             case "notifications/progress":
@@ -445,11 +444,12 @@ class Child(ABC):
                 if task is not None:
                     task.cancel()
             case _ if self.result:
-                await self._client.notified(method, params, about)
+                cause = self.unanswered.cause(method, params, about, is_late=not self.is_in_order)
+                await self._client.notified(method, params, cause)
             case _:
                 logger.debug("dropped %s: it came before the handshake", method)
 
-    def _question(self, request: Request, about: Call | None) -> None:
+    def _question(self, request: Request, about: Waiting | None) -> None:
         if request.method == "ping":
             self._write(result_message(request.id, {}))
         elif not self.result:
@@ -457,11 +457,13 @@ class Child(ABC):
         elif len(self._asked) >= _QUESTIONS or request.id in self._asked:
             self._refuse(request.id, LIMIT_REACHED, "too many open requests, or one with this id")
         else:
-            task = self._background.run("a question of a child", self._ask(request, about))
+            # Now, and not when the task has its turn: what it says next may be the answer.
+            cause = self.unanswered.cause(request.method, request.params, about)
+            task = self._background.run("a question of a child", self._ask(request, cause))
             self._asked[request.id] = task
             task.add_done_callback(lambda _: self._asked.pop(request.id, None))
 
-    async def _ask(self, request: Request, about: Call | None) -> None:
+    async def _ask(self, request: Request, cause: Cause) -> None:
         token = progress_token(request.params)
 
         async def report(progress: float, total: float | None, message: str | None) -> None:
@@ -471,7 +473,7 @@ class Child(ABC):
 
         try:
             result = await self._client.asked(
-                request.method, request.params, report if token is not None else None, about
+                request.method, request.params, report if token is not None else None, cause
             )
             answer = result_message(request.id, result)
         except PeerError as refused:

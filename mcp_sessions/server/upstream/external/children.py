@@ -23,12 +23,12 @@ from typing import Any, Protocol, TypeVar
 from mcp_sessions import metrics
 from mcp_sessions.background import Background, report, stopped
 from mcp_sessions.core.backoff import Backoff
-from mcp_sessions.core.listening import SET_LEVEL
 from mcp_sessions.core.messages import encode, error_body, wire_error
 from mcp_sessions.errors import INTERNAL_ERROR, LimitReached, OutcomeUnknown
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.child import ANSWERING, Child, Refused, raised_anew
+from mcp_sessions.server.upstream.external.beginning import tell_what_was_told
+from mcp_sessions.server.upstream.external.child import Child, Refused, raised_anew
 from mcp_sessions.server.upstream.external.place import LISTS, UPDATED, Place
 from mcp_sessions.server.upstream.external.telling import Telling
 from mcp_sessions.server.upstream.port import UpstreamError
@@ -142,6 +142,10 @@ class Children:
         """The place of that key, if there is one."""
         return self._places.get(key)
 
+    def places(self, are: Callable[[Hashable], bool]) -> list[Place]:
+        """Those with such keys."""
+        return [place for key, place in self._places.items() if are(key)]
+
     def rename(self, key: Hashable, new: Hashable) -> None:
         """Whoever has it is known by another key from now on."""
         place = self._places.pop(key, None)
@@ -162,6 +166,13 @@ class Children:
         place = self._places.get(key)
         if place is not None and place.is_unused:
             self.over(key)
+
+    def renew(self, place: Place) -> None:
+        """The next request at a place has another child."""
+        child = place.vacate()
+        if child in self._living and not self._is_closed:
+            self._ending.add(child)
+            self._background.run("the end of a child", self._stop(child))
 
     def alike(self, client: Mapping[str, Any], principal: Principal) -> Child | None:
         """One that lives, was started for that principal, and shook hands with a client that
@@ -301,7 +312,7 @@ class Children:
         try:
             async with asyncio.timeout(self.server.start_timeout):
                 await child.shake_hands(client, self.versions, list(place.subscribers))
-            await _tell_what_was_told(place, child)
+            await tell_what_was_told(place, child)
         except TimeoutError:
             why = f"it did not answer initialize in {self.server.start_timeout:g} seconds"
             raise await self._gave_up(child, why) from None
@@ -365,7 +376,10 @@ class Children:
                 await self._stop(child)
             for key, place in list(self._places.items()):
                 is_idle = not place.calls and place.starting is None
-                if is_idle and loop.time() - place.used_at >= self.server.child_idle:
+                patience = self.server.child_idle
+                if place.is_spare:
+                    patience = min(patience, _EVICTABLE)
+                if is_idle and loop.time() - place.used_at >= patience:
                     # Another one may have it since: the end of each child takes a while.
                     if not place.outbounds and self._places.get(key) is place:
                         del self._places[key]
@@ -377,9 +391,21 @@ class Children:
             return len(self._living) + self._starts.total()
         return sum(whose == of for whose in self._living.values()) + self._starts[of]
 
-    def has_room(self, principal: Principal) -> bool:
-        """Whether one more may be, and none has to end for it."""
-        return self._limit(principal) is None
+    def has_room(self, principal: Principal, *, by_ending: bool = False) -> bool:
+        """Whether one more may be, and none has to end for it.
+
+        Args:
+            by_ending: One may have to that is nobody's.
+        """
+        limit = self._limit(principal)
+        if limit is None or not by_ending:
+            return limit is None
+        whose = principal if limit == "max_children_per_principal" else None
+        return any(
+            place.is_nobodys and whose in (None, self._living.get(place.child))
+            for place in self._places.values()
+            if place.child is not None
+        )
 
     def _limit(self, principal: Principal) -> str | None:
         own = self.server.max_children_per_principal
@@ -446,28 +472,3 @@ def _failed(failures: Failures[T], whose: T, failed: UpstreamError) -> None:
 def _not_started(why: str) -> UpstreamError:
     data = {"reason": "not_started", "started": False}
     return UpstreamError(error_body(INTERNAL_ERROR, f"the server did not start: {why}", data))
-
-
-async def _tell_what_was_told(place: Place, child: Child) -> None:
-    """Of a new child: what the one before was told, or would have been.
-
-    Raises:
-        UpstreamError: It is over.
-    """
-    again: list[tuple[str, Mapping[str, Any]]] = []
-    if place.level is not None:
-        again.append((SET_LEVEL, {"level": place.level}))
-    left = [uri for uri in place.subscribers if uri not in child.subscribed]
-    again += [("resources/subscribe", {"uri": uri}) for uri in left]
-    for method, params in again:
-        try:
-            async with asyncio.timeout(ANSWERING):
-                await child.request(None, method, params)
-        except TimeoutError:
-            # Nor would it the others.
-            logger.warning("%s: a new one does not answer %s", place.label(), method)
-            return
-        except UpstreamError as refused:
-            if child.is_over:
-                raise
-            logger.warning("%s: a new one refuses %s: %s", place.label(), method, refused)

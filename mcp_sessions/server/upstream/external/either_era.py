@@ -28,14 +28,16 @@ from mcp_sessions.core.messages import (
     meta_of,
 )
 from mcp_sessions.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, OUTCOME_UNKNOWN
+from mcp_sessions.server.upstream.external.cause import Cause
 from mcp_sessions.server.upstream.external.child import (
     ANSWERING,
     NOT_STARTED,
     Child,
-    Client,
     Refused,
     Sender,
+    Waiting,
 )
+from mcp_sessions.server.upstream.external.client import Client
 from mcp_sessions.server.upstream.external.listening import Hear, Heard, Listening
 from mcp_sessions.server.upstream.external.modern import (
     DISCOVER,
@@ -229,7 +231,7 @@ class EitherEraChild(Child):
 
         async def ask(asked: str, about: Mapping[str, Any] | None) -> dict[str, Any]:
             members = dict(about) if about is not None else None
-            return await self._client.asked(asked, members, None, call)
+            return await self._client.asked(asked, members, None, Cause(said=call))
 
         async def send(params: dict[str, Any]) -> dict[str, Any]:
             sent = modern.params(params, sender)
@@ -244,7 +246,7 @@ class EitherEraChild(Child):
         if self._modern is None:
             await super().notify(method, params)
 
-    async def _notified(self, notification: Notification, about: Call | None) -> None:
+    async def _notified(self, notification: Notification, about: Waiting | None) -> None:
         if self._modern is not None:
             params = notification.params or {}
             match notification.method:
@@ -269,7 +271,7 @@ class EitherEraChild(Child):
         if waiting is not None and waiting.call is None and not waiting.future.done():
             waiting.future.set_result(Answer(None, {}, None))
 
-    def _question(self, request: Request, about: Call | None) -> None:
+    def _question(self, request: Request, about: Waiting | None) -> None:
         if self._modern is None:
             super()._question(request, about)
         else:

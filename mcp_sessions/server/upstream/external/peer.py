@@ -30,6 +30,7 @@ from mcp_sessions.server.upstream.external.rounds import (
     set_apart,
     waiting_call,
 )
+from mcp_sessions.server.upstream.external.sharing import Sessionless, Sharing
 from mcp_sessions.server.upstream.external.spans import Spans
 from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamError, Wanted
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
@@ -58,6 +59,7 @@ class Wrapped:
     """Stands in for it where it has no part."""
 
     children: Children
+    sharing: Sharing
     rounds: Rounds
     declared: DeclaredHeaders
     spans: Spans
@@ -70,17 +72,6 @@ class Wrapped:
 
     max_subscriptions: int
     """Of one listen."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sessionless:
-    """Whose a child is that serves the modern-era requests of one principal outside of sessions:
-    those whose clients can be asked the same, which is what it is told of them. Nothing lasts from
-    one of them to the next, so that it is spoken to as its client would.
-    """
-
-    principal: Principal
-    asks: bytes
 
 
 @dataclass(eq=False)
@@ -173,6 +164,7 @@ class ExternalPeer:
             place = self.place(call, lease.inherited)
             place.held_by(lease.holder)
             check = partial(self._wrapped.elsewhere.check, lease)
+        key, sharing = place.key, self._wrapped.sharing
         method, params = asked.method, asked.params
         if method == "ping" and place.living is None:
             return {}, {}
@@ -189,11 +181,17 @@ class ExternalPeer:
 
             async def work(call: Call) -> Json:
                 own = put_back(params)
-                return set_apart(await place.request(call, asked.sender, method, own, check))
+                if isinstance(key, Sessionless):
+                    result = await sharing.request(place, key, call, asked.sender, method, own)
+                else:
+                    result = await place.request(call, asked.sender, method, own, check)
+                return set_apart(result)
 
             who, rounds = self._who(call), self._wrapped.rounds
             result = await rounds.serve(call, who, asked.asks, method, params, work)
         child = place.living
+        if child is None and isinstance(key, Sessionless):
+            child = sharing.child(key)
         return result, child.result if child is not None else {}
 
     def _leave_old(self, lease: Lease) -> None:

@@ -17,15 +17,19 @@ from mcp_sessions.core.listening import LEVELS, SET_LEVEL, level_of
 from mcp_sessions.errors import INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.external.cause import UNKNOWN, Cause
 from mcp_sessions.server.upstream.external.child import (
     ANSWERING,
     Child,
     Forgotten,
+    NotStarted,
+    Refused,
     Sender,
     raised_anew,
 )
 from mcp_sessions.server.upstream.external.rounds import CallInRounds
 from mcp_sessions.server.upstream.external.telling import Telling, Way
+from mcp_sessions.server.upstream.external.unsure import Unsure
 from mcp_sessions.server.upstream.port import (
     Call,
     OnProgress,
@@ -40,6 +44,10 @@ logger = logging.getLogger(__name__)
 LISTS = ("tools", "prompts", "resources")
 UPDATED = "notifications/resources/updated"
 PROGRESS = "notifications/progress"
+_WHOSE = (
+    "the server did not say which request it asks for, and several can be: "
+    "its client is not known, and nobody is asked"
+)
 _CHANGED = frozenset({UPDATED, *(f"notifications/{name}/list_changed" for name in LISTS)})
 _READS = frozenset({"ping", *(f"{name}/list" for name in (*LISTS, "resources/templates"))})
 
@@ -77,16 +85,17 @@ class Place:
     title: str
     """What the server is called in the log."""
 
+    is_spare: bool = False
+    """It is one of several for the same, and nobody would notice if it were not there."""
+
     outbounds: dict[Hashable, Outbound] = field(default_factory=dict[Hashable, Outbound])
     """By session, or by peer."""
 
     calls: dict[Call, Sender | None] = field(default_factory=dict[Call, "Sender | None"])
     """What runs, and who asks it, if that is a client of the modern era."""
 
-    unsure: dict[asyncio.Timeout, list[Call]] = field(
-        default_factory=dict[asyncio.Timeout, list[Call]]
-    )
-    """By the limits of what is asked: the calls that it may be about."""
+    unsure: Unsure = field(default_factory=Unsure)
+    """What is asked about one of several calls of one client."""
 
     subscribers: dict[str, set[Hashable]] = field(default_factory=dict[str, set[Hashable]])
     """By URI."""
@@ -120,7 +129,25 @@ class Place:
     @property
     def is_nobodys(self) -> bool:
         """Of all who ask outside of sessions nobody would notice another child."""
-        return self.is_sessionless and self.is_unused and not self.outbounds
+        is_idle = self.living is not None and self.starting is None and not self.calls
+        is_as_new = self.is_unused or (self.is_spare and is_idle)
+        return self.is_sessionless and is_as_new and not self.outbounds
+
+    def another(self, key: Hashable) -> Place:
+        """One for the same, with a child of its own."""
+        return Place(
+            self.start,
+            self.announce,
+            self.telling,
+            key,
+            self.client,
+            self.is_one_client,
+            self.is_sessionless,
+            self.is_shared,
+            False,
+            self.title,
+            is_spare=True,
+        )
 
     def label(self) -> str:
         """Whose it is, for the log."""
@@ -167,7 +194,7 @@ class Place:
                 await self.telling.told(call)
         finally:
             self.calls.pop(call, None)
-            self._is_over(call)
+            self.unsure.is_over(call)
             self.telling.forget(call)
             self.used_at = asyncio.get_running_loop().time()
         if method == SET_LEVEL:
@@ -197,7 +224,8 @@ class Place:
             raise Forgotten
         started = task.result()
         if isinstance(started, UpstreamError):
-            raise raised_anew(started)
+            failed = raised_anew(started)
+            raise failed if isinstance(failed, Refused) else NotStarted(failed.error)
         return started
 
     async def _started(self, principal: Principal) -> Child | UpstreamError:
@@ -317,28 +345,36 @@ class Place:
     # --- what its child says by itself ---------------------------------------------------------
 
     async def notified(
-        self, method: str, params: dict[str, Any] | None, about: Call | None = None
+        self, method: str, params: dict[str, Any] | None, cause: Cause = UNKNOWN
     ) -> None:
-        """See :class:`~mcp_sessions.server.upstream.external.child.Client`."""
+        """See :class:`~mcp_sessions.server.upstream.external.client.Client`."""
         if method in _CHANGED:
             for who, way in self._concerned(method, params):
                 await self._tell((self.key, who), way, method, params)
             return
-        if self.is_shared and about is None:
-            # Whose it is nobody knows.
-            return
-        # Which request it is about is not said on a pipe: that is taken to be the newest.
         is_log = method == "notifications/message"
-        for call, sender in reversed(self.calls.items()):
-            if about is not None and call is not about:
-                continue
-            if not is_log or _is_wanted(params, self._least(sender)):
+        for call in self._hearers(method, cause):
+            if not is_log or _is_wanted(params, self._least(self.calls[call])):
                 await self._tell(call, call.notify, method, params)
                 return
         is_told = self.is_one_client and not self.calls
         if is_told and (not is_log or _is_wanted(params, self._least(None))):
             for who, outbound in list(self.outbounds.items()):
                 await self._tell((self.key, who), outbound.notify, method, params)
+
+    def _hearers(self, method: str, cause: Cause) -> Iterable[Call]:
+        """The calls that may hear what is no change, the best first."""
+        if self.is_one_client:
+            # Where nothing says which: that is taken to be the newest.
+            if cause.said is None:
+                return reversed(self.calls)
+            return (cause.said,) if cause.said in self.calls else ()
+        # Whoever shares with other users hears nothing that is only likely.
+        call = cause.said if self.is_shared else cause.known
+        if call not in self.calls:
+            logger.debug("%s: %s is left out: whose it is is not known", self.label(), method)
+            return ()
+        return (call,)
 
     def _least(self, sender: Sender | None) -> str | None:
         """The least of a log message that a client wants to hear; None: none."""
@@ -349,7 +385,7 @@ class Place:
         return self.level if self.level is not None and self.level != says else LEVELS[0]
 
     async def reported(self, call: Call, params: dict[str, Any]) -> None:
-        """See :class:`~mcp_sessions.server.upstream.external.child.Client`."""
+        """See :class:`~mcp_sessions.server.upstream.external.client.Client`."""
         await self._tell(call, lambda _, members: call.report(members or {}), PROGRESS, params)
 
     def _concerned(
@@ -387,11 +423,12 @@ class Place:
         method: str,
         params: dict[str, Any] | None,
         on_progress: OnProgress | None,
-        about: Call | None = None,
+        cause: Cause = UNKNOWN,
     ) -> dict[str, Any]:
-        """See :class:`~mcp_sessions.server.upstream.external.child.Client`."""
+        """See :class:`~mcp_sessions.server.upstream.external.client.Client`."""
         if not self.is_one_client:
-            return await self._asked_there(method, params, about)
+            return await self._asked_there(method, params, cause.known)
+        about = cause.known
         failed: PeerError | None = None
         while True:
             open_calls = [call for call in self.calls if call.can_send_request]
@@ -406,51 +443,29 @@ class Place:
                 raise failed or PeerError(METHOD_NOT_FOUND, "Method not found", method)
             try:
                 if way is not about and len(open_calls) > 1:
-                    return await self._ask_for_one_of(
-                        PeerRequest(method, params, on_progress=on_progress, about=open_calls), way
-                    )
+                    asked = PeerRequest(method, params, on_progress=on_progress, about=open_calls)
+                    return await self.unsure.ask(asked, way)
                 return await way.send_request(PeerRequest(method, params, on_progress=on_progress))
             except PeerError as refused:
-                if not open_calls or open_calls[-1].can_send_request:
+                if way is about or not open_calls or open_calls[-1].can_send_request:
                     raise
                 # The request that it was taken to be about is over. It may be another's.
                 failed = refused
 
-    async def _ask_for_one_of(self, asked: PeerRequest, way: Outbound) -> dict[str, Any]:
-        """Ask the client of several calls about one of them; it is over with the last of them.
-
-        Raises:
-            PeerError: See :meth:`Outbound.send_request`.
-        """
-        try:
-            async with asyncio.timeout(None) as limit:
-                self.unsure[limit] = list(asked.about)
-                try:
-                    return await way.send_request(asked)
-                finally:
-                    del self.unsure[limit]
-        except TimeoutError:
-            raise PeerError(INVALID_REQUEST, "the request that asks is over") from None
-
-    def _is_over(self, call: Call) -> None:
-        """What may be about another call as well is asked on."""
-        for limit, calls in self.unsure.items():
-            if call in calls:
-                calls.remove(call)
-                if not calls:
-                    limit.reschedule(asyncio.get_running_loop().time())
-
     async def _asked_there(
         self, method: str, params: dict[str, Any] | None, about: Call | None
     ) -> dict[str, Any]:
-        """Ask one of several clients: where it is known whose call it is about."""
-        calls = [call for call in self.calls if isinstance(call, CallInRounds)]
-        if not calls:
+        """Ask one of several clients: the one whose request caused it."""
+        if not any(isinstance(call, CallInRounds) for call in self.calls):
             raise PeerError(METHOD_NOT_FOUND, "Method not found", method)
-        way = about if about in calls else calls[0] if len(calls) == 1 else None
-        if way is None:
-            raise PeerError(INVALID_REQUEST, "several requests run: which of them asks is not said")
-        return await way.send_request(PeerRequest(method, params))
+        if about is None:
+            logger.info("%s: a question is refused: several requests may ask it", self.label())
+            raise PeerError(INVALID_REQUEST, _WHOSE)
+        if about not in self.calls:
+            raise PeerError(INVALID_REQUEST, "the request that asks is over")
+        if not isinstance(about, CallInRounds):
+            raise PeerError(METHOD_NOT_FOUND, "Method not found", method)
+        return await about.send_request(PeerRequest(method, params))
 
 
 def _is_below(uri: str, other: str) -> bool:

@@ -25,6 +25,7 @@ from mcp_sessions.server.upstream.external.modern_peer import ModernPeer
 from mcp_sessions.server.upstream.external.peer import OURS, ExternalPeer, Wrapped
 from mcp_sessions.server.upstream.external.place import LISTS
 from mcp_sessions.server.upstream.external.rounds import Asks, Rounds, asks_of
+from mcp_sessions.server.upstream.external.sharing import Sharing
 from mcp_sessions.server.upstream.external.spans import Spans
 from mcp_sessions.server.upstream.port import (
     NOTHING_WANTED,
@@ -78,6 +79,7 @@ class ExternalUpstream:
             server,
             shell,
             self.children,
+            Sharing(self.children),
             Rounds(policy, reachable.process if reachable else None),
             declared,
             Spans(),

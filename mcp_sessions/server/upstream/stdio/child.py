@@ -19,7 +19,8 @@ from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import encode
 from mcp_sessions.ids import name_for_handlers
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.child import Child, Client, Forgotten, Later
+from mcp_sessions.server.upstream.external.child import Child, Forgotten, Later
+from mcp_sessions.server.upstream.external.client import Client
 from mcp_sessions.server.upstream.external.either_era import EitherEraChild
 from mcp_sessions.server.upstream.external.listening import Hear, Heard
 from mcp_sessions.server.upstream.external.place import Place

@@ -13,6 +13,7 @@ import pytest
 from mcp.client import Client
 
 from mcp_sessions import Conversations, HTTPServer, SessionLayer
+from mcp_sessions.server.upstream.external.cause import Cause
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.external.rounds import CallInRounds
 from mcp_sessions.server.upstream.external.telling import Telling
@@ -169,10 +170,12 @@ async def test_an_answer_that_is_missing_is_asked_for_again() -> None:
 async def test_a_client_that_does_not_come_back_keeps_neither_the_call_nor_the_process() -> None:
     async with child_world(detached_timeout=0.1) as w:
         client = asking(w)
-        asked = await client.send("tools/call", QUESTION).result()
+        session = (await client.create())["sessionId"]
+        asked = await client.send("tools/call", QUESTION, session=session).result()
         # The server answers nobody else before its question is over.
-        assert await client.text("count") == "2"
-        assert (await client.send("tools/call", again(asked, TWO)).error())["code"] == UNKNOWN
+        assert await client.text("count", session=session) == "2"
+        error = await client.send("tools/call", again(asked, TWO), session=session).error()
+        assert error["code"] == UNKNOWN
 
 
 async def test_where_too_many_wait_the_oldest_goes() -> None:
@@ -196,12 +199,12 @@ async def test_a_server_that_does_not_wait_for_the_answer_has_its_result_kept_if
 ) -> None:
     async with child_world() as w:
         client = asking(w, roots={})
+        session = (await client.create())["sessionId"]
         params: Json = {"name": "ask in vain", "arguments": {"size": size}}
-        asked = await client.send("tools/call", params).result()
-        assert await client.text("count") == "2"
-        answer = await client.send(
-            "tools/call", again(asked, {"roots": []}, params=params)
-        ).answer()
+        asked = await client.send("tools/call", params, session=session).result()
+        assert await client.text("count", session=session) == "2"
+        brought = again(asked, {"roots": []}, params=params)
+        answer = await client.send("tools/call", brought, session=session).answer()
         if size == 10:
             assert text_of(answer["result"]) == "x" * size
         else:
@@ -247,7 +250,8 @@ async def test_where_several_calls_of_different_clients_run_nobody_is_asked_for_
     with pytest.raises(PeerError) as refused:
         await place.asked("elicitation/create", {}, None)
     assert refused.value.code == -32600
-    asking = asyncio.create_task(place.asked("elicitation/create", {}, None, cast(Call, calls[0])))
+    cause = Cause(said=cast(Call, calls[0]))
+    asking = asyncio.create_task(place.asked("elicitation/create", {}, None, cause))
     assert await calls[0].turn() == {"1": {"method": "elicitation/create", "params": {}}}
     calls[0].end()
     with pytest.raises(PeerError):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mcp_sessions.core.messages import Answer, Notification, Request
 from mcp_sessions.core.outline import KEPT
+from mcp_sessions.server.upstream.external.cause import UNKNOWN, Cause
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.unreadable import (
     Unreadable,
@@ -37,7 +38,7 @@ class Client:
         return "the server of a client"
 
     async def notified(
-        self, method: str, params: dict[str, Any] | None, about: Call | None = None
+        self, method: str, params: dict[str, Any] | None, cause: Cause = UNKNOWN
     ) -> None:
         self.told.append(method)
 
@@ -49,7 +50,7 @@ class Client:
         method: str,
         params: dict[str, Any] | None,
         on_progress: OnProgress | None,
-        about: Call | None = None,
+        cause: Cause = UNKNOWN,
     ) -> dict[str, Any]:
         return {}
 

@@ -21,7 +21,7 @@ async def test_what_a_server_said_after_its_answer_is_taken_however_long_that_ta
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(exchange, "_AFTER", 0.05)
-    waiting = Waiting(asyncio.get_running_loop().create_future(), None)
+    waiting = Waiting(1, asyncio.get_running_loop().create_future(), None)
     taken: list[bytes] = []
 
     async def body() -> AsyncGenerator[bytes]:

@@ -28,11 +28,11 @@ from mcp_sessions.core.messages import (
 )
 from mcp_sessions.server.upstream.external.child import (
     CANCELLED,
-    Client,
     Forgotten,
     Refused,
     Waiting,
 )
+from mcp_sessions.server.upstream.external.client import Client
 from mcp_sessions.server.upstream.external.either_era import EitherEraChild
 from mcp_sessions.server.upstream.external.listening import Hear, Heard
 from mcp_sessions.server.upstream.external.modern import VERSION
@@ -92,10 +92,18 @@ class HttpChild(EitherEraChild):
         self._param_headers = ParamHeaders()
         self._ending = asyncio.Lock()
 
+    is_in_order = False
+    """What it says by itself comes on a stream of its own."""
+
     @property
     def is_over(self) -> bool:
         """See :class:`Child`."""
         return self._is_over
+
+    @property
+    def always_says_cause(self) -> bool:
+        """See :class:`Child`. In the modern era all that is about a request is on its response."""
+        return self.is_modern
 
     async def stop(self) -> None:
         """See :class:`Child`."""
@@ -262,12 +270,12 @@ class HttpChild(EitherEraChild):
             self._leave_out(self._longest)
             return
         if event.data and event.event == "message":
-            later = self._take(event.data, waiting.call if waiting is not None else None)
+            later = self._take(event.data, waiting)
             if later is not None:
                 await later()
 
     async def _answered_whole(self, body: bytes, waiting: Waiting) -> None:
-        later = self._take(body, waiting.call)
+        later = self._take(body, waiting)
         if later is not None:
             await later()
 

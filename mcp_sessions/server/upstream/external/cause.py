@@ -1,0 +1,179 @@
+"""Which request caused what a child says: the rule that keeps clients apart.
+
+Several clients may share a child: those of one principal outside of sessions, or all with ``per``
+``principal`` and ``shared``. Without authentication all clients are one principal, and strangers.
+
+1. A change of the server (a list, a resource) is no request's. Its listeners hear it. Everything
+   else that a child says is caused by one request: a question, a log message, progress, any other
+   notification. It goes to the client of that request, and to nobody else.
+2. The child may say which request: it says so on the response of that request, or by its progress
+   token, its task or its elicitation.
+3. If it does not say, exactly one request can be the cause: the only one that the child has not
+   answered. Every method counts, and so does what the layer asks by itself. A request that was
+   cancelled, or given up, counts until the child answers it. Two of the layer's own do not count,
+   since nothing in them is a client's work: a ``subscriptions/listen``, and a ``logging/setLevel``
+   that is given up.
+4. If several can be the cause, nobody hears of it. A question is refused with an error that says
+   why.
+5. On a stream of its own, beside the responses, a URL may say something after it answered. There a
+   notification is lost if a request was answered shortly before (:data:`LATE`). A question is not
+   lost: its request is not answered.
+6. If all who ask a child are one client (a session, or a connection outside of sessions), that
+   client hears everything.
+
+``sharing.py`` has clients that can be asked share no child, so that rule 4 is rare. ``place.py``
+does what this says. The property is tested by ``test_cause.py`` and by ``test_crossing.py``, both
+in ``tests/server/upstream/external``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
+
+from mcp_sessions.core.messages import RequestId, members_of, meta_of
+from mcp_sessions.server.upstream.port import Call
+
+LATE: Final = 1.0
+"""Seconds in which a URL's own stream may be behind its responses."""
+
+_GIVEN_UP: Final = 1_024
+"""Of one child: those that are given up and may still be answered. With more of them no request is
+ever the only one again.
+"""
+
+_NAMES: Final = 64
+"""Of one request: the elicitations of which its client is told that they are complete."""
+
+_RELATED_TASK: Final = "io.modelcontextprotocol/related-task"
+_TASK_STATUS: Final = "notifications/tasks/status"
+_ELICITED: Final = "notifications/elicitation/complete"
+
+
+class Cause(NamedTuple):
+    """What is known of the request that caused something."""
+
+    said: Call | None = None
+    """The child said that it is this one; None: it did not say."""
+
+    only: Call | None = None
+    """It can be no other than this one; None: it can."""
+
+    @property
+    def known(self) -> Call | None:
+        """The request; None: unknown."""
+        return self.said if self.said is not None else self.only
+
+
+UNKNOWN: Final = Cause()
+
+
+class Asked(Protocol):
+    """A request, on whose response something is said."""
+
+    @property
+    def call(self) -> Call | None:
+        """None: it is the layer's own."""
+        ...
+
+
+@dataclass(slots=True)
+class _Request:
+    call: Call | None
+    """None: it is the layer's own."""
+
+    names: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """By which the child may say that something is about it: its task, its elicitations."""
+
+
+class Unanswered:
+    """The requests that one child was sent and has not answered."""
+
+    def __init__(self) -> None:
+        self._awaited: dict[RequestId, _Request] = {}
+        self._given_up: set[RequestId] = set()
+        self._is_lost = False
+        self._answered_at: float | None = None
+        """When the last one of a client was."""
+
+    def sent(self, request_id: RequestId, call: Call | None, params: object) -> None:
+        """The child has it from now on."""
+        request = self._awaited[request_id] = _Request(call)
+        task: object = members_of(params).get("taskId")
+        if isinstance(task, str):
+            request.names.add(("task", task))
+
+    def answered(self, request_id: RequestId) -> None:
+        """The child answered it, or never had it; also again, or long after it was given up."""
+        self._given_up.discard(request_id)
+        request = self._awaited.pop(request_id, None)
+        if request is not None and request.call is not None:
+            self._answered_at = asyncio.get_running_loop().time()
+
+    def given_up(self, request_id: RequestId) -> None:
+        """Nobody waits for its answer any more. If it was answered this changes nothing."""
+        if self._awaited.pop(request_id, None) is None:
+            return
+        if len(self._given_up) < _GIVEN_UP:
+            self._given_up.add(request_id)
+        else:
+            self._is_lost = True
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether the child may work on what nobody waits for."""
+        return self._is_lost or bool(self._given_up)
+
+    def cause(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        about: Asked | None = None,
+        *,
+        is_late: bool = False,
+    ) -> Cause:
+        """The request that caused what the child says now.
+
+        Args:
+            about: The request on whose response it says so; None: on none.
+            is_late: It may be said after the answer.
+        """
+        if about is not None:
+            cause = Cause(said=about.call)
+        else:
+            name = _name_of(method, params)
+            cause = self._named(name) if name is not None else self._only(is_late=is_late)
+        elicitation: object = (params or {}).get("elicitationId")
+        if isinstance(elicitation, str) and method == "elicitation/create":
+            for request in self._awaited.values():
+                is_cause = cause.known is not None and request.call is cause.known
+                if is_cause and len(request.names) < _NAMES:
+                    request.names.add(("elicitation", elicitation))
+        return cause
+
+    def _named(self, name: tuple[str, str]) -> Cause:
+        # A task goes on after the answer of the request that began it, an elicitation as well: it
+        # is not the only request's because that is the only one.
+        found = [each.call for each in self._awaited.values() if name in each.names]
+        return Cause(only=found[0]) if len(found) == 1 else UNKNOWN
+
+    def _only(self, *, is_late: bool) -> Cause:
+        if self.has_given_up or len(self._awaited) != 1:
+            return UNKNOWN
+        now = asyncio.get_running_loop().time()
+        if is_late and self._answered_at is not None and now - self._answered_at < LATE:
+            return UNKNOWN
+        (request,) = self._awaited.values()
+        return Cause(only=request.call)
+
+
+def _name_of(method: str, params: Mapping[str, Any] | None) -> tuple[str, str] | None:
+    """By which name a message of a child says what it is about; None: by none."""
+    if method == _ELICITED:
+        return "elicitation", str((params or {}).get("elicitationId"))
+    if method == _TASK_STATUS:
+        return "task", str((params or {}).get("taskId"))
+    related: object = (meta_of(params) or {}).get(_RELATED_TASK)
+    return ("task", str(members_of(related).get("taskId"))) if related is not None else None

@@ -1,0 +1,41 @@
+"""Questions about one of several calls of one client: which of them it is, nobody knows."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from mcp_sessions.errors import INVALID_REQUEST
+from mcp_sessions.server.upstream.port import Call, Outbound, PeerError, PeerRequest
+
+
+class Unsure:
+    """Those of one child."""
+
+    def __init__(self) -> None:
+        self._calls: dict[asyncio.Timeout, list[Call]] = {}
+        """By the limits of what is asked: the calls that it may be about."""
+
+    async def ask(self, asked: PeerRequest, way: Outbound) -> dict[str, Any]:
+        """Ask the client of several calls about one of them; it is over with the last of them.
+
+        Raises:
+            PeerError: See :meth:`Outbound.send_request`.
+        """
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._calls[limit] = list(asked.about)
+                try:
+                    return await way.send_request(asked)
+                finally:
+                    del self._calls[limit]
+        except TimeoutError:
+            raise PeerError(INVALID_REQUEST, "the request that asks is over") from None
+
+    def is_over(self, call: Call) -> None:
+        """What may be about another call as well is asked on."""
+        for limit, calls in self._calls.items():
+            if call in calls:
+                calls.remove(call)
+                if not calls:
+                    limit.reschedule(asyncio.get_running_loop().time())

@@ -1,0 +1,335 @@
+"""The rule that keeps clients of one child apart, as a property: `external/cause.py`."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_sessions.server.upstream.external.cause import Unanswered
+from mcp_sessions.server.upstream.port import Call
+from tests.support.puppets import (
+    QUESTION,
+    Json,
+    Puppet,
+    PuppetCall,
+    PuppetWorld,
+    owner_of,
+    puppet_world,
+    settled,
+)
+
+ELICITS: Json = {"elicitation": {}}
+LOG = "notifications/message"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a client asks."""
+
+    method: str
+    params: Json
+    capabilities: Json = field(default_factory=dict[str, Any])
+    level: str | None = None
+    session: str | None = None
+    handshake: bool = False
+
+    @property
+    def can_be_asked(self) -> bool:
+        """Whether its request may have a question for an answer, or its client can be asked."""
+        named = self.method in ("tools/call", "prompts/get", "resources/read")
+        return bool(self.capabilities) and (named or self.handshake)
+
+
+TOOL: Json = {"name": "it"}
+COMPLETES: Json = {"ref": {"type": "ref/prompt", "name": "it"}, "argument": {"name": "a"}}
+KINDS = {
+    "asks": Kind("tools/call", TOOL, ELICITS),
+    "asks and hears": Kind("tools/call", TOOL, ELICITS, "debug"),
+    "gets": Kind("prompts/get", TOOL, ELICITS),
+    "reads": Kind("resources/read", {"uri": "test://a"}, ELICITS, "debug"),
+    "completes": Kind("completion/complete", COMPLETES, ELICITS, "debug"),
+    "lists": Kind("tools/list", {}, ELICITS),
+    "hears": Kind("tools/call", TOOL, {}, "debug"),
+    "mute": Kind("tools/call", TOOL),
+    "one": Kind("tools/call", TOOL, ELICITS, "debug", "one"),
+    "two": Kind("completion/complete", COMPLETES, ELICITS, "debug", "two"),
+    "old one": Kind("tools/call", TOOL, ELICITS, None, "old", True),
+    "old": Kind("tools/call", TOOL, {}, None, None, True),
+}
+OFTEN = ("question", "log", "cancel", "answer")
+ACTIONS = (*OFTEN, *OFTEN, "other", "progress", "task", "reply", "late")
+Step = tuple[str, Any]
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> list[Step]:
+    """What happens, in order: few kinds of clients at a time, so that they meet."""
+    kinds = draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=3))
+    begin = st.tuples(st.just("begin"), st.sampled_from(kinds))
+    act = st.tuples(st.sampled_from(ACTIONS), st.integers(0, 5))
+    return draw(st.lists(st.one_of(begin, act, act), min_size=12, max_size=24))
+
+
+class Story:
+    """Some clients, the puppets that serve them, and what must hold."""
+
+    def __init__(self, w: PuppetWorld, most: int, *, is_url: bool, per: str) -> None:
+        self.w = w
+        self.most = most
+        self.is_url = is_url
+        self.per = per
+        self.kinds: dict[str, Kind] = {}
+        """By owner."""
+
+        self.gone: set[str] = set()
+        """Owners without a session that cancelled."""
+
+        self.answered: list[tuple[Puppet, Json]] = []
+        self.questions = 0
+        self.begun = 0
+
+    async def begin(self, name: str) -> None:
+        """Another request: of a new client, or in its client's session."""
+        kind = KINDS[name]
+        self.begun += 1
+        owner = kind.session or f"{name} {self.begun}"
+        self.kinds[owner] = kind
+        await self.send(owner, {})
+        running = [(p, r) for p, r in self.running() if owner_of(r) == owner]
+        is_alone = kind.capabilities and kind.can_be_asked and kind.session is None
+        if is_alone and self.per == "session" and not kind.handshake and running:
+            ((puppet, _),) = running
+            is_full = len(self.w.puppets.all) >= self.most
+            assert len(puppet.unanswered) == 1 or is_full, "it shares, and there is room"
+
+    async def send(self, owner: str, more: Json) -> None:
+        """A request of a client that is known."""
+        kind = self.kinds[owner]
+        self.w.send(
+            owner,
+            kind.method,
+            {**kind.params, **more},
+            capabilities=kind.capabilities,
+            level=kind.level,
+            session=kind.session,
+            handshake=kind.handshake,
+        )
+        await settled()
+
+    def running(self) -> list[tuple[Puppet, Json]]:
+        """What the puppets have not answered, also what nobody waits for."""
+        return [(p, r) for p in self.w.puppets.all for r in p.unanswered.values()]
+
+    async def act(self, action: str, number: int) -> None:
+        """Something happens to one of the requests."""
+        if action in ("cancel", "reply"):
+            tasks = [t for t in self.w.tasks if t.done() == (action == "reply")]
+            if tasks:
+                await self.client_acts(action, tasks[number % len(tasks)])
+            return
+        if action == "late":
+            if self.is_url and self.answered:
+                puppet, request = self.answered[number % len(self.answered)]
+                puppet.say(said(LOG, request))
+                await settled()
+            return
+        running = self.running()
+        if not running:
+            return
+        puppet, request = running[number % len(running)]
+        if action == "answer":
+            self.answered.append((puppet, request))
+            puppet.answer(request["id"])
+        elif action == "question":
+            await self.question(puppet, request, on=self.is_url and number % 3 == 0)
+        else:
+            methods = {"log": LOG, "progress": "notifications/progress"}
+            methods["task"] = "notifications/tasks/status"
+            message = said(methods.get(action, "notifications/other"), request)
+            if self.is_url and number % 3 == 0 and action != "progress":
+                puppet.say_on(request["id"], message)
+            else:
+                puppet.say(message)
+        await settled()
+
+    async def client_acts(self, action: str, task: asyncio.Task[Json]) -> None:
+        """Its client gives it up, or brings the answers."""
+        owner = self.w.tasks[task].owner
+        if action == "cancel":
+            task.cancel()
+            if self.kinds[owner].session is None:
+                self.gone.add(owner)
+        elif not task.cancelled() and "inputRequests" in task.result():
+            answers = {name: {"action": "decline"} for name in task.result()["inputRequests"]}
+            state = task.result()["requestState"]
+            await self.send(owner, {"inputResponses": answers, "requestState": state})
+        await settled()
+
+    async def question(self, puppet: Puppet, request: Json, *, on: bool) -> None:
+        """A request has its puppet ask; a lone one is asked, and no question is left open."""
+        owner, kind = owner_of(request), self.kinds[owner_of(request)]
+        self.questions += 1
+        name = f"q{self.questions}"
+        message = {"id": name, **said(QUESTION, request, str(self.questions))}
+        is_lone = len(puppet.unanswered) == 1 or on
+        is_there = puppet in self.w.puppets.living and not self.is_away(owner)
+        puppet.say_on(request["id"], message) if on else puppet.say(message)
+        await settled()
+        asked = self.who_was_asked(str(self.questions))
+        assert asked in ([], [owner]), "it was asked of another client"
+        can_be_asked = kind.can_be_asked and self.per == "session" and owner not in self.gone
+        if is_lone and can_be_asked and is_there:
+            assert asked == [owner], "nobody else can have asked"
+        if is_there:
+            assert asked or name in puppet.answers, "it is neither asked nor refused"
+
+    def is_away(self, owner: str) -> bool:
+        """Whether something of it waits for answers that its client did not bring."""
+        done = [t for t, c in self.w.tasks.items() if c.owner == owner and t.done()]
+        return bool(done)
+
+    def who_was_asked(self, number: str) -> list[str]:
+        """The owners that a question came to."""
+        heard = [(c, m) for c in self.w.calls for m in c.heard if m["method"] == QUESTION]
+        found = [c.owner for c, m in heard if m["params"]["number"] == number]
+        for task, call in self.w.tasks.items():
+            if task.done() and not task.cancelled():
+                inputs = task.result().get("inputRequests", {})
+                found += [call.owner for i in inputs.values() if i["params"]["number"] == number]
+        return found
+
+    def expect_no_crossing(self) -> None:
+        """Nobody received anything of anybody else."""
+        for call in self.w.calls:
+            for message in call.heard:
+                assert message["params"].get("owner", call.owner) == call.owner, message
+        for task, call in self.w.tasks.items():
+            if task.done() and not task.cancelled():
+                result = task.result()
+                assert result.get("owner", call.owner) == call.owner, result
+                for asked in result.get("inputRequests", {}).values():
+                    assert asked["params"]["owner"] == call.owner, result
+
+
+def said(method: str, request: Json, number: str = "") -> Json:
+    """What a puppet says about a request, with whose that is."""
+    params: Json = {"owner": owner_of(request), "number": number}
+    match method:
+        case "notifications/progress":
+            meta: Json = request["params"].get("_meta") or {}
+            token = meta.get("progressToken")
+            params |= {"progressToken": token, "progress": 1}
+        case "notifications/message":
+            params |= {"level": "error", "data": "x"}
+        case "notifications/tasks/status":
+            params |= {"taskId": f"of {owner_of(request)}", "status": "working"}
+        case _:
+            params |= {"message": "well?", "requestedSchema": {"type": "object"}}
+    return {"method": method, "params": params}
+
+
+async def told(steps: Sequence[Step], most: int, *, is_url: bool, per: str) -> None:
+    """Tell a story, and look after each of its steps."""
+    async with puppet_world(is_url=is_url, per=per, most=most) as w:
+        story = Story(w, most, is_url=is_url, per=per)
+        for name, which in steps:
+            if name == "begin":
+                await story.begin(which)
+            else:
+                await story.act(name, which)
+            story.expect_no_crossing()
+
+
+@pytest.mark.parametrize("per", ["session", "principal", "shared"])
+@pytest.mark.parametrize("is_url", [False, True], ids=["command", "url"])
+def test_nothing_of_one_client_reaches_another_and_a_lone_one_can_be_asked(
+    is_url: bool, per: str
+) -> None:
+    """Clients of each kind ask, cancel, answer and leave; their servers say what they like."""
+
+    @given(stories(), st.sampled_from([1, 2, 20]))
+    def run(steps: list[Step], most: int) -> None:
+        asyncio.run(told(steps, most, is_url=is_url, per=per))
+
+    run()
+
+
+# --- what is known of one child ------------------------------------------------------------------
+
+A, B = (cast(Call, PuppetCall(name)) for name in "AB")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Asyncio's own loop."""
+    return "asyncio"
+
+
+@pytest.mark.anyio
+async def test_a_request_counts_until_it_is_answered_whatever_became_of_it() -> None:
+    unanswered = Unanswered()
+    assert unanswered.cause(LOG, {}).known is None
+    unanswered.sent(1, A, {})
+    assert unanswered.cause(LOG, {}).known is A
+    unanswered.sent(2, None, {})
+    assert unanswered.cause(LOG, {}).known is None, "the layer's own counts, too"
+    unanswered.answered(2)
+    unanswered.sent(3, B, {})
+    unanswered.given_up(3)
+    assert unanswered.cause(LOG, {}).known is None, "the child may work on it"
+    unanswered.answered(3)
+    assert unanswered.cause(LOG, {}).known is A
+    unanswered.given_up(1)
+    assert unanswered.cause(LOG, {}).known is None, "nobody waits for it"
+
+
+@pytest.mark.anyio
+async def test_with_too_many_that_are_given_up_none_is_the_only_one_again() -> None:
+    unanswered = Unanswered()
+    for number in range(2_000):
+        unanswered.sent(number, A, {})
+        unanswered.given_up(number)
+    for number in range(2_000):
+        unanswered.answered(number)
+    unanswered.sent(5_000, B, {})
+    assert unanswered.cause(LOG, {}).known is None
+
+
+@pytest.mark.anyio
+async def test_a_task_is_about_the_request_that_names_it_and_no_other() -> None:
+    """It goes on after the answer of the request that began it."""
+    unanswered = Unanswered()
+    about: Json = {"_meta": {"io.modelcontextprotocol/related-task": {"taskId": "t"}}}
+    unanswered.sent(1, A, {"name": "it"})
+    assert unanswered.cause(QUESTION, about).known is None
+    unanswered.sent(2, B, {"taskId": "t"})
+    assert unanswered.cause(QUESTION, about).known is B
+    assert unanswered.cause("notifications/tasks/status", {"taskId": "t"}).known is B
+    assert unanswered.cause("notifications/tasks/status", {"taskId": "u"}).known is None
+
+
+@pytest.mark.anyio
+async def test_an_elicitation_is_complete_for_who_was_asked_and_no_other() -> None:
+    unanswered = Unanswered()
+    complete = "notifications/elicitation/complete"
+    unanswered.sent(1, A, {})
+    assert unanswered.cause(QUESTION, {"mode": "url", "elicitationId": "e"}).known is A
+    unanswered.sent(2, B, {})
+    assert unanswered.cause(complete, {"elicitationId": "e"}).known is A
+    unanswered.answered(1)
+    assert unanswered.cause(complete, {"elicitationId": "e"}).known is None, "not B's"
+
+
+@pytest.mark.anyio
+async def test_what_may_come_late_is_nobodys_shortly_after_an_answer() -> None:
+    unanswered = Unanswered()
+    unanswered.sent(1, A, {})
+    assert unanswered.cause(LOG, {}, is_late=True).known is A
+    unanswered.sent(2, B, {})
+    unanswered.answered(1)
+    assert unanswered.cause(LOG, {}, is_late=True).known is None
+    assert unanswered.cause(LOG, {}).known is B

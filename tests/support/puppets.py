@@ -1,0 +1,268 @@
+"""Servers that do nothing by themselves, behind the real port to them: a test says what they say.
+
+Each process is a `Puppet`. What it is asked names its owner, and so does what it says: a client
+that receives what is another's has received what it must not.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+from mcp_sessions import SessionPolicy, StdioServer
+from mcp_sessions.ids import SessionId
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
+from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.upstream import ExternalUpstream, shell_of
+from mcp_sessions.server.upstream.port import Outbound, PeerError, PeerRequest, UpstreamError
+from mcp_sessions.server.upstream.stdio.child import StdioChild
+from mcp_sessions.server.upstream.stdio.output import Output
+from mcp_sessions.stores.records import Peer
+
+Json = dict[str, Any]
+QUESTION = "elicitation/create"
+
+
+class Puppet:
+    """One process: what it was asked and did not answer, and what it was answered."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.output = Output()
+        self.child: StdioChild | None = None
+        self.unanswered: dict[int, Json] = {}
+        self.answers: dict[str, Json] = {}
+        """By the id of its question."""
+
+        self.is_full = False
+        self.untaken = 0
+        self._ended = asyncio.Event()
+
+    def say(self, message: Json) -> None:
+        """It writes that."""
+        self.output.feed(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+
+    def say_on(self, request_id: int, message: Json) -> None:
+        """It says that on the response of a request, as a URL does."""
+        assert self.child is not None
+        waiting = self.child._open.get(request_id)  # pyright: ignore[reportPrivateUsage]
+        later = self.child._take(  # pyright: ignore[reportPrivateUsage]
+            json.dumps({"jsonrpc": "2.0", **message}).encode(), waiting
+        )
+        if later is not None:
+            asyncio.ensure_future(later())
+
+    def answer(self, request_id: int) -> None:
+        """It answers what it was asked, with the name of whose that is."""
+        request = self.unanswered.pop(request_id)
+        result: Json = {"owner": owner_of(request), "content": [], "tools": []}
+        self.say({"id": request_id, "result": result})
+
+    # --- what a process is to the port --------------------------------------------------------
+
+    def label(self) -> str:
+        """See `ChildProcess`."""
+        return "a puppet"
+
+    def write(self, line: bytes) -> None:
+        """See `ChildProcess`."""
+        message = json.loads(line)
+        if message.get("method") == "initialize":
+            capabilities: Json = {"tools": {}, "logging": {}}
+            result = {"protocolVersion": "2025-11-25", "capabilities": capabilities}
+            info = {"name": "puppet", "version": "1"}
+            self.say({"id": message["id"], "result": {**result, "serverInfo": info}})
+        elif message.get("method") in ("server/discover", "logging/setLevel"):
+            is_known = message["method"] == "logging/setLevel"
+            error = {"code": -32601, "message": "Method not found"}
+            self.say({"id": message["id"], **({"result": {}} if is_known else {"error": error})})
+        elif "method" in message and "id" in message:
+            self.unanswered[message["id"]] = message
+        elif "id" in message:
+            self.answers[message["id"]] = message
+
+    async def room(self) -> None:
+        """See `ChildProcess`."""
+
+    async def stop(self) -> None:
+        """See `ChildProcess`."""
+        self.kill()
+
+    def kill(self) -> None:
+        """See `ChildProcess`."""
+        self._ended.set()
+        self.output.end()
+
+    async def last_words(self) -> str:
+        """See `ChildProcess`."""
+        return "it ended"
+
+
+class UrlPuppet(StdioChild):
+    """The child of a puppet that is a URL: what it says by itself has no order with answers."""
+
+    is_in_order = False
+
+
+class Puppets:
+    """Starts them, as `StdioChildren` do processes.
+
+    Args:
+        is_url: They are as URLs are.
+    """
+
+    def __init__(self, *, is_url: bool) -> None:
+        self._make = UrlPuppet if is_url else StdioChild
+        self.all: list[Puppet] = []
+
+    @property
+    def living(self) -> list[Puppet]:
+        """Those that serve somebody."""
+        return [each for each in self.all if each.place.living is each.child]
+
+    def run(self, room: Callable[[], int]) -> None:
+        """See `Starter`."""
+
+    async def start(self, place: Place, principal: Principal) -> Child:
+        """See `Starter`."""
+        puppet = Puppet(place)
+        puppet.child = self._make(cast(Any, puppet), place, 1_000_000)
+        self.all.append(puppet)
+        return puppet.child
+
+    async def close(self) -> None:
+        """See `Starter`."""
+
+
+def owner_of(message: Json) -> str:
+    """Whose a message of a client is, as the client wrote into it."""
+    return str(message["params"]["owner"])
+
+
+@dataclass(eq=False)
+class PuppetCall:
+    """A request of a client: everything that it hears."""
+
+    owner: str
+    principal: Principal = ANONYMOUS
+    can_send_request: bool = False
+    heard: list[Json] = field(default_factory=list[Json])
+    request_id: int = 1
+    bound_session: SessionId | None = None
+    close_stream: None = None
+    close_standalone_stream: None = None
+    session: str | None = None
+    conversation: str | None = None
+    transport: str = "http"
+    context: Any = None
+
+    def is_traced(self, span: object) -> None:
+        """See `Call`."""
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """See `Call`."""
+        self.heard.append({"method": method, "params": dict(params or {})})
+
+    async def report(self, params: Mapping[str, Any]) -> None:
+        """See `Call`."""
+        await self.notify("notifications/progress", params)
+
+    async def send_request(self, asked: PeerRequest) -> Json:
+        """See `Call`. It refuses: who was asked is what matters."""
+        await self.notify(asked.method, asked.params)
+        raise PeerError(-32000, "refused by its client")
+
+
+class PuppetWorld:
+    """The port over puppets, and clients of it."""
+
+    def __init__(self, upstream: ExternalUpstream, puppets: Puppets) -> None:
+        self.upstream = upstream
+        self.puppets = puppets
+        self.calls: list[PuppetCall] = []
+        self.tasks: dict[asyncio.Task[Json], PuppetCall] = {}
+
+    def send(
+        self,
+        owner: str,
+        method: str,
+        params: Json,
+        *,
+        capabilities: Json | None = None,
+        level: str | None = None,
+        session: str | None = None,
+        handshake: bool = False,
+    ) -> asyncio.Task[Json]:
+        """A request of a client, which runs from now on."""
+        call = PuppetCall(owner, can_send_request=handshake)
+        self.calls.append(call)
+        meta: Json = {"progressToken": owner}
+        if level is not None:
+            meta["io.modelcontextprotocol/logLevel"] = level
+        params = {**params, "owner": owner, "_meta": meta}
+        session_id = SessionId(session) if session is not None else None
+        way = cast(Outbound, call) if session is not None else None
+        info = {"name": "client", "version": "1"}
+        if handshake:
+            known: Json = {"capabilities": capabilities or {}, "clientInfo": info}
+            peer = self.upstream.peer(
+                Peer("2025-11-25", {"protocolVersion": "2025-11-25", **known}),
+                cast(Outbound, call),
+                session_id,
+                is_alone=session is None,
+            )
+        else:
+            route = SimpleNamespace(client_info=info, client_capabilities=capabilities or {})
+            peer = self.upstream.modern_peer(route, way, session_id)
+
+        async def run() -> Json:
+            try:
+                return await peer.request(cast(Any, call), method, params)
+            except UpstreamError as failed:
+                return {"error": failed.error}
+
+        task = asyncio.create_task(run())
+        self.tasks[task] = call
+        return task
+
+
+@asynccontextmanager
+async def puppet_world(
+    *, is_url: bool = False, per: str = "session", most: int = 3
+) -> AsyncGenerator[PuppetWorld]:
+    """One; afterwards nothing of it runs.
+
+    Args:
+        per: See `StdioServer`.
+        most: Puppets at a time.
+    """
+    server = StdioServer("true", per=cast(Any, per), max_children=most)
+    puppets = Puppets(is_url=is_url)
+    upstream = ExternalUpstream(
+        server,
+        puppets,
+        shell_of(server, remembers=False),
+        None,
+        SessionPolicy(),
+        DeclaredHeaders(),
+        remembers=False,
+    )
+    async with upstream.lifespan():
+        w = PuppetWorld(upstream, puppets)
+        try:
+            yield w
+        finally:
+            for task in w.tasks:
+                task.cancel()
+            await asyncio.gather(*w.tasks, return_exceptions=True)
+
+
+async def settled() -> None:
+    """Whatever can go on without anything from outside went on."""
+    for _ in range(40):
+        await asyncio.sleep(0)
