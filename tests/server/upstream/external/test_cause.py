@@ -232,7 +232,9 @@ def said(method: str, request: Json, number: str = "") -> Json:
     return {"method": method, "params": params}
 
 
-async def told(steps: Sequence[Step], most: int, *, is_url: bool, per: str) -> None:
+async def expect_nothing_crosses(
+    steps: Sequence[Step], most: int, *, is_url: bool, per: str
+) -> None:
     """Tell a story, and look after each of its steps."""
     async with puppet_world(is_url=is_url, per=per, most=most) as w:
         story = Story(w, most, is_url=is_url, per=per)
@@ -253,7 +255,7 @@ def test_nothing_of_one_client_reaches_another_and_a_lone_one_can_be_asked(
 
     @given(stories(), st.sampled_from([1, 2, 20]))
     def run(steps: list[Step], most: int) -> None:
-        asyncio.run(told(steps, most, is_url=is_url, per=per))
+        asyncio.run(expect_nothing_crosses(steps, most, is_url=is_url, per=per))
 
     run()
 
