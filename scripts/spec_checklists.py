@@ -79,7 +79,7 @@ HTTP_HANDSHAKE: list[Stage] = [
     (DOOR[0], DOOR[1] + " HTP1"),
     ("initialize", "HTL1 ASC7 HTL2 CAP1-4 RTE1"),
     ("The headers of every other request", "HTL13 HTL14 HTL15 HTL16 HTL18 HTP3 ASC9 HTP7"),
-    (FORM[0], FORM[1] + " REQ3"),
+    (FORM[0], FORM[1] + " REQ3 REQ9"),
     WHOSE,
     START,
     RESUME,

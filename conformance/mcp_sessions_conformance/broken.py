@@ -132,7 +132,7 @@ the-later-resume-wins: everyone-hears
 two-resumes-at-once-leave-one: everyone-hears
 a-late-end-harms-nobody: late-end-kills
 ids-mean-nothing-beyond-their-connection: crosses-ids
-an-open-id-is-not-used-twice: allows-duplicates
+requests-with-one-id-are-each-answered: remembers-ids
 an-open-id-is-not-used-twice-on-one-wire: allows-duplicates
 a-cut-request-frees-its-id: remembers-ids
 a-broken-connection-cancels-nothing: cancels-the-cut

@@ -28,7 +28,7 @@ ERR8: state-has-no-reason by a-spoilt-state-is-refused-flip
 ERR9: conflict-is-another-code by mode-conflict-leaves-the-session-alone
 ERR9: conflict-has-no-reason by metadata-naming-a-transport-session-is-refused
 ERR10: reused-has-no-reason by a-key-with-other-content-is-refused
-ERR11: duplicate-has-no-reason by an-open-id-is-not-used-twice
+ERR11: duplicate-has-no-reason by an-open-id-is-not-used-twice-on-one-wire
 ERR12: mismatch-is-another-code by another-session-in-the-header-is-refused
 ERR13: hides-what-began by a-request-that-began-says-so
 ERR13: always-started by a-request-that-began-says-so

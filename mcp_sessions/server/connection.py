@@ -7,12 +7,10 @@ cannot be pushed to. A *request channel* is the way back for one request.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.datastructures import Headers
 
@@ -20,19 +18,19 @@ from mcp_sessions.core.conversations import ConversationKey
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import (
     EXTENSION,
-    Request,
     RequestId,
     encode,
     members_of,
     notification_message,
     plain_draft,
 )
-from mcp_sessions.errors import Detached, InvalidReason, InvalidRequest
+from mcp_sessions.errors import Detached
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.audit import AuditEntry
 from mcp_sessions.server.binding import ReadEvents, RequestChannel, Transport
 from mcp_sessions.server.joint_admission import JointAdmission
+from mcp_sessions.server.open_requests import OpenRequests
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
 
@@ -69,99 +67,6 @@ class WatchedChannel:
         follows()
 
 
-class OpenRequest(Protocol):
-    """A request that was asked on a connection, until what became of it is kept."""
-
-    @property
-    def task(self) -> asyncio.Task[None] | None:
-        """Runs it; None: not yet."""
-        ...
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it is not known yet what becomes of it."""
-        ...
-
-    def is_awaited_at(self, connection: ClientConnection, request_id: RequestId) -> bool:
-        """Whether a connection still listens for its answer under that id."""
-        ...
-
-    async def abort(self, error: dict[str, Any]) -> None:
-        """End it, with that error for whoever waits."""
-        ...
-
-
-class Arrival:
-    """An :class:`OpenRequest` that runs nowhere yet: the store is asked for its session. While it
-    is entered its id is taken, and it can be cancelled, and with it what still runs unheard under
-    the same id: as a rule that request, which was sent again.
-    """
-
-    is_open = True
-
-    def __init__(self, request: Request, inbound: Inbound) -> None:
-        self._id = request.id
-        self._connection = inbound.connection
-        self._before: OpenRequest | None = None
-        self._error: dict[str, Any] | None = None
-
-    @property
-    def task(self) -> asyncio.Task[None] | None:
-        """See :class:`OpenRequest`."""
-        return self._before.task if self._before is not None else None
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether what is begun under its id is to end at once."""
-        return self._error is not None
-
-    def is_awaited_at(self, connection: ClientConnection, request_id: RequestId) -> bool:
-        """See :class:`OpenRequest`."""
-        return True
-
-    async def abort(self, error: dict[str, Any]) -> None:
-        """End what is begun under its id, as soon as something is. What is refused, or answered
-        at once, was never begun.
-        """
-        self._error = error
-        if self._before is not None:
-            await self._before.abort(error)
-
-    async def __aenter__(self) -> None:
-        """Take the id.
-
-        Raises:
-            InvalidRequest: ``DUPLICATE_ID``: a request with it is still open.
-        """
-        connection = self._connection
-        if connection is None:
-            return
-        known = connection.requests.get(self._id)
-        if known is not None and known.is_awaited_at(connection, self._id):
-            raise InvalidRequest(InvalidReason.DUPLICATE_ID, "a request with this id is still open")
-        self._before = known
-        connection.requests[self._id] = self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        raised: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """It runs, waits for where it runs, or is refused."""
-        connection = self._connection
-        if connection is None:
-            return
-        begun = connection.requests.get(self._id)
-        if begun is self:
-            if self._before is not None and self._before.is_open:
-                connection.requests[self._id] = self._before
-            else:
-                del connection.requests[self._id]
-        elif begun is not None and self._error is not None:
-            await begun.abort(self._error)
-
-
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class ClientConnection:
     """A connection that can be pushed to, as the server knows it. That of a transport-mode
@@ -184,8 +89,8 @@ class ClientConnection:
     """The protocol-mode sessions whose events go here. Over HTTP they are in the store
     (:attr:`SessionRecord.carried`), and this stays empty."""
 
-    requests: dict[RequestId, OpenRequest] = field(default_factory=dict[RequestId, OpenRequest])
-    """What it asked and can still be answered in this process; the newest by each id."""
+    requests: OpenRequests = field(default_factory=OpenRequests)
+    """Its requests that can still be answered in this process."""
 
     upstream_peers: dict[SessionId | None, UpstreamPeer] = field(
         default_factory=dict[SessionId | None, UpstreamPeer]
@@ -193,6 +98,13 @@ class ClientConnection:
     """How the wrapped server sees it: once for itself and once per session used here."""
 
     _current: CurrentSession | None = None
+
+    @property
+    def is_one_wire(self) -> bool:
+        """Whether all its answers go out on one wire, where their ids alone tell them apart. Over
+        HTTP each request has a response of its own.
+        """
+        return self.transport_session is None
 
     @property
     def is_streaming(self) -> bool:

@@ -323,6 +323,23 @@ async def test_two_open_requests_with_one_id_are_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_duplicate_id_records_no_key(kind: str) -> None:
+    """REQ2: refused before anything, so the key is not left behind as running."""
+    async with duplex_world() as world:
+        peer = await world.connected(kind)
+        await peer.start()
+        gate = world.inner.box.gate("g")
+        await peer.send("tools/call", call_params("wait", {"gate": "g"}), request_id="same")
+        await at_most(WITHIN, gate.started.wait())
+        again = call_params("echo", {"text": "x"}, keyed("k"))
+        await peer.send("tools/call", again, request_id="same")
+        assert (await peer.answer("same"))["error"]["data"]["reason"] == "duplicate_id"
+        gate.go.set()
+        await peer.until(lambda: [m for m in peer.messages if m.get("result", {}).get("content")])
+        assert text_of(await peer.result("tools/call", again)) == "x"
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_bare_subscriptions_and_list_changes_reach_the_connection(kind: str) -> None:
     """Bare copies only for its own session-less subscriptions; without sessions all is as
     it would be without us.

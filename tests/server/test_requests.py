@@ -46,36 +46,38 @@ async def cut(reply: Reply) -> None:
 # --- ids --------------------------------------------------------------------------------------
 
 
-async def test_a_duplicate_id_is_refused() -> None:
-    """REQ1: "two requests with one id on one connection while the first can still be answered
-    there: ``-32600`` (``duplicate_id``) for the second"; the first is not disturbed.
-    """
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_requests_with_one_id_are_each_served(is_stream: bool) -> None:
+    """REQ9: some hosts send each request with the same id. Each POST has its own answer."""
     async with world() as w:
         client = await w.connected()
-        first = await waiting(w, client, request_id="same")
+        params = [call_params("wait", {"gate": gate}) for gate in ("a", "b")]
+        sent = [client.send("tools/call", each, request_id=1) for each in params]
+        for gate, one in zip("ab", sent, strict=True):
+            await w.box.gate(gate).started.wait()
+            if is_stream:
+                await one.reply.started()
 
-        for method in ("tools/call", "tools/list", "session/start", "x/unknown"):
-            second = client.send(method, call_params("echo", {"text": "x"}), request_id="same")
-            error = await second.error()
-            assert (error["code"], error["data"]) == (-32600, {"reason": "duplicate_id"})
-        w.box.gate("g").go.set()
-
-        assert text_of(await first.result()) == "through g"
-        assert w.box.calls == ["wait"]
+        for method in ("tools/list", "session/start", "ping"):
+            assert "result" in await client.send(method, request_id=1).answer()
+        for gate, one in zip("ba", reversed(sent), strict=True):
+            w.box.gate(gate).go.set()
+            assert text_of(await one.result()) == f"through {gate}"
 
 
-async def test_a_duplicate_is_refused_before_its_answer_is_a_stream() -> None:
-    """Rule: "while the first can still be answered": also within the 100 ms of a JSON answer."""
+async def test_a_cancellation_reaches_all_that_have_the_id() -> None:
+    """REQ3: which of them its host means nobody can say."""
     async with world() as w:
         client = await w.connected()
-        params = call_params("wait", {"gate": "g"})
-        first = client.send("tools/call", params, request_id=1)
-        second = client.send("tools/call", params, request_id=1)
+        sent = [await waiting(w, client, gate, request_id=1) for gate in "abc"]
+        other = await waiting(w, client, "other", request_id=2)
 
-        assert (await second.error())["data"] == {"reason": "duplicate_id"}
-        w.box.gate("g").go.set()
-        assert text_of(await first.result()) == "through g"
-        assert w.box.gate("g").arrivals == 1
+        await client.notify("notifications/cancelled", {"requestId": 1})
+
+        for one in sent:
+            assert (await one.error())["code"] == -32800
+        w.box.gate("other").go.set()
+        assert text_of(await other.result()) == "through other"
 
 
 async def test_an_id_can_be_used_again_when_it_was_answered() -> None:
@@ -119,19 +121,19 @@ async def test_a_cut_request_no_longer_counts() -> None:
         assert text_of(answer["result"]) == "through a"
 
 
-async def test_a_stream_that_was_fetched_again_counts_again() -> None:
-    """Rule: "while the first can still be answered there"."""
+async def test_a_stream_that_was_fetched_again_is_cancelled_with_the_others() -> None:
+    """REQ3: its response is open again."""
     async with world() as w:
         client = await w.connected()
-        first = await waiting(w, client, request_id=0)
+        first = await waiting(w, client, "a", request_id=0)
         await cut(first.reply)
         again = await client.get(first.reply.events[0].id).started()
+        second = await waiting(w, client, "b", request_id=0)
 
-        second = client.send("ping", request_id=0)
+        await client.notify("notifications/cancelled", {"requestId": 0})
 
-        assert (await second.error())["data"] == {"reason": "duplicate_id"}
-        w.box.gate("g").go.set()
-        assert text_of((await again.answer(0))["result"]) == "through g"
+        assert (await again.answer(0))["error"]["code"] == -32800
+        assert (await second.error())["code"] == -32800
 
 
 async def test_lone_posts_share_no_ids() -> None:

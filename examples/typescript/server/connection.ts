@@ -4,7 +4,10 @@ import { IS_STATELESS } from "./limits.js";
 import type { Credential } from "./credentials.js";
 import type { Sender } from "./run.js";
 import type { Session } from "./session.js";
-import { EXTENSION, isObject, notification, type JsonObject, type Message, type Notification } from "./wire.js";
+import {
+  EXTENSION, idKey, isObject, notification,
+  type JsonObject, type Message, type Notification, type RequestId,
+} from "./wire.js";
 
 export abstract class Connection {
   /** Rule 2: the session of requests that name none (ASC5). */
@@ -12,8 +15,10 @@ export abstract class Connection {
   readonly attached = new Set<Session>();
   /** What was subscribed to outside of any session (EVT13). */
   readonly subscriptions = new Set<string>();
-  /** Open requests by their id; the newest of each (REQ2, REQ3). */
-  readonly open = new Map<string, Sender>();
+  /** Open requests by their id, oldest first. */
+  private readonly open = new Map<string, Sender[]>();
+  /** Whether all answers share one wire, where their ids alone tell them apart (REQ2, REQ9). */
+  readonly isOneWire: boolean = false;
   /** Whether there was an `initialize`, and what it declared (CAP4, ASK4). */
   handshake = false;
   version = "";
@@ -37,6 +42,33 @@ export abstract class Connection {
     this.declared =
       (isObject(extensions) && EXTENSION in extensions) || (isObject(experimental) && "experimental/sessions" in experimental);
     this.elicits = isObject(elicitation);
+  }
+
+  get openRequests(): number {
+    return [...this.open.values()].reduce((sum, same) => sum + same.length, 0);
+  }
+
+  opens(sender: Sender): void {
+    const id = idKey(sender.request.id as RequestId);
+    this.open.set(id, [...(this.open.get(id) ?? []), sender]);
+  }
+
+  closes(sender: Sender): void {
+    const id = idKey(sender.request.id as RequestId);
+    const left = (this.open.get(id) ?? []).filter((other) => other !== sender);
+    if (left.length > 0) this.open.set(id, left);
+    else this.open.delete(id);
+  }
+
+  /** Those with an id whose response is open. */
+  heard(id: RequestId): Sender[] {
+    return (this.open.get(idKey(id)) ?? []).filter((sender) => !sender.reply.isClosed);
+  }
+
+  /** REQ3: those that a cancellation by an id means. */
+  meant(id: RequestId): Sender[] {
+    const heard = this.heard(id);
+    return heard.length > 0 ? heard : (this.open.get(idKey(id)) ?? []).slice(-1);
   }
 
   /** A server-wide change, outside of any session (EVT11). */

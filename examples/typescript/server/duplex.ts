@@ -24,6 +24,7 @@ export interface Wire {
 
 export class Duplex extends Connection implements Listening {
   readonly pushable = true;
+  override readonly isOneWire = true;
   readonly listens = new Map<RequestId, { filter: Filter; session: Session | null }>();
   isClosed = false;
   private firstWasModern = false;

@@ -8,7 +8,7 @@ import type { Reply } from "./run.js";
 import { type Caller, type Service } from "./service.js";
 import type { Session } from "./session.js";
 import {
-  answer, cancelled, CLIENT_CAPABILITIES, idKey, invalidParams, isObject, limitReached, metaOf, methodNotFound, notification, SESSION,
+  answer, cancelled, CLIENT_CAPABILITIES, invalidParams, isObject, limitReached, metaOf, methodNotFound, notification, SESSION,
   sessionNotFound, SUBSCRIPTION_ID,
   type JsonObject, type Message, type Notification, type Request, type RequestId, type RpcError,
 } from "./wire.js";
@@ -146,7 +146,7 @@ export function serveListen(
     },
   };
   sender.cancel = () => listen.fail(cancelled()); // WSS19
-  connection.open.set(idKey(id), sender);
+  connection.opens(sender);
 
   if (session !== null) {
     session.touch();

@@ -10,9 +10,9 @@ import { Registry } from "./registry.js";
 import { Run, type Era, type Reply, type Sender } from "./run.js";
 import type { Session } from "./session.js";
 import {
-  answer, cancelled, draining, idKey, invalidParams, invalidRequest, isObject, limitReached, metaOf, modeConflict, outcomeUnknown,
+  answer, cancelled, draining, invalidParams, invalidRequest, isObject, limitReached, metaOf, modeConflict, outcomeUnknown,
   REQUEST_KEY, RpcError, SERVER_INFO, SESSION, sessionDetached, sessionNotFound, sessionRequired,
-  type Json, type JsonObject, type Notification, type Outcome, type Request, type RequestId, type Response,
+  type Json, type JsonObject, type Notification, type Outcome, type Request, type Response,
 } from "./wire.js";
 
 export const INFO = { name: "example-typescript-server", version: "0.1" };
@@ -112,7 +112,7 @@ export class Service {
     const keyed = session === null ? null : key; // KEY14
     const known = keyed === null ? null : session!.keys.look(keyed, request, credential);
     if (session === null && isGated(request)) throw sessionRequired(); // GAT2
-    if (connection.open.size >= LIMITS.unheardRequests * 8) throw limitReached("max_running_requests");
+    if (connection.openRequests >= LIMITS.unheardRequests * 8) throw limitReached("max_running_requests");
     session?.touch();
     // ATT3: a rule-1 request attaches what is attached nowhere, without replay, if it may hear it (SEC3).
     if (session !== null && isNamed && connection.pushable && session.attachment === null && covers(credential, session.credential)) {
@@ -122,7 +122,7 @@ export class Service {
       reply.answer(answer(request.id, this.dress(known, session, sender))); // KEY4
       return;
     }
-    connection.open.set(idKey(request.id), sender);
+    connection.opens(sender);
     reply.onClose(() => this.whenCut(run, sender));
     const run = known ?? this.newRun(session, keyed);
     sender.cancel = () => run.cancel(cancelled());
@@ -202,7 +202,7 @@ export class Service {
     }
     const requestId = message.params?.["requestId"];
     if (typeof requestId !== "string" && typeof requestId !== "number") return;
-    caller.connection.open.get(idKey(requestId))?.cancel(); // REQ1, REQ6
+    for (const sender of caller.connection.meant(requestId)) sender.cancel(); // REQ1, REQ6
   }
 
   /** The requests of a connection that ends: those of no session are cancelled (HTL17). */
@@ -230,8 +230,7 @@ export class Service {
   }
 
   forgetId(sender: Sender): void {
-    const id = idKey(sender.request.id as RequestId);
-    if (sender.connection.open.get(id) === sender) sender.connection.open.delete(id);
+    sender.connection.closes(sender);
   }
 
   private whenCut(run: Run, sender: Sender): void {
@@ -252,8 +251,9 @@ export class Service {
   }
 
   private checkId(request: Request, caller: Caller): void {
-    const earlier = caller.connection.open.get(idKey(request.id));
-    // REQ3: what was cut does not count.
-    if (earlier !== undefined && !earlier.reply.isClosed) throw invalidRequest("a request with this id is open", "duplicate_id");
+    const { connection } = caller;
+    // REQ9: over HTTP each request has a response of its own.
+    const isTaken = connection.isOneWire && connection.heard(request.id).length > 0;
+    if (isTaken) throw invalidRequest("a request with this id is open", "duplicate_id");
   }
 }

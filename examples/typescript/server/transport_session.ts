@@ -43,7 +43,7 @@ export class TransportSession extends Connection {
   }
 
   isOver(now: number): boolean {
-    return this.stream === null && this.open.size === 0 && now >= this.lastUse + LIMITS.idle * 1000;
+    return this.stream === null && this.openRequests === 0 && now >= this.lastUse + LIMITS.idle * 1000;
   }
 
   /** SEC3: what a GET stream of this credential may carry. */

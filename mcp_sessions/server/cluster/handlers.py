@@ -214,9 +214,8 @@ class ClusterHandlers:
 
     async def _cancel(self, message: CancelRequest) -> None:
         connection = self._connections.local(message.connection_id)
-        running = connection.requests.get(message.id) if connection else None
-        if running is not None:
-            await running.abort(_CANCELLED)
+        for request in connection.requests.meant(connection, message.id) if connection else ():
+            await request.abort(_CANCELLED)
 
     async def _cancel_keyed(self, message: CancelKeyed) -> None:
         running = await self._joining.at_work(message.session_id, message.key)

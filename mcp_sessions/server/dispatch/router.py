@@ -44,7 +44,7 @@ from mcp_sessions.server.audit import Audit
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.forwarding import forward_answer, forward_progress
 from mcp_sessions.server.cluster.messages import CancelKeyed, CancelRequest
-from mcp_sessions.server.connection import Arrival, ClientConnection, Inbound, OpenRequest
+from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.dispatch.association import Associations
@@ -52,6 +52,7 @@ from mcp_sessions.server.dispatch.conversations import BoundSessions, UnknownHan
 from mcp_sessions.server.dispatch.idempotency import Idempotency
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS, SessionMethods
 from mcp_sessions.server.loggable import loggable_method
+from mcp_sessions.server.open_requests import Arrival, OpenRequest
 from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.outbound import LateOutbound
 from mcp_sessions.server.requests.runner import RequestRunner
@@ -193,7 +194,7 @@ class Router:
         try:
             # ASC20: a malformed key is refused before anything else.
             key = None if is_ours else request_key(request.params)
-            async with Arrival(request, inbound):
+            async with Arrival(request, inbound, inbound.connection):
                 if is_ours:
                     result = await self._methods.serve(request, inbound)
                     if inbound.modern:
@@ -333,7 +334,7 @@ class Router:
                 # Its connection went on to another session, or this process stops.
                 raise OutcomeUnknown
             async with (
-                Arrival(request, inbound),
+                Arrival(request, inbound, inbound.connection),
                 self._idempotency.begin_of((known_in, key)),
             ):
                 await self._serve_now(request, inbound, waiter.load, instead_of)
@@ -432,7 +433,7 @@ class Router:
                 await peer.close()
 
     async def _cancel(self, params: Mapping[str, Any] | None, inbound: Inbound) -> None:
-        running: OpenRequest | None = None
+        meant: list[OpenRequest] = []
         try:
             named, key = named_session(params), request_key(params)
         except InvalidParams as malformed:
@@ -442,18 +443,18 @@ class Router:
             running = await self._idempotency.joining.at_work(named, key)
             if running is None:
                 await self._cancel_elsewhere(named, key, inbound)
-            elif running.record is None or running.record.principal != inbound.principal:
-                return
+            elif running.record is not None and running.record.principal == inbound.principal:
+                meant = [running]
         else:
             request_id, connection = (params or {}).get("requestId"), inbound.connection
             if connection is None or not isinstance(request_id, (str, int)):
                 return
-            running = connection.requests.get(request_id)
-            if running is None and inbound.record is not None:
-                # Over HTTP the request may have come to any replica.
+            meant = connection.requests.meant(connection, request_id)
+            if inbound.record is not None:
+                # Over HTTP such a request may have come to any replica.
                 await self._bus.tell(CancelRequest(connection_id=connection.id, id=request_id))
-        if running is not None:
-            await running.abort(error_body(REQUEST_CANCELLED, "Request cancelled"))
+        for request in meant:
+            await request.abort(error_body(REQUEST_CANCELLED, "Request cancelled"))
 
     async def _cancel_elsewhere(
         self, session_id: SessionId, key: RequestKey, inbound: Inbound

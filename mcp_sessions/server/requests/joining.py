@@ -28,7 +28,7 @@ from mcp_sessions.server.cluster.messages import (
     RunEmitted,
     RunOver,
 )
-from mcp_sessions.server.connection import ClientConnection, Inbound, WatchedChannel
+from mcp_sessions.server.connection import Inbound, WatchedChannel
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.requests.waiting import Waiter
@@ -85,7 +85,7 @@ class RemoteChannel(WatchedChannel):
 @dataclass(slots=True, eq=False, repr=False)
 class _Join:
     """One sending of a request that runs elsewhere. An
-    :class:`~mcp_sessions.server.connection.OpenRequest`.
+    :class:`~mcp_sessions.server.open_requests.OpenRequest`.
     """
 
     bus: ClusterBus
@@ -113,11 +113,11 @@ class _Join:
 
     @property
     def is_open(self) -> bool:
-        """See :class:`~mcp_sessions.server.connection.OpenRequest`."""
+        """See :class:`~mcp_sessions.server.open_requests.OpenRequest`."""
         return self.task is not None
 
-    def is_awaited_at(self, connection: ClientConnection, request_id: RequestId) -> bool:
-        """See :class:`~mcp_sessions.server.connection.OpenRequest`."""
+    def is_awaited_at(self, connection: object, request_id: RequestId) -> bool:
+        """See :class:`~mcp_sessions.server.open_requests.OpenRequest`."""
         inbound = self.waiter.inbound
         is_its = inbound.connection is connection and self.waiter.request.id == request_id
         return is_its and inbound.channel.is_open
@@ -187,7 +187,7 @@ class Joining:
         join = _Join(self._bus, waiter, session_id, key, runner, run, begin_anew)
         connection = waiter.inbound.connection
         if connection is not None:
-            connection.requests[waiter.request.id] = join
+            connection.requests.begin(waiter.request.id, waiter.inbound, join)
         join.waits(self._runner.spawn(self._wait(join)))
 
     async def _wait(self, join: _Join) -> None:
@@ -237,8 +237,8 @@ class Joining:
                 continue
         finally:
             self._joins.pop(name).waits(None)
-            if connection is not None and connection.requests.get(request_id) is join:
-                del connection.requests[request_id]
+            if connection is not None:
+                connection.requests.remove(request_id, join)
             channel.watch()
 
     async def _ask_to_join(self, join: _Join, name: str) -> None:

@@ -23,7 +23,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.connection import Arrival, ClientConnection
+from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.requests.running import Outcomes, RunningRequest
 from mcp_sessions.server.requests.runs import Runs
@@ -113,9 +113,7 @@ class RequestRunner:
         connection = waiter.inbound.connection
         is_cancelled = False
         if connection is not None:
-            arrived = connection.requests.get(waiter.request.id)
-            is_cancelled = isinstance(arrived, Arrival) and arrived.is_cancelled
-            connection.requests[waiter.request.id] = running
+            is_cancelled = connection.requests.begin(waiter.request.id, waiter.inbound, running)
         self.load.add(waiter.load)
         self._listen(running, waiter)
         if self._loop is None:
@@ -130,7 +128,7 @@ class RequestRunner:
         """Answer a request that was sent again when the one that runs is done."""
         connection = waiter.inbound.connection
         if connection is not None:
-            connection.requests[waiter.request.id] = running
+            connection.requests.begin(waiter.request.id, waiter.inbound, running)
         self.load.add(waiter.load)
         self._listen(running, waiter)
         self._heard(running)
@@ -159,7 +157,7 @@ class RequestRunner:
         """Wait until nothing is at work that a connection asked for, ``timeout`` seconds at
         the most.
         """
-        tasks = [running.task for running in connection.requests.values() if running.task]
+        tasks = connection.requests.tasks()
         if tasks:
             await asyncio.wait(tasks, timeout=timeout)
 
@@ -241,9 +239,9 @@ class RequestRunner:
             self._by_key.pop((running.session_id, running.key), None)
         for waiter in running.waiters:
             self.load.remove(waiter.load)
-            connection, request_id = waiter.inbound.connection, waiter.request.id
-            if connection is not None and connection.requests.get(request_id) is running:
-                del connection.requests[request_id]
+            connection = waiter.inbound.connection
+            if connection is not None:
+                connection.requests.remove(waiter.request.id, running)
 
     def log_state(self) -> dict[str, int]:
         """How much is at work, for logs and tests."""

@@ -28,7 +28,6 @@ from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionsError, S
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.questions import (
     PendingQuestion,
@@ -301,10 +300,10 @@ class RunningRequest:
 
     @property
     def is_open(self) -> bool:
-        """See :class:`~mcp_sessions.server.connection.OpenRequest`."""
+        """See :class:`~mcp_sessions.server.open_requests.OpenRequest`."""
         return not self.done
 
-    def is_awaited_at(self, connection: ClientConnection, request_id: RequestId) -> bool:
+    def is_awaited_at(self, connection: object, request_id: RequestId) -> bool:
         """Whether a connection still listens for its answer under that id."""
         return not self.done and any(
             waiter.inbound.connection is connection

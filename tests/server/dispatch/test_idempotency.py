@@ -343,22 +343,6 @@ async def test_a_refused_request_records_no_key() -> None:
         assert w.box.calls == ["echo"]
 
 
-async def test_a_duplicate_id_records_no_key() -> None:
-    """Refused before anything: the key must not be left behind as running."""
-    async with world() as w:
-        client, _ = await session_of(w)
-        params = call_params("wait", {"gate": "g"})
-        first = client.send("tools/call", params, request_id="same")
-        await w.box.gate("g").started.wait()
-        again = call_params("echo", {"text": "x"}, keyed("k"))
-        second = client.send("tools/call", again, request_id="same")
-        assert (await second.error())["data"] == {"reason": "duplicate_id"}
-        w.box.gate("g").go.set()
-        await first.result()
-
-        assert text_of(await client.result("tools/call", again)) == "x"
-
-
 # --- progress, questions, cancellation ------------------------------------------------------
 
 
