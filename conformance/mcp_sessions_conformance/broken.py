@@ -149,6 +149,7 @@ a-kept-answer-has-the-new-metadata: kept-without-metadata
 a-running-key-is-joined: ignores-keys
 two-sendings-at-once-run-once: ignores-keys
 progress-follows-the-newest-sending: progress-to-the-first
+progress-before-a-repetition-is-repeated: forgets-progress
 a-key-works-on-any-connection: ignores-keys
 a-key-with-other-content-is-refused: any-content
 metadata-is-not-content: strict-content

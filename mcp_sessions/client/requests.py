@@ -17,9 +17,10 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from mcp_sessions.client.dialer import Json, Link
-from mcp_sessions.core.messages import RequestId
+from mcp_sessions.core.messages import RequestId, progress_token
 from mcp_sessions.core.resume import SessionView
 
 _ANSWERS_KEPT = 256
@@ -68,6 +69,9 @@ class Pending:
     cause: str = ""
     """Why it could not be answered where it was sent last, in words; empty: it can."""
 
+    progress: float = -math.inf
+    """The highest that the application was told of."""
+
     was_accepted: bool = False
     """Something came back for it before its answer: it was not refused outright."""
 
@@ -97,6 +101,16 @@ class Pending:
         self.session_id, self.state, self.key = session.session_id, session.state, key
         self.generation = generation
         self.key_lifetime = min(self.key_lifetime, key_lifetime)
+
+    def reported(self, params: Json) -> bool:
+        """It makes progress. False: the application heard so before it was sent again (KEY21)."""
+        value = params.get("progress")
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return True
+        if len(self.wire_ids) > 1 and value <= self.progress:
+            return False
+        self.progress = max(self.progress, value)
+        return True
 
     def accepted(self) -> None:
         """Something came back for it that is not its answer."""
@@ -177,6 +191,13 @@ class Requests:
         del self._open[pending.app_id]
         self._forget(pending)
         return True
+
+    def reporting(self, token: object) -> Pending | None:
+        """The open request that asked for its progress under that token."""
+        for pending in self._open.values() if token is not None else ():
+            if progress_token(cast("Json | None", pending.message.get("params"))) == token:
+                return pending
+        return None
 
     def is_open(self, pending: Pending) -> bool:
         """Whether the application still waits for it."""

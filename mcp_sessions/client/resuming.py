@@ -307,9 +307,11 @@ class ResumingClient:
             case wire.CANCELLED:
                 app.questions.withdrawn((params or {}).get("requestId"))
             case "notifications/progress":
-                pending = app.requests.asked((params or {}).get("progressToken"))
+                pending = app.requests.reporting((params or {}).get("progressToken"))
                 if pending is not None:
                     pending.accepted()
+                    if not pending.reported(params or {}):
+                        return
             case _:
                 pass
         session = self._peer.session

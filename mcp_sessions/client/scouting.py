@@ -36,7 +36,7 @@ OVERDUE = 1.0
 _LEAST = 1.5
 """The bound at first, in `ReconnectPolicy.backoff_base`."""
 
-_GROWTH = 40.0
+_GROWTH = 80.0
 """The bound is this part of the outage, once that is more."""
 
 _FOLLOW = 0.2

@@ -328,3 +328,40 @@ async def test_an_application_may_do_as_it_likes_in_on_lost() -> None:
                     )
                     assert text_of(await client.call_tool("echo", {"text": "b"})) == "b"
     assert app
+
+
+@pytest.mark.parametrize(("mode", "scheme"), WAYS)
+async def test_progress_of_the_time_without_a_connection_comes_once_and_in_order(
+    mode: str, scheme: str
+) -> None:
+    """KEY21. And the answer comes as soon as there is a connection."""
+    told, steps, answers = Told(), list[float](), list[str]()
+
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        steps.append(progress)
+        told.board.announce()
+
+    with serving() as (app, _, server):
+        async with TcpProxy(server.host, server.port) as proxy:
+            async with client_of(proxy.url(scheme=scheme), mode, told, QUICK) as client:
+
+                async def call() -> None:
+                    arguments = {"steps": 20, "gate": "g", "last": "h"}
+                    result = await client.call_tool("slow", arguments, progress_callback=report)
+                    answers.append(text_of(result))
+
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(call)
+                    await app.stage.reached("g:started")
+                    await told.board.until(lambda: steps == [1], what="the first report")
+                    with proxy.offline():
+                        await told.is_lost()
+                        app.stage.mark("g:go")
+                        await app.stage.reached("h:started")
+                    assert steps == [1]
+                    await told.board.until(
+                        lambda: len(steps) >= 19, what=lambda: f"what was missed: {steps}"
+                    )
+                    app.stage.mark("h:go")
+    assert answers == ["20 steps"]
+    assert steps == list(range(1, 21))

@@ -333,7 +333,11 @@ async def test_progress_goes_to_the_newest_sending_under_its_token(second: str) 
         await sent.answer()
 
         told = [m["params"] for m in sent.reply.messages if m.get("method")]
-        assert [(p["progressToken"], p["progress"]) for p in told] == [("two", 2), ("two", 3)]
+        assert [(p["progressToken"], p["progress"]) for p in told] == [
+            ("two", 1),
+            ("two", 2),
+            ("two", 3),
+        ]
 
 
 async def test_a_question_reaches_the_era_that_can_be_asked() -> None:

@@ -179,6 +179,7 @@ async def test_progress_goes_where_the_key_was_sent_again() -> None:
         assert text_of(await at_most(SOON, again.result())) == "reported"
         reports = [m["params"] for m in again.reply.messages[:-1]]
         assert [(report["progressToken"], report["progress"]) for report in reports] == [
+            ("b", 1),
             ("b", 2),
             ("b", 3),
         ]

@@ -131,9 +131,17 @@ class App:
             self.stage.mark(f"{gate}:cancelled")
             raise
 
-    async def slow(self, steps: int, gate: str, report: Callable[[int], Awaitable[None]]) -> str:
-        """The tool ``slow``."""
+    async def slow(
+        self, steps: int, gate: str, report: Callable[[int], Awaitable[None]], last: str = ""
+    ) -> str:
+        """The tool ``slow``.
+
+        Args:
+            last: The gate before its last step.
+        """
         for step in range(1, steps + 1):
+            if last and step == steps:
+                await self.wait_at(last)
             await report(step)
             if step == 1:
                 await self.wait_at(gate)
@@ -200,8 +208,8 @@ def make_mcpserver(name: str = "notes") -> App:
         return a + b
 
     @server.tool()
-    async def slow(steps: int, ctx: Context[Any, Any], gate: str = "") -> str:
-        return await app.slow(steps, gate, lambda step: ctx.report_progress(step, steps))
+    async def slow(steps: int, ctx: Context[Any, Any], gate: str = "", last: str = "") -> str:
+        return await app.slow(steps, gate, lambda step: ctx.report_progress(step, steps), last)
 
     @server.tool()
     async def ask(question: str, ctx: Context[Any, Any]) -> str:

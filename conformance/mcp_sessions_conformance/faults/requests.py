@@ -136,6 +136,13 @@ def _progress_to_the_first(case: Case) -> list[Json | Late] | None:
     return [] if is_second else None
 
 
+def _forgets_progress(case: Case) -> list[Json | Late] | None:
+    params = params_of(case.message)
+    is_progress = case.message.get("method") == "notifications/progress"
+    is_repeated = str(params.get("progressToken")).startswith("t3") and params.get("progress") == 1
+    return [] if is_progress and is_repeated else None
+
+
 def _strict_content(case: Case) -> list[Json | Late] | None:
     key = meta_of(case.message).get(KEY)
     if key is None:
@@ -285,6 +292,11 @@ FAULTS = (
         "progress-to-the-first",
         "sends progress to the first sending only",
         to_client=_progress_to_the_first,
+    ),
+    Fault(
+        "forgets-progress",
+        "repeats no progress to a request that is sent again",
+        to_client=_forgets_progress,
     ),
     Fault(
         "any-content",

@@ -37,6 +37,7 @@ from mcp_sessions.server.delivery.questions import (
 )
 from mcp_sessions.server.delivery.waiting_changes import ANNOUNCED, Announced
 from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
+from mcp_sessions.server.requests.reports import Reports
 from mcp_sessions.server.requests.waiting import Outcome, Waiter
 from mcp_sessions.server.upstream.port import Outbound, PeerRequest, UpstreamError, UpstreamPeer
 from mcp_sessions.stores.contract import SessionStore
@@ -121,6 +122,7 @@ class RunningRequest:
         self._heirs: dict[PendingQuestion, RunningRequest] = {}
         """Of what it asked: who holds it since this is over."""
 
+        self._reports: Reports | None = None
         self._withdrawals: set[asyncio.Task[None]] = set()
 
     # --- from its start to its answer --------------------------------------------------------
@@ -340,7 +342,14 @@ class RunningRequest:
 
     async def report(self, params: Mapping[str, Any]) -> None:
         """See :class:`~mcp_sessions.server.upstream.port.Call`."""
-        token = progress_token(self.waiters[-1].request.params)
+        if self.key is not None:
+            self._reports = self._reports or Reports()
+            if not self._reports.add(params):
+                return
+        await self._tell(self.waiters[-1], params)
+
+    async def _tell(self, waiter: Waiter, params: Mapping[str, Any]) -> None:
+        token = progress_token(waiter.request.params)
         if token is not None and not self.done:
             await self.notify("notifications/progress", {"progressToken": token, **params})
 
@@ -364,6 +373,8 @@ class RunningRequest:
         answer goes to both.
         """
         self.waiters.append(waiter)
+        if self._reports is not None:
+            await self._reports.repeat(partial(self._tell, waiter))
         for question in list(self._asked):
             # Each may be answered, or a new one be asked, while the one before it is sent.
             if not question.future.done() and may_ask(waiter.inbound.asked, question.asked.method):

@@ -1,0 +1,57 @@
+"""What a keyed request reported of its progress, for who sends it again while it runs (KEY21)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcp_sessions.core.messages import encode
+
+MOST = 256
+"""Reports of one request that are kept, the newest."""
+
+MOST_BYTES = 65_536
+"""Of them together, as JSON."""
+
+_Params = Mapping[str, Any]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Reports:
+    """One request's."""
+
+    _kept: deque[tuple[_Params, int]] = field(default_factory=deque[tuple[_Params, int]])
+    _bytes: int = 0
+    _total: int = 0
+    """How many there were."""
+
+    _repeating: object = None
+    """The repetition that is under way; None: there is none."""
+
+    def add(self, params: _Params) -> bool:
+        """One more, without its token. False: who repeats those before tells this one as well."""
+        size = len(encode(params))
+        self._kept.append((params, size))
+        self._bytes += size
+        self._total += 1
+        while self._kept and (len(self._kept) > MOST or self._bytes > MOST_BYTES):
+            self._bytes -= self._kept.popleft()[1]
+        return self._repeating is None
+
+    async def repeat(self, tell: Callable[[_Params], Awaitable[None]]) -> None:
+        """Tell the newest sending what is kept, in order, and what is added meanwhile."""
+        me = self._repeating = object()
+        told = 0
+        try:
+            while self._repeating is me:
+                told = max(told, self._total - len(self._kept))
+                if told == self._total:
+                    return
+                params, _ = self._kept[told - self._total]
+                told += 1
+                await tell(params)
+        finally:
+            if self._repeating is me:
+                self._repeating = None
