@@ -20,6 +20,7 @@
     ├── ReplayRefused           a position that cannot be replayed whole (never on the wire
     │                           as an error: the answer says ``catchup: false``)
     └── StoreUnavailable        the store: unknown whether the last write happened
+        └── StoreRefused        it is there and refuses: full, read-only, a wrong password
 
 Sentences hold nothing secret: no session id, no token, no key.
 """
@@ -131,6 +132,12 @@ class StateTooLarge(SessionsError):
 
 class StoreUnavailable(SessionsError):
     """The store did not answer; whether its last write happened is unknown."""
+
+
+class StoreRefused(StoreUnavailable):
+    """The store is there and refuses: it is full, read-only or damaged, or wants other credentials.
+    The text says which, and what to do.
+    """
 
 
 class ReplayRefused(SessionsError):

@@ -13,8 +13,8 @@ from mcp_sessions.stores.limits import check_data, check_subscriptions, text_siz
 from mcp_sessions.stores.records import CurrentSession, Data, SessionRecord
 from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.codec import encoded, packed, tag_of, tokens_of, unpacked
-from mcp_sessions.stores.redis.commands import all_of, told_to_script
-from mcp_sessions.stores.redis.lists import Lists, is_old_token
+from mcp_sessions.stores.redis.commands import each_of, told_to_script
+from mcp_sessions.stores.redis.lists import Lists, is_old_token, is_token
 
 
 class Belongings(Lists):
@@ -63,20 +63,28 @@ class Belongings(Lists):
 
     async def subscribers(self, uri: str) -> Sequence[SessionId]:
         key = self._subscribers_key(uri)
-        tokens = tokens_of(await self._command("HGETALL", key))
+        stored = tokens_of(await self._command("HGETALL", key))
+        tokens = {tag: token for tag, token in stored.items() if is_token(token)}
+        if len(tokens) < len(stored):
+            await self._command("HDEL", key, *(stored.keys() - tokens.keys()))
         asked = encoded(uri)
-        found = await all_of(
-            self._command("HGET", f"{self._key_of(tag.decode())}:u", asked) for tag in tokens
-        )
+        found = await each_of(self._subscription_of(tag, asked) for tag in tokens)
         there = await self._clock.now()
         subscribed: list[SessionId] = []
         for (tag, token), own in zip(tokens.items(), found, strict=True):
             session_id = token.decode().partition(" ")[2]
-            if own is not None:
+            if own is None:
+                # It cannot be read now; who looks next knows better.
+                continue
+            if own:
                 subscribed.append(SessionId(session_id))
             elif is_old_token(token, there):
                 await self._run(scripts.DROP_SUBSCRIBER, [key], tag, token)
         return subscribed
+
+    async def _subscription_of(self, tag: bytes, uri: bytes) -> bool:
+        own = await self._command("HGET", f"{self._key_of(tag.decode())}:u", uri)
+        return own is not None
 
     async def set_filter(
         self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.crc import key_slot
@@ -22,8 +22,8 @@ from mcp_sessions.stores.redis.connection import (
     Link,
     MakeConnection,
     Value,
-    unavailable,
 )
+from mcp_sessions.stores.redis.refusals import unavailable
 
 Node = tuple[str, int]
 """Host and port."""
@@ -89,6 +89,21 @@ class ClusterLink:
         nodes = list(self._makes.values())
         return nodes[next(self._turns) % len(nodes)]()
 
+    @property
+    def server(self) -> Connection | None:
+        """See :attr:`Link.server`: of the node that was named."""
+        return self._seed.server
+
+    async def nodes(self) -> Sequence[Link]:
+        """A link to each node that has keys.
+
+        Raises:
+            StoreUnavailable: See :meth:`learn`.
+        """
+        if self._is_stale:
+            await self.learn()
+        return [self._link(node) for node in self._makes]
+
     async def close(self) -> None:
         """Close the connections; calls that wait fail."""
         for link in (self._seed, *self._links.values()):
@@ -131,7 +146,7 @@ class ClusterLink:
                     answer = await link.call("CLUSTER", "SLOTS")
                     break
                 except ResponseError as refused:
-                    failed = unavailable(refused)
+                    failed = unavailable(refused, link.server)
                 except StoreUnavailable as away:
                     failed = away
             else:

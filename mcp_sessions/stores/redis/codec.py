@@ -94,6 +94,10 @@ def fields_of(
     return fields
 
 
+class Unreadable(ValueError):
+    """A session's record is none that a script of ours wrote."""
+
+
 class Known(NamedTuple):
     """What is known of a session here, so that it is not told again."""
 
@@ -145,6 +149,11 @@ class Peers:
         while self._kept > self._most:
             self.forget(next(iter(self._of)))
         return peer
+
+    def clear(self) -> None:
+        """Nothing is known any more."""
+        self._of.clear()
+        self._kept = 0
 
     def forget(self, session_id: SessionId) -> None:
         """It is over."""
@@ -206,6 +215,11 @@ class Subscriptions:
         while self._kept > self._most:
             self.forget(next(iter(self._of)))
         return found
+
+    def clear(self) -> None:
+        """Nothing is known any more."""
+        self._of.clear()
+        self._kept = 0
 
     def forget(self, session_id: SessionId) -> None:
         """Who has none, or is over."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from redis.exceptions import NoScriptError, ResponseError
 
 from mcp_sessions import metrics
-from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import SessionRecord
@@ -25,11 +25,13 @@ from mcp_sessions.stores.redis.codec import (
     Known,
     Peers,
     Subscriptions,
+    Unreadable,
     encoded,
     record_of,
     tag_of,
 )
-from mcp_sessions.stores.redis.connection import Link, Value, unavailable
+from mcp_sessions.stores.redis.connection import Link, Value
+from mcp_sessions.stores.redis.refusals import kind_of, unavailable
 from mcp_sessions.stores.redis.scripts import Script
 
 logger = logging.getLogger(__name__)
@@ -70,7 +72,10 @@ class Commands:
         return policy.max_events, policy.max_bytes, repr(policy.max_age)
 
     def _record(self, answer: Answer, known: Known = NOTHING) -> SessionRecord:
-        return record_of(answer, self._subscriptions, self._peers, known)
+        try:
+            return record_of(answer, self._subscriptions, self._peers, known)
+        except (ValueError, TypeError, LookupError, AttributeError) as failed:
+            raise Unreadable(type(failed).__name__) from failed
 
     def _known(self, session_id: SessionId) -> Known:
         return Known(*self._subscriptions.known(session_id), self._peers.known(session_id))
@@ -121,7 +126,7 @@ class Commands:
                 # Said before anything ran. This sends it, and the server keeps it.
                 return await self._link.call("EVAL", script.text, len(keys), *keys, *args)
         except ResponseError as refused:
-            raise _translated(refused, script.name) from refused
+            raise await self._refused(refused, keys) from refused
         except StoreUnavailable:
             metrics.store_failed(NAME)
             raise
@@ -130,18 +135,26 @@ class Commands:
         try:
             return await self._link.call(*args)
         except ResponseError as refused:
-            raise _translated(refused, str(args[0])) from refused
+            raise await self._refused(refused, [str(each) for each in args[1:2]]) from refused
         except StoreUnavailable:
             metrics.store_failed(NAME)
             raise
 
+    async def _refused(self, refused: ResponseError, keys: Sequence[str]) -> Exception:
+        if str(refused).startswith("EVENTIDS"):
+            return OverflowError("this event log has issued its last id")
+        metrics.store_failed(NAME)
+        if kind_of(refused) in _OF_THE_DATA:
+            await self._mend(keys)
+        return unavailable(refused, self._link.server)
 
-def _translated(refused: ResponseError, what: str) -> Exception:
-    if str(refused).startswith("EVENTIDS"):
-        return OverflowError("this event log has issued its last id")
-    logger.error("%s: %s", what, unavailable(refused))
-    metrics.store_failed(NAME)
-    return unavailable(refused)
+    async def _mend(self, keys: Iterable[str], *, is_read: bool = False) -> None:
+        """What is stored under these keys cannot be used: what is wrong with it counts as lost."""
+        raise NotImplementedError
+
+
+_OF_THE_DATA = frozenset({"WRONGTYPE", "ERR"})
+"""Refusals that may be about what is stored."""
 
 
 async def all_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -180,7 +193,7 @@ async def _caught(call: Coroutine[Any, Any, T]) -> T | StoreUnavailable:
 
 def _is_refused(failed: StoreUnavailable) -> bool:
     """Whether the server is there, and refused a command."""
-    return isinstance(failed.__cause__, ResponseError)
+    return isinstance(failed, StoreRefused)
 
 
 def told_to_script(known: Known) -> tuple[bytes, int]:

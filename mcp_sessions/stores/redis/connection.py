@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -28,6 +28,7 @@ from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 
 from mcp_sessions.background import watched
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.stores.redis.refusals import unavailable
 
 TIMEOUT = 3.0
 """Seconds that an answer, or a connection, may take if nothing else is said."""
@@ -125,43 +126,11 @@ async def connected(make: MakeConnection, timeout: float) -> Connection:
             await connection.connect()
     except (RedisError, OSError, TimeoutError) as failed:
         await connection.disconnect(nowait=True)
-        raise unavailable(failed, _place_of(connection)) from failed
+        raise unavailable(failed, connection, connecting=True) from failed
     except BaseException:
         await connection.disconnect(nowait=True)
         raise
     return connection
-
-
-def unavailable(failed: BaseException, place: str = "") -> StoreUnavailable:
-    """``failed`` as the store's error. What a server says may quote what it was sent, and that
-    may be an id: only the kind of an error is repeated, and what the system says of one.
-
-    Args:
-        place: Where the server is.
-    """
-    at = f" at {place}" if place else ""
-    if isinstance(failed, ResponseError):
-        code = str(failed).partition(" ")[0]
-        kind = code if code.isupper() and code.isalpha() else type(failed).__name__
-        return StoreUnavailable(f"Redis{at} refused: {kind}")
-    kind = type(failed).__name__
-    cause: BaseException | None = failed
-    # redis-py makes an error of its own of what the system said.
-    while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
-        cause = cause.__cause__ or cause.__context__
-    if isinstance(cause, OSError) and cause.strerror:
-        # Of several addresses asyncio tells all, each with its error.
-        kind = f"{type(cause).__name__}: {cause.strerror}"
-    return StoreUnavailable(f"Redis{at} is away: {kind}")
-
-
-def _place_of(connection: Connection) -> str:
-    """Its address, which is no secret."""
-    path: object = getattr(connection, "path", None)
-    if isinstance(path, str):
-        return path
-    host: object = getattr(connection, "host", "")
-    return f"{host}:{getattr(connection, 'port', '')}"
 
 
 class Writes:
@@ -209,6 +178,12 @@ class Link:
 
     def __init__(self, make: MakeConnection, timeout: float) -> None:
         self.timeout = timeout
+        self.server: Connection | None = None
+        """The connection that was made last, which knows where the server is."""
+
+        self._failed: StoreUnavailable | None = None
+        """Why there is no connection."""
+
         self._make = make
         self._connection: Connection | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -258,6 +233,10 @@ class Link:
                 self._give_up(connection, failed)
         return await answer
 
+    async def nodes(self) -> Sequence[Link]:
+        """As :meth:`ClusterLink.nodes`: it is the only one."""
+        return [self]
+
     async def close(self) -> None:
         """Close the connection; calls that wait fail."""
         self._is_closed = True
@@ -272,20 +251,23 @@ class Link:
             if self._connection is not None and self._connection.is_connected:
                 return self._connection
             loop = asyncio.get_running_loop()
-            if self._is_closed or loop.time() < self._rests_until:
-                raise StoreUnavailable("Redis is away")
+            if self._is_closed:
+                raise StoreUnavailable("the connection to Redis is closed")
+            if self._failed is not None and loop.time() < self._rests_until:
+                raise type(self._failed)(*self._failed.args)
             if self._connection is not None:
                 self._give_up(self._connection, ConnectionError())
             try:
                 self._connection = await connected(self._make, self.timeout)
-            except StoreUnavailable:
-                self._rests_until = loop.time() + REST
+            except StoreUnavailable as failed:
+                self._failed, self._rests_until = failed, loop.time() + REST
                 raise
+            self.server = self._connection
             if self._is_closed:
                 # While this one connected: nobody would close what it made.
                 connection, self._connection = self._connection, None
                 await connection.disconnect(nowait=True)
-                raise StoreUnavailable("Redis is away")
+                raise StoreUnavailable("the connection to Redis is closed")
             self._reader = loop.create_task(self._read(self._connection))
             watched("reading what Redis answers", self._reader)
             return self._connection
@@ -337,8 +319,10 @@ class Link:
             late = min(max(now - due, LATE), self.timeout)
             self._watch = loop.call_later(late, self._look)
         elif self._connection is not None:
+            late = TimeoutError()
+            self._failed = unavailable(late, self._connection)
             self._rests_until = now + REST
-            self._give_up(self._connection, TimeoutError())
+            self._give_up(self._connection, late)
 
     def _written(self, connection: Connection, done: asyncio.Task[None]) -> None:
         failed = done.exception() if not done.cancelled() else None
@@ -357,7 +341,7 @@ class Link:
         self._writes.abandon()
         for answer, _, _ in waiting:
             if not answer.done():
-                answer.set_exception(unavailable(failed))
+                answer.set_exception(unavailable(failed, connection))
         if self._reader is not None and self._reader is not asyncio.current_task():
             # It closes the connection on its way out.
             self._reader.cancel()

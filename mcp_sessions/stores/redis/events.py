@@ -8,7 +8,7 @@ from typing import Any
 
 from mcp_sessions.core.log import PAGE_BYTES, Draft, LoggedEvent
 from mcp_sessions.core.states import Mode
-from mcp_sessions.errors import Refusal
+from mcp_sessions.errors import Refusal, StoreRefused
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
@@ -42,7 +42,7 @@ from mcp_sessions.stores.redis.codec import (
     unpacked,
 )
 from mcp_sessions.stores.redis.connection import Value
-from mcp_sessions.stores.redis.lists import PAGE, Lists, tag_in
+from mcp_sessions.stores.redis.lists import PAGE, Lists, is_place, is_token, tag_in
 
 logger = logging.getLogger(__name__)
 
@@ -90,11 +90,13 @@ class Events(Lists):
             key = self._subscribers_key(change.uri)
             following, flat = await self._command("HSCAN", key, place, "COUNT", PAGE)
             # Of a token: who, after when.
-            found = [token.decode().partition(" ")[2] for token in flat[1::2]]
+            tokens = [token for token in flat[1::2] if is_token(token)]
+            found = [token.decode().partition(" ")[2] for token in tokens]
         else:
             following, flat = await self._command("ZSCAN", self._all, place, "COUNT", PAGE)
+            places = [member for member in flat[::2] if is_place(member)]
             ids = await self._on_each(
-                scripts.IDS, [self._key_of(tag_in(member)) for member in flat[::2]]
+                scripts.IDS, [self._key_of(tag_in(member)) for member in places]
             )
             found = [name.decode() for name in ids if name is not None]
         return Audience(
@@ -127,7 +129,9 @@ class Events(Lists):
         )
         told: list[Told] = []
         for session_id, answer in zip(session_ids, answers, strict=True):
-            if answer == b"full":
+            if answer == b"broken":
+                await self._mend([self._key(session_id)])
+            elif answer == b"full":
                 logger.error("a session's event log has issued its last id")
             elif answer not in (b"gone", b"not entitled"):
                 told.append(_told_of(session_id, change, now, answer))
@@ -179,6 +183,10 @@ class Events(Lists):
             ids = [session_id for session_id, name in streams if name == stream]
             keys = [self._key(session_id) for session_id in ids]
             answers = await self._on_each(scripts.HEADS, keys, stream, mint_log_epoch())
+            broken = [key for key, answer in zip(keys, answers, strict=True) if answer == b"broken"]
+            if broken:
+                await self._mend(broken)
+                raise StoreRefused("Redis has what is none of ours: it counts as lost")
             found |= {
                 (session_id, stream): StreamHead(False, None)
                 if answer is None

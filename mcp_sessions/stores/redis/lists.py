@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -32,6 +33,9 @@ IN_FLIGHT = 60
 """Seconds after which a step that another process had begun is taken for one that died with
 it."""
 
+SAMPLE = 32
+"""Sessions of this process that are looked for in the lists, to find out that those were lost."""
+
 PAGE = 256
 """Sessions that one step of a scan looks at."""
 
@@ -41,6 +45,13 @@ class Lists(Commands):
 
     def __init__(self, link: Link, namespace: str, clock: Callable[[], float]) -> None:
         super().__init__(link, namespace, clock)
+        self._lost_lists: set[str] = set()
+        """Keys of lists that were lost, and are to be made anew."""
+
+        self._placed: dict[str, str] = {}
+        """Places of some sessions that were made here, and the lists of their principals."""
+
+        self._looked_for_places = -math.inf
         self._healed: dict[str, float] = {}
         """When each list was last looked through, by the server's clock."""
 
@@ -111,6 +122,16 @@ class Lists(Commands):
             return False
         return True
 
+    async def _places(self, command: str, key: str, *args: Value) -> list[bytes]:
+        """The members of a list. What is no session's place is taken out."""
+        members: list[bytes] = await self._command(command, key, *args)
+        places = [member for member in members if is_place(member)]
+        if len(places) < len(members):
+            others = set(members).difference(places)
+            logger.warning("%d members of a list of sessions are none: taken out", len(others))
+            await self._command("SREM" if command[0] == "S" else "ZREM", key, *others)
+        return places
+
     async def _release(self, member: bytes) -> None:
         owned = f"{{{self._namespace}}}:of:{member.decode().split('.')[1]}"
         await self._run(scripts.RELEASE, [self._all, owned], member)
@@ -126,9 +147,7 @@ class Lists(Commands):
             self._healed.clear()
         self._healed[places] = there
         kind = "ZRANGE" if places == self._all else "SMEMBERS"
-        members: list[bytes] = await self._command(
-            kind, places, *((0, -1) if kind[0] == "Z" else ())
-        )
+        members = await self._places(kind, places, *((0, -1) if kind[0] == "Z" else ()))
         old = [member for member in members if is_old(member, there)]
         found = await all_of(
             self._command("EXISTS", self._key_of(tag_in(member))) for member in old
@@ -164,6 +183,21 @@ class Lists(Commands):
         there = await self._clock.now()
         if token is not None and is_old_token(token, there):
             await self._run(scripts.DROP_SUBSCRIBER, [key], tag, token)
+
+
+_PLACE = re.compile(rb"[0-9a-f]{40}\.[0-9a-f]{16}\.[0-9a-f]+(\.b)?")
+
+_TOKEN = re.compile(rb"[0-9a-f]+\.[0-9a-f]+ [!-~]+")
+
+
+def is_place(member: bytes) -> bool:
+    """Whether a list's member is a session's place: its tag, its owner's, when it was made."""
+    return _PLACE.fullmatch(member) is not None
+
+
+def is_token(token: bytes) -> bool:
+    """Whether a subscription's token is one: when, a random part, whose."""
+    return _TOKEN.fullmatch(token) is not None
 
 
 def tag_in(member: bytes) -> str:

@@ -27,6 +27,7 @@ from mcp_sessions.stores.redis.codec import (
     NOTHING,
     Answer,
     Known,
+    Unreadable,
     encoded,
     fields_of,
     owner_of,
@@ -34,9 +35,9 @@ from mcp_sessions.stores.redis.codec import (
     tag_of,
     unpacked,
 )
-from mcp_sessions.stores.redis.commands import AT_ONCE, all_of, each_of, told_to_script
+from mcp_sessions.stores.redis.commands import AT_ONCE, each_of, told_to_script
 from mcp_sessions.stores.redis.connection import Link, Value
-from mcp_sessions.stores.redis.lists import Lists, is_old, tag_in
+from mcp_sessions.stores.redis.lists import SAMPLE, Lists, is_old, tag_in
 
 _BOUND = b".b"
 """Ends the place of a conversation's session: its principal may have many of others."""
@@ -92,6 +93,8 @@ class Lives(Lists):
                 0 if ends_at == math.inf else self._list_lifetime,
             )
             if not reached:
+                if len(self._placed) < SAMPLE:
+                    self._placed[member] = owned
                 break
             if attempt or not await self._heal(self._all if reached == b"max_sessions" else owned):
                 raise LimitReached(reached.decode())
@@ -203,7 +206,7 @@ class Lives(Lists):
         while len(expired) < limit:
             wanted = min(limit - len(expired), AT_ONCE)
             try:
-                members: list[bytes] = await self._command(
+                members = await self._places(
                     "ZRANGEBYSCORE", self._all, "-inf", repr(now), "LIMIT", skipped, wanted
                 )
                 if not members:
@@ -236,7 +239,7 @@ class Lives(Lists):
         idle = idle_time(Mode.TRANSPORT, self._policy)
         latest, of = now - unused_for + idle, f".{self._owned(owner)[-16:]}.".encode()
         held_tags = {tag_of(session_id) for session_id in held}
-        listed: list[bytes] = await self._command("ZRANGEBYSCORE", self._all, "-inf", repr(latest))
+        listed = await self._places("ZRANGEBYSCORE", self._all, "-inf", repr(latest))
         sleeping: int = await self._command("ZCOUNT", self._all, "-inf", repr(asleep))
         known = [
             member
@@ -248,16 +251,14 @@ class Lives(Lists):
         # Those that were looked at in vain have their turn again after all others.
         start = self._looked_at if self._looked_at < len(known) else 0
         known = known[start : start + _MOST_LOOKED_AT]
-        times: list[list[bytes | None]] = await all_of(
-            self._command("HMGET", self._key_of(tag_in(member)), "expires", "created")
-            for member in known
-        )
+        times = await each_of(self._times_of(member) for member in known)
         order: list[tuple[bool, bool, float, bytes]] = []
-        for member, (expires, created) in zip(known, times, strict=True):
-            if expires is not None and created is not None:
-                used_at = float(expires) - idle
-                was_used = used_at - float(created) > unused_for
-                order.append((float(expires) > asleep, was_used, used_at, member))
+        for member, found in zip(known, times, strict=True):
+            if found is not None:
+                expires, created = found
+                used_at = expires - idle
+                was_used = used_at - created > unused_for
+                order.append((expires > asleep, was_used, used_at, member))
         args = repr(latest), repr(asleep), owner, 0, int(opened)
         members = [member for *_, member in sorted(order)]
         evicted = await self._evict_some(members, limit, args, now)
@@ -277,7 +278,7 @@ class Lives(Lists):
         owner, held_tags = owner_of(principal), {tag_of(session_id) for session_id in held}
         asleep = asleep_by(now, self._policy)
         latest = now - unused_for + idle_time(Mode.BOUND, self._policy)
-        listed: list[bytes] = await self._command("SMEMBERS", self._owned(owner))
+        listed = await self._places("SMEMBERS", self._owned(owner))
         if not listed:
             return []
         places: list[Any] = await self._command("ZMSCORE", self._all, *listed)
@@ -290,13 +291,11 @@ class Lives(Lists):
         )
         # A place is no later than the deadline, which requests have moved since.
         known = [member for _, member in order[:_MOST_LOOKED_AT]]
-        times: list[list[bytes | None]] = await all_of(
-            self._command("HMGET", self._key_of(tag_in(member)), "expires") for member in known
-        )
+        times = await each_of(self._times_of(member) for member in known)
         due = [
-            (float(expires), member)
-            for (expires,), member in zip(times, known, strict=True)
-            if expires is not None
+            (found[0], member)
+            for found, member in zip(times, known, strict=True)
+            if found is not None
         ]
         if not due:
             return []
@@ -311,13 +310,25 @@ class Lives(Lists):
     async def sleep(self, *, now: float) -> None:
         by = asleep_by(await self._clock.at(now), self._policy)
         passed = 0
-        while members := await self._command(
+        while members := await self._places(
             *("ZRANGEBYSCORE", self._all, f"({self._slept_by!r}", repr(by)),
             *("LIMIT", passed, AT_ONCE),
         ):
-            later = await all_of(self._fall_asleep(member, by) for member in members)
+            later = await each_of(self._fall_asleep(member, by) for member in members)
             passed += later.count(None)
         self._slept_by = by
+
+    async def _times_of(self, member: bytes) -> tuple[float, float] | None:
+        """When a session expires and when it was made; None: nobody can read it."""
+        key = self._key_of(tag_in(member))
+        expires, created = await self._command("HMGET", key, "expires", "created")
+        if expires is None or created is None:
+            return None
+        try:
+            return float(expires), float(created)
+        except ValueError:
+            await self._mend([key], is_read=True)
+            return None
 
     async def _fall_asleep(self, member: bytes, by: float) -> bytes | None:
         """The deadline of one that does not sleep yet. It has its turn at its place then."""
@@ -343,18 +354,25 @@ class Lives(Lists):
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
         if principal is None:
-            members = await self._command("ZRANGE", self._all, 0, -1)
+            members = await self._places("ZRANGE", self._all, 0, -1)
         else:
-            members = await self._command("SMEMBERS", self._owned(owner_of(principal)))
-        records = await all_of(
-            self._run(scripts.LOAD, [self._key_of(tag_in(member))], "", *told_to_script(NOTHING))
-            for member in members
-        )
+            members = await self._places("SMEMBERS", self._owned(owner_of(principal)))
         there = await self._clock.now()
-        for member, record in zip(members, records, strict=True):
-            if record is None and is_old(member, there):
+        records = await each_of(self._listed(member, there) for member in members)
+        return [record for record in records if record is not None]
+
+    async def _listed(self, member: bytes, there: float) -> SessionRecord | None:
+        key = self._key_of(tag_in(member))
+        found = await self._run(scripts.LOAD, [key], "", *told_to_script(NOTHING))
+        if found is None:
+            if is_old(member, there):
                 await self._release(member)
-        return [self._record(record) for record in records if record is not None]
+            return None
+        try:
+            return self._record(found)
+        except Unreadable:
+            await self._mend([key], is_read=True)
+            return None
 
     async def _expire(
         self, member: bytes, held: Collection[str], now: float

@@ -30,8 +30,8 @@ from mcp_sessions.stores.redis.connection import (
     Value,
     Writes,
     connected,
-    unavailable,
 )
+from mcp_sessions.stores.redis.refusals import unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -231,7 +231,7 @@ class RedisExchange:
                         await self._read_one(connection)
         except TimeoutError as failed:
             await self._disconnect()
-            raise unavailable(failed) from failed
+            raise unavailable(failed, connection) from failed
         except BaseException:
             await self._disconnect()
             raise
@@ -264,7 +264,7 @@ class RedisExchange:
             async with asyncio.timeout(self._link.timeout):
                 outcomes = await confirmed
         except TimeoutError as failed:
-            raise unavailable(failed) from failed
+            raise unavailable(failed, connection) from failed
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
@@ -277,7 +277,7 @@ class RedisExchange:
         try:
             answer = await connection.read_response(disable_decoding=True)
         except (RedisError, OSError) as failed:
-            raise unavailable(failed) from failed
+            raise unavailable(failed, connection) from failed
         self._last_sign = asyncio.get_running_loop().time()
         kind, channel, *rest = answer
         if kind == b"message":
@@ -347,10 +347,10 @@ class RedisExchange:
         try:
             writing.result()
         except (RedisError, OSError) as failed:
-            raise unavailable(failed) from failed
+            raise unavailable(failed, connection) from failed
 
     async def _command(self, *args: Value) -> Answer:
         try:
             return await self._link.call(*args)
         except ResponseError as refused:
-            raise unavailable(refused) from refused
+            raise unavailable(refused, self._connection) from refused

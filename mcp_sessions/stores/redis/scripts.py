@@ -74,3 +74,7 @@ RESERVE = _load("reserve")
 RELEASE = _load("release")
 NOTE_SUBSCRIBER = _load("note_subscriber")
 DROP_SUBSCRIBER = _load("drop_subscriber")
+
+# What another program left.
+MEND = _load("mend")
+MEND_LIST = _load("mend_list")

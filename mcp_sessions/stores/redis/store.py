@@ -31,12 +31,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.exchange import Exchange
-from mcp_sessions.stores.redis.belongings import Belongings
 from mcp_sessions.stores.redis.cluster import ClusterLink
 from mcp_sessions.stores.redis.commands import NAME
 from mcp_sessions.stores.redis.connection import TIMEOUT, Link, MakeConnection, connections_to
-from mcp_sessions.stores.redis.events import Events
-from mcp_sessions.stores.redis.lives import Lives
+from mcp_sessions.stores.redis.mended import Mended
 from mcp_sessions.stores.redis.pubsub import RedisExchange
 from mcp_sessions.stores.redis.urls import check_url, url_of_node
 
@@ -49,7 +47,7 @@ OLDEST_VERSION = 7
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
 
 
-class RedisStore(Lives, Events, Belongings):
+class RedisStore(Mended):
     """A :class:`~mcp_sessions.stores.contract.SessionStore` of Lua scripts."""
 
     name = NAME

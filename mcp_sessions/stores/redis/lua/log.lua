@@ -35,6 +35,20 @@ local function new_log(stream, epoch)
     }
 end
 
+-- A log from its counters; nil: they are none of ours.
+local function read_log(stream, packed)
+    local known, own, head, floor, evicted, count, bytes, first, first_at = string.match(packed,
+        '^(%S+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+)$')
+    if not tonumber(first_at or '') then
+        return nil
+    end
+    local log = new_log(stream, own)
+    log.head, log.floor, log.evicted = tonumber(head), tonumber(floor), tonumber(evicted)
+    log.count, log.bytes = tonumber(count), tonumber(bytes)
+    log.first, log.first_at = tonumber(first), tonumber(first_at)
+    return log, known
+end
+
 -- The log, or nil. Where the data set may have lost events since it was written, it begins
 -- anew under `epoch`: a number is never issued twice in one epoch, and a position from
 -- before is refused instead of being answered with a hole.
@@ -43,13 +57,8 @@ local function open_log(stream, epoch, ends)
     if not packed then
         return nil
     end
-    local known, own, head, floor, evicted, count, bytes, first, first_at = string.match(packed,
-        '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
-    local log = new_log(stream, own)
-    log.head, log.floor, log.evicted = tonumber(head), tonumber(floor), tonumber(evicted)
-    log.count, log.bytes = tonumber(count), tonumber(bytes)
-    log.first, log.first_at = tonumber(first), tonumber(first_at)
-    local is_whole = redis.call('XLEN', log.events) == log.count
+    local log, known = read_log(stream, packed)
+    local is_whole = log and redis.call('XLEN', log.events) == log.count
     if is_whole and known == log.incarnation then
         return log
     end
@@ -61,8 +70,8 @@ local function open_log(stream, epoch, ends)
         save(log)
         return log
     end
-    redis.call('UNLINK', log.events, log.by_key)
     log = new_log(stream, epoch)
+    redis.call('UNLINK', log.events, log.by_key)
     save(log)
     return log
 end

@@ -82,6 +82,8 @@ local told = {}
 for at, name in ipairs(KEYS) do
     -- All that the other parts of this script do is on the session that it names.
     base = name
-    told[at] = tell()
+    -- What another program left of one session keeps no other from being told.
+    local is_told, answer = pcall(tell)
+    told[at] = is_told and answer or 'broken'
 end
 return told

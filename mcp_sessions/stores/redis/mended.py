@@ -1,0 +1,203 @@
+"""What another program left in Redis: a key of another type, a value that is none of ours, a key
+that is gone.
+
+One rule: a call that meets it fails once, and what cannot be read counts as lost from then on
+(``lua/mend.lua``). So no session is refused for ever, and none pays for another:
+
+* A part of a session (its state, its data, a log, its keys) is lost alone, and the session goes on:
+  as after a failover that lost writes.
+* Without its main record a session is lost: it is not found.
+* A list of sessions is made anew from the sessions, by the next round of whoever looks for expired
+  ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import wraps
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from mcp_sessions.errors import StoreRefused, StoreUnavailable
+from mcp_sessions.ids import SessionId
+from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions.stores.redis import scripts
+from mcp_sessions.stores.redis.belongings import Belongings
+from mcp_sessions.stores.redis.codec import Unreadable
+from mcp_sessions.stores.redis.commands import AT_ONCE, each_of
+from mcp_sessions.stores.redis.events import Events
+from mcp_sessions.stores.redis.lists import IN_FLIGHT
+from mcp_sessions.stores.redis.lives import Lives
+
+logger = logging.getLogger(__name__)
+
+_NO_LIMIT = 2**53
+
+_UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError)
+"""What Python raises where an answer is none that a script of ours gives."""
+
+
+class Mended(Lives, Events, Belongings):
+    """The store, which takes for lost what it cannot read."""
+
+    async def _mend(self, keys: Iterable[str], *, is_read: bool = False) -> None:
+        """See :meth:`Commands._mend`.
+
+        Args:
+            is_read: Redis itself can read it.
+        """
+        lost = 0
+        for key in {self._whole_of(key) for key in keys}:
+            try:
+                found = await self._mend_one(key)
+                if is_read and not found:
+                    # Lua reads some texts as JSON that are none.
+                    found = await self._mend_one(key, "all JSON")
+                lost += found
+            except (ResponseError, StoreUnavailable):
+                # The server refuses writes, or is away. The next call that meets it tries again.
+                continue
+        if lost:
+            logger.warning("%d parts of what Redis has could not be read: they count as lost", lost)
+
+    async def mend_sessions(self, session_ids: Iterable[str]) -> None:
+        """Of these sessions something cannot be read: it counts as lost from here on."""
+        await self._mend([self._key(SessionId(each)) for each in session_ids], is_read=True)
+
+    async def _mend_one(self, key: str, which: str = "") -> int:
+        kind = self._kind_of_list(key)
+        if kind is None:
+            now = repr(await self._clock.now())
+            lost = await self._evaluated(scripts.MEND, key, now, which)
+            if lost:
+                self._forget_known(key)
+            return lost
+        lost = await self._evaluated(scripts.MEND_LIST, key, kind)
+        if lost:
+            self._lost_lists.add(key)
+        return lost
+
+    async def _evaluated(self, script: scripts.Script, key: str, *args: str) -> int:
+        return int(await self._link.call("EVAL", script.text, 1, key, *args))
+
+    def _whole_of(self, key: str) -> str:
+        """The main key of a session, of one of its keys."""
+        return key if self._kind_of_list(key) else key.partition("}")[0] + "}"
+
+    def _kind_of_list(self, key: str) -> str | None:
+        if key == self._all:
+            return "zset"
+        if key.startswith(f"{{{self._namespace}}}:of:"):
+            return "set"
+        return "hash" if key.startswith(f"{self._namespace}:uri:") else None
+
+    def _forget_known(self, key: str) -> None:
+        # What is known here of a session may be what was lost. Few are mended.
+        del key
+        self._subscriptions.clear()
+        self._peers.clear()
+
+    async def expire(self, *, now: float, held: Any, limit: int) -> Sequence[SessionRecord]:
+        """See :meth:`SessionStore.expire`. What was lost of the lists is made anew first."""
+        await self._look_for_lost_places()
+        if self._lost_lists:
+            lost, self._lost_lists = self._lost_lists, set()
+            try:
+                await self._list_again(lost)
+            except StoreUnavailable:
+                self._lost_lists |= lost
+                raise
+        return await super().expire(now=now, held=held, limit=limit)
+
+    async def _look_for_lost_places(self) -> None:
+        """Whether the lists still have some sessions that were made here."""
+        there = await self._clock.now()
+        if there - self._looked_for_places < IN_FLIGHT:
+            return
+        self._looked_for_places = there
+        for member, owned in list(self._placed.items()):
+            key = self._key_of(member.partition(".")[0])
+            if await self._command("HGET", key, "member") != member.encode():
+                # It is over.
+                del self._placed[member]
+                continue
+            is_listed = await self._command("ZSCORE", self._all, member)
+            if is_listed is None or not await self._command("SISMEMBER", owned, member):
+                logger.warning("a list of sessions in Redis was lost: it is made anew")
+                self._lost_lists.add(self._all)
+                return
+
+    async def _list_again(self, lost: Iterable[str]) -> None:
+        uris = [key for key in lost if key.startswith(f"{self._namespace}:uri:")]
+        is_of_all = any(key not in uris for key in lost)
+        nodes = await self._link.nodes()
+        for node in nodes:
+            place: bytes | str = "0"
+            while True:
+                place, keys = await node.call(
+                    "SCAN", place, "MATCH", f"{self._namespace}:{{*}}", "COUNT", AT_ONCE
+                )
+                if is_of_all:
+                    await each_of(self._place_again(key.decode()) for key in keys)
+                for uri in uris:
+                    await each_of(self._subscribe_again(uri, key.decode()) for key in keys)
+                if place == b"0":
+                    break
+
+    async def _place_again(self, key: str) -> None:
+        member, expires, ends = await self._command("HMGET", key, "member", "expires", "ends")
+        if member is None or expires is None:
+            return
+        owned = f"{{{self._namespace}}}:of:{member.decode().split('.')[1]}"
+        lifetime = 0 if ends == b"inf" else self._list_lifetime
+        args = (member, expires, _NO_LIMIT, _NO_LIMIT, lifetime)
+        await self._run(scripts.RESERVE, [self._all, owned], *args)
+
+    async def _subscribe_again(self, subscribers: str, key: str) -> None:
+        """Of a list of subscribers the digest of its resource is known, and not its name."""
+        for uri, token in _pairs(await self._command("HGETALL", f"{key}:u")):
+            if self._subscribers_key(uri.decode("utf-8", "surrogatepass")) == subscribers:
+                tag = key.partition("{")[2].rstrip("}")
+                await self._run(
+                    scripts.NOTE_SUBSCRIBER, [subscribers], tag, token, self._list_lifetime
+                )
+
+
+def _pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+# --- answers that cannot be read -------------------------------------------------------------
+
+_Method = Callable[..., Coroutine[Any, Any, Any]]
+
+
+def _mending(method: _Method, unexpected: tuple[type[Exception], ...]) -> _Method:
+    @wraps(method)
+    async def call(self: Mended, *args: Any, **named: Any) -> Any:
+        try:
+            return await method(self, *args, **named)
+        except unexpected as failed:
+            of: Any = args[0] if args else ()
+            ids = [of] if isinstance(of, str) else [each for each in of if isinstance(each, str)]
+            await self.mend_sessions(ids)
+            raise StoreRefused(
+                f"Redis has what is none of ours ({type(failed).__name__}): it counts as lost"
+            ) from failed
+
+    return call
+
+
+_READS = (
+    *("load", "admit", "end", "evict", "evict_own", "all_sessions", "append", "audience", "tell"),
+    *("read", "head", "open_stream", "heads", "relay", "attach", "subscribe", "unsubscribe"),
+    *("subscribers", "set_filter", "claim", "load_data"),
+)
+"""What they are called with cannot be wrong in these ways: that is the answer's."""
+
+for _name in _READS:
+    setattr(Mended, _name, _mending(getattr(Mended, _name), _UNEXPECTED))
+for _name in ("create", "change_state"):
+    setattr(Mended, _name, _mending(getattr(Mended, _name), (Unreadable,)))

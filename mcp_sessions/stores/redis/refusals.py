@@ -1,0 +1,119 @@
+"""What a Redis says when it refuses, in an operator's words, with what to do next.
+
+A server may quote what it was sent, and that may be an id. So only the kind of an error is
+repeated.
+"""
+
+from __future__ import annotations
+
+import ssl
+
+from redis.exceptions import RedisError, ResponseError
+
+from mcp_sessions.errors import StoreRefused, StoreUnavailable
+
+_REFUSALS = {
+    "OOM": "is full (maxmemory): it refuses writes. Raise maxmemory, or end sessions",
+    "READONLY": "is a read-only replica: it refuses writes. Let --store name the primary",
+    "MISCONF": "cannot save to its disk: it refuses writes. Look at that disk and at its log",
+    "NOREPLICAS": (
+        "has too few replicas (min-replicas-to-write): it refuses writes. Start the replicas"
+    ),
+    "NOPERM": "does not allow a command (ACL). Allow this user all commands and keys of sessions",
+    "WRONGPASS": "refused the user name or the password. Look at both in the URL",
+    "NOAUTH": "wants a password. Write one into the URL",
+    "LOADING": "is loading its data. Wait until it is done",
+    "BUSY": "is busy with a script. Wait, or end it with SCRIPT KILL",
+    "MASTERDOWN": "is a replica without its primary. Start the primary",
+    "CLUSTERDOWN": "is a cluster with a part that is down. Start its nodes",
+    "WRONGTYPE": "holds what is no session's under a session's key. That part counts as lost",
+    "ERR": "refused a command. A key may hold what is no session's, which then counts as lost",
+}
+"""What each of its words means. Each is read after "Redis at HOST:PORT"."""
+
+_BY_CLASS = {
+    "AuthenticationError": "WRONGPASS",
+    "AuthorizationError": "NOAUTH",
+    "OutOfMemoryError": "OOM",
+    "ReadOnlyError": "READONLY",
+    "NoPermissionError": "NOPERM",
+    "BusyLoadingError": "LOADING",
+    "MasterDownError": "MASTERDOWN",
+    "ClusterDownError": "CLUSTERDOWN",
+    "ResponseError": "ERR",
+}
+"""redis-py leaves the server's word out of some errors, and has a class for each of them."""
+
+
+def kind_of(refused: RedisError) -> str | None:
+    """The server's own word, such as ``OOM``; None: it said nothing."""
+    word: object = getattr(refused, "status_code", None) or str(refused).partition(" ")[0]
+    if isinstance(word, str) and word in _REFUSALS:
+        return word
+    named = _BY_CLASS.get(type(refused).__name__)
+    if named is not None or not isinstance(refused, ResponseError):
+        return named
+    return word if isinstance(word, str) and word.isupper() and word.isalpha() else "ERR"
+
+
+def url_of(connection: object) -> str:
+    """The URL that a connection of redis-py was made from, without its secret and its options."""
+    path: object = getattr(connection, "path", None)
+    user: object = getattr(connection, "username", None)
+    password: object = getattr(connection, "password", None)
+    name = user if isinstance(user, str) else ""
+    credentials = f"{name}:***@" if password else f"{name}@" if name else ""
+    database: object = getattr(connection, "db", None) or 0
+    if isinstance(path, str):
+        return f"unix://{credentials}{path}" + (f"?db={database}" if database else "")
+    scheme = "rediss" if "SSL" in type(connection).__name__ else "redis"
+    host: object = getattr(connection, "host", "")
+    return f"{scheme}://{credentials}{host}:{getattr(connection, 'port', '')}/{database}"
+
+
+def unavailable(
+    failed: BaseException, connection: object = None, *, connecting: bool = False
+) -> StoreUnavailable:
+    """``failed`` as the store's error, which says where the server is and what to do.
+
+    Args:
+        connection: Of redis-py, made for that server.
+        connecting: Nothing was sent but what makes a connection.
+    """
+    at = f" at {url_of(connection)}" if connection is not None else ""
+    kind = kind_of(failed) if isinstance(failed, RedisError) else None
+    if kind is not None:
+        if connecting and kind == "ERR":
+            said = "refused the connection. Look at the database and the options in the URL"
+        else:
+            said = _REFUSALS.get(kind, "refused a command")
+        return StoreRefused(f"Redis{at} {said} [{kind}]")
+    reason = type(failed).__name__
+    cause: BaseException | None = failed
+    while cause is not None:
+        if isinstance(cause, ssl.SSLError):
+            # Its text names no id: it is about certificates and versions.
+            why: object = getattr(cause, "verify_message", None) or cause.reason or "it failed"
+            return StoreRefused(
+                f"Redis{at} refused TLS: {why}. Look at the scheme (redis:// or rediss://) and at "
+                "the certificates"
+            )
+        # redis-py makes an error of its own of what the system said.
+        if isinstance(cause, OSError) and cause.strerror:
+            # Of several addresses asyncio tells all, each with its error.
+            reason = f"{type(cause).__name__}: {cause.strerror}"
+            break
+        cause = cause.__cause__ or cause.__context__
+    else:
+        if connecting and "closed" in str(failed).lower():
+            reason = "it closed a new connection. It may want TLS (rediss://)"
+    return StoreUnavailable(f"Redis{_address_of(connection)} is away: {reason}")
+
+
+def _address_of(connection: object) -> str:
+    if connection is None:
+        return ""
+    path: object = getattr(connection, "path", None)
+    if isinstance(path, str):
+        return f" at {path}"
+    return f" at {getattr(connection, 'host', '')}:{getattr(connection, 'port', '')}"

@@ -1,0 +1,271 @@
+"""Another program deletes a key of a session's, or writes another type or a wrong value.
+
+The call that meets it fails as one to a store that is away (HTP5). Then it counts as lost, and no
+other session is touched.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from mcp_sessions.core.log import Draft
+from mcp_sessions.core.request_keys import Begun, KeyUse
+from mcp_sessions.core.states import Mode
+from mcp_sessions.errors import DataConflict, LimitReached, StoreUnavailable
+from mcp_sessions.ids import (
+    EVENTS,
+    GET_STREAM,
+    ConnectionId,
+    FencingEpoch,
+    RequestKey,
+    SessionId,
+    StreamName,
+)
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.stores.records import Peer
+from mcp_sessions.stores.redis.store import RedisStore
+from tests.support.redis_server import asked, keys_of, redis_store
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+
+NOW = 1_800_000_000.0
+POLICY = SessionPolicy(idle_timeout=1_000, max_lifetime=10_000, request_key_bytes=2_000)
+RESPONSE = StreamName("response")
+URI = "note://1"
+
+SUFFIXES = (
+    *("", ":u", ":s", ":c", ":d", ":q", ":qf", ":qa", ":r"),
+    *(":e:events", ":k:events", ":e:get", ":k:get", ":e:response"),
+)
+LISTS = ("all", "of", "uri")
+TYPES: dict[str, Sequence[bytes]] = {
+    "string": (b"SET", b"%s", b"x"),
+    "list": (b"RPUSH", b"%s", b"x"),
+    "hash": (b"HSET", b"%s", b"x", b"y"),
+    "set": (b"SADD", b"%s", b"x"),
+    "zset": (b"ZADD", b"%s", b"1", b"x"),
+}
+GARBAGE = (b"\xff{", b"", b"[]", b"nan", b"-1", b"0x1f")
+
+
+def key_use(name: str, run: str = "run") -> KeyUse:
+    return KeyUse(RequestKey(name), b"digest", "here", run=run)
+
+
+async def used(store: RedisStore, uri: str = URI) -> SessionId:
+    """A session that has a key of each kind."""
+    peer = Peer("2025-11-25", {"clientInfo": {"name": "client"}})
+    of = (await store.create(Mode.PROTOCOL, ANONYMOUS, peer=peer, now=NOW)).session_id
+    for stream in (EVENTS, GET_STREAM, RESPONSE):
+        for key in (None, "key"):
+            await store.append(of, Draft(b"{}", key=key), now=NOW, stream=stream)
+    for name in ("answered", "dropped", "running"):
+        await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=key_use(name))
+    await store.finish_request(of, RequestKey("answered"), b'"result":{}', now=NOW)
+    await store.finish_request(of, RequestKey("dropped"), None, now=NOW)
+    await store.subscribe(of, uri)
+    await store.change_state(of, {"a": 1}, ())
+    await store.replace_data(of, {"b": 2}, expected_version=0)
+    head = await store.head(of)
+    assert head is not None
+    await store.carry(of, SessionId("other"), FencingEpoch(1), head)
+    await store.set_current(of, None)
+    await store.set_log_level(of, "info")
+    await store.attach(of, ConnectionId("here"), now=NOW)
+    return of
+
+
+async def damaged(store: RedisStore, key: str, how: str) -> None:
+    """Do to a key what another program may."""
+    if how in TYPES or how == "nothing":
+        await asked(store, "DEL", key)
+    if how in TYPES:
+        await asked(store, *(part if part != b"%s" else key for part in TYPES[how]))
+    elif how.startswith("garbage"):
+        await written(store, key, GARBAGE[int(how[-1])])
+
+
+async def written(store: RedisStore, key: str, value: bytes) -> None:
+    match await asked(store, "TYPE", key):
+        case b"string":
+            await asked(store, "SET", key, value)
+        case b"hash":
+            fields = await asked(store, "HKEYS", key)
+            await asked(store, "HSET", key, *(each for name in fields for each in (name, value)))
+        case b"set":
+            await asked(store, "SADD", key, value)
+        case b"zset":
+            await asked(store, "ZADD", key, "0", value)
+        case b"stream":
+            await asked(store, "XTRIM", key, "MAXLEN", "1")
+            await asked(store, "XADD", key, "*", "x", value)
+        case _:
+            pass
+
+
+def calls(store: RedisStore, of: SessionId) -> list[tuple[str, Callable[[], Awaitable[Any]]]]:
+    """What a store is asked of one session."""
+    return [
+        ("load", lambda: store.load(of, now=NOW)),
+        ("admit", lambda: store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW)),
+        ("keyed", lambda: admitted(store, of, "answered")),
+        ("finish", lambda: store.finish_request(of, RequestKey("running"), b"x" * 99, now=NOW)),
+        ("new key", lambda: admitted(store, of, "k" * 99)),
+        ("touch", lambda: store.touch([of], now=NOW + 600)),
+        ("append", lambda: store.append(of, Draft(b"{}", key="key"), now=NOW)),
+        ("append get", lambda: store.append(of, Draft(b"{}"), now=NOW, stream=GET_STREAM)),
+        ("append more", lambda: store.append(of, Draft(b"{}"), now=NOW, stream=RESPONSE)),
+        (
+            "append another",
+            lambda: store.append(of, Draft(b"{}"), now=NOW, stream=StreamName("r2")),
+        ),
+        ("read", lambda: store.read(of, None, now=NOW)),
+        ("read on", lambda: read_on(store, of)),
+        ("head", lambda: store.head(of)),
+        ("heads", lambda: store.heads([(of, EVENTS), (of, GET_STREAM)])),
+        ("attach", lambda: store.attach(of, ConnectionId("there"), now=NOW)),
+        ("detach", lambda: store.detach(of, FencingEpoch(1))),
+        ("drop origin", lambda: store.drop_origin(of, SessionId("other"))),
+        ("subscribe", lambda: store.subscribe(of, URI)),
+        ("subscribers", lambda: store.subscribers(URI)),
+        ("unsubscribe", lambda: store.unsubscribe(of, "note://2")),
+        ("filter", lambda: store.set_filter(of, frozenset({URI}), frozenset({"tools"}))),
+        ("state", lambda: store.change_state(of, {"a": 2}, ())),
+        ("data", lambda: store.load_data(of)),
+        ("edit", lambda: edited(store, of)),
+        ("claim", lambda: store.claim(of, "me", None)),
+        ("all", store.all_sessions),
+        ("of one", lambda: store.all_sessions(ANONYMOUS)),
+        ("new", lambda: store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)),
+        ("sleep", lambda: store.sleep(now=NOW)),
+        (
+            "evict",
+            lambda: store.evict(now=NOW, unused_for=900, held=[of], limit=1, opened=False),
+        ),
+        ("expire", lambda: store.expire(now=NOW, held=[], limit=9)),
+    ]
+
+
+async def admitted(store: RedisStore, of: SessionId, name: str) -> Begun | None:
+    found = await store.admit(
+        of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=key_use(name, "another")
+    )
+    return found.key if found is not None else None
+
+
+async def read_on(store: RedisStore, of: SessionId) -> object:
+    head = await store.head(of)
+    if head is None:
+        return None
+    return await store.read(of, f"{head.log_epoch}-{0:012d}", now=NOW)
+
+
+async def edited(store: RedisStore, of: SessionId) -> bool:
+    data = await store.load_data(of)
+    return data is not None and await store.replace_data(
+        of, {"b": 3}, expected_version=data.version
+    )
+
+
+async def failing(store: RedisStore, of: SessionId) -> list[str]:
+    """Which calls fail. What they raise is documented, or the test fails."""
+    failed: list[str] = []
+    for name, call in calls(store, of):
+        try:
+            await call()
+        except StoreUnavailable:
+            failed.append(name)
+        except (LimitReached, DataConflict):
+            pass
+    return failed
+
+
+async def key_of(store: RedisStore, of: SessionId, name: str) -> str:
+    if name in LISTS:
+        (key,) = [
+            key
+            for key in await keys_of(store)
+            if f"}}:{name}" in key or key.split(":{", 1)[0].endswith(f":{name}")
+        ]
+        return key
+    return store._key(of) + name  # pyright: ignore[reportPrivateUsage]
+
+
+HOW = ("nothing", *TYPES, *(f"garbage {number}" for number in range(len(GARBAGE))))
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", SUFFIXES)
+async def test_what_another_program_left_of_a_session_counts_as_lost(
+    name: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """HTP5: a call fails at most once for it. No other session notices, and nobody's log has a
+    traceback.
+    """
+    store = redis_store()
+    await store.open(POLICY)
+    of, other = await used(store), await used(store, "note://other")
+    key = await key_of(store, of, name)
+    assert await asked(store, "EXISTS", key) == 1
+    await damaged(store, key, how)
+    with caplog.at_level(logging.WARNING):
+        others = await failing(store, other)
+        first = await failing(store, of)
+        assert await failing(store, of) == []
+        assert await failing(store, other) == []
+        assert await store.load(other, now=NOW) is not None
+        assert await admitted(store, other, "answered") is Begun.ANSWERED
+    assert others == []
+    assert len(first) <= 1
+    assert not [record for record in caplog.records if record.exc_info]
+    assert of not in caplog.text
+    await store.close()
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", LISTS)
+async def test_a_list_that_was_lost_is_made_anew(name: str, how: str) -> None:
+    """By a round of who looks for what expired; calls that need no list never notice."""
+    store = redis_store()
+    await store.open(POLICY)
+    of = await used(store)
+    key = await key_of(store, of, name)
+    await damaged(store, key, how)
+    failed = await failing(store, of)
+    assert len(failed) <= 1
+    assert set(failed) <= {"subscribe", "subscribers", "filter", "all", "of one", "new", "evict"}
+    await store.expire(now=NOW, held=[], limit=9)
+    assert await failing(store, of) == []
+    assert of in await store.subscribers(URI)
+    assert of in [each.session_id for each in await store.all_sessions()]
+    assert of in [each.session_id for each in await store.all_sessions(ANONYMOUS)]
+    await store.close()
+
+
+@pytest.mark.parametrize("name", [":q", ":qf", ":qa"])
+async def test_lost_records_of_keys_let_nothing_run_twice_that_is_known_to_have_ended(
+    name: str,
+) -> None:
+    """KEY3, KEY11: of what ended at least the end is known, as long as one of the two records is
+    there. Room that lost records took is free again (KEY12).
+    """
+    store = redis_store()
+    await store.open(POLICY)
+    of = await used(store)
+    await asked(store, "DEL", await key_of(store, of, name))
+    expected = {
+        ":q": (Begun.DROPPED, Begun.DROPPED, Begun.FIRST),
+        ":qf": (Begun.ANSWERED, Begun.DROPPED, Begun.RUNNING),
+        ":qa": (Begun.ANSWERED, Begun.DROPPED, Begun.RUNNING),
+    }[name]
+    found = [await admitted(store, of, each) for each in ("answered", "dropped", "running")]
+    assert tuple(found) == expected
+    # 2,000 bytes: the three take less than 400, each of these less than 200.
+    for number in range(8):
+        again = f"{number} {'x' * 90}"
+        assert await admitted(store, of, again) is Begun.FIRST
+        await store.finish_request(of, RequestKey(again), b"y", now=NOW)
+    await store.close()
