@@ -14,9 +14,9 @@ One rule: a call that meets it fails once, and what cannot be read counts as los
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from redis.exceptions import ResponseError
 
@@ -39,8 +39,57 @@ _UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError)
 """What Python raises where an answer is none that a script of ours gives."""
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _mending(method: Method, unexpected: tuple[type[Exception], ...] = _UNEXPECTED) -> Method:
+    """``method``, which takes for lost what it cannot read of the session that it is called with.
+
+    Args:
+        unexpected: What it raises then, and never for what it was called with.
+    """
+
+    @wraps(method)
+    async def call(self: Mended, *args: Any, **named: Any) -> Any:
+        try:
+            return await method(self, *args, **named)
+        except unexpected as failed:
+            of = args[0] if args else ()
+            ids = [of] if isinstance(of, str) else [each for each in of if isinstance(each, str)]
+            await self.mend_sessions(ids)
+            raise StoreRefused(
+                f"Redis has what is none of ours ({type(failed).__name__}): it counts as lost"
+            ) from failed
+
+    return cast(Method, call)
+
+
 class Mended(Lives, Events, Belongings):
     """The store, which takes for lost what it cannot read."""
+
+    load = _mending(Lives.load)
+    admit = _mending(Lives.admit)
+    end = _mending(Lives.end)
+    evict = _mending(Lives.evict)
+    evict_own = _mending(Lives.evict_own)
+    all_sessions = _mending(Lives.all_sessions)
+    append = _mending(Events.append)
+    audience = _mending(Events.audience)
+    tell = _mending(Events.tell)
+    read = _mending(Events.read)
+    head = _mending(Events.head)
+    open_stream = _mending(Events.open_stream)
+    heads = _mending(Events.heads)
+    relay = _mending(Events.relay)
+    attach = _mending(Events.attach)
+    subscribe = _mending(Belongings.subscribe)
+    unsubscribe = _mending(Belongings.unsubscribe)
+    subscribers = _mending(Belongings.subscribers)
+    set_filter = _mending(Belongings.set_filter)
+    claim = _mending(Belongings.claim)
+    load_data = _mending(Belongings.load_data)
+    create = _mending(Lives.create, (Unreadable,))
+    change_state = _mending(Belongings.change_state, (Unreadable,))
 
     async def _mend(self, keys: Iterable[str], *, is_read: bool = False) -> None:
         """See :meth:`Commands._mend`.
@@ -167,37 +216,3 @@ class Mended(Lives, Events, Belongings):
 
 def _pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
     return zip(flat[::2], flat[1::2], strict=True)
-
-
-# --- answers that cannot be read -------------------------------------------------------------
-
-_Method = Callable[..., Coroutine[Any, Any, Any]]
-
-
-def _mending(method: _Method, unexpected: tuple[type[Exception], ...]) -> _Method:
-    @wraps(method)
-    async def call(self: Mended, *args: Any, **named: Any) -> Any:
-        try:
-            return await method(self, *args, **named)
-        except unexpected as failed:
-            of: Any = args[0] if args else ()
-            ids = [of] if isinstance(of, str) else [each for each in of if isinstance(each, str)]
-            await self.mend_sessions(ids)
-            raise StoreRefused(
-                f"Redis has what is none of ours ({type(failed).__name__}): it counts as lost"
-            ) from failed
-
-    return call
-
-
-_READS = (
-    *("load", "admit", "end", "evict", "evict_own", "all_sessions", "append", "audience", "tell"),
-    *("read", "head", "open_stream", "heads", "relay", "attach", "subscribe", "unsubscribe"),
-    *("subscribers", "set_filter", "claim", "load_data"),
-)
-"""What they are called with cannot be wrong in these ways: that is the answer's."""
-
-for _name in _READS:
-    setattr(Mended, _name, _mending(getattr(Mended, _name), _UNEXPECTED))
-for _name in ("create", "change_state"):
-    setattr(Mended, _name, _mending(getattr(Mended, _name), (Unreadable,)))
