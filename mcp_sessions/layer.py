@@ -27,6 +27,7 @@ from mcp_sessions.serve.http import RUN_IS_REFUSED, Leaving, draining_server
 from mcp_sessions.serve.sockets import listen_on
 from mcp_sessions.serve.stdio import serve_stdio
 from mcp_sessions.server.delivery.waiting_changes import noting
+from mcp_sessions.server.upstream.port import told_handler
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions_transports.http.endpoint import MountedApp
 from mcp_sessions_transports.origin import SecuritySettings
@@ -41,6 +42,9 @@ class SessionLayer:
     themselves; an application that mounts :meth:`routes` passes it on. It runs once.
     """
 
+    _clock: Callable[[], float] = time.time
+    """Seconds since 1970. Only a test has another one (:mod:`mcp_sessions.testing.clock`)."""
+
     def __init__(
         self,
         server: object,
@@ -50,7 +54,6 @@ class SessionLayer:
         security: SessionSecurity | None = None,
         conversations: Conversations | None = None,
         hidden: Collection[str] = (),
-        clock: Callable[[], float] = time.time,
     ) -> None:
         """Wrap a server.
 
@@ -66,7 +69,6 @@ class SessionLayer:
             hidden: Names of tools and prompts, and URIs of resources, that nobody sees but a
                 session that they were revealed to (:meth:`SessionHandle.reveal`); or patterns, in
                 which ``*`` is any text: ``{"admin_*", "secret://*"}``.
-            clock: Seconds since 1970.
 
         Raises:
             ConfigurationError: The server cannot be wrapped, or the URL names no store; or there
@@ -77,7 +79,7 @@ class SessionLayer:
             store=store,
             policy=policy if policy is not None else SessionPolicy(),
             security=security,
-            clock=clock,
+            clock=self._clock,
             conversations=conversations,
             hidden=hidden,
         )
@@ -320,9 +322,11 @@ class SessionLayer:
                 self._assembly.broadcaster.announce(method, params)
         failed = await announced.settled()
         if failed is not None:
-            raise StoreUnavailable(
+            untold = StoreUnavailable(
                 f"the change is kept, and told to the rest when the store is back: {failed}"
             )
+            told_handler(untold)
+            raise untold
 
     def _endpoint(
         self,

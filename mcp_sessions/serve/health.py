@@ -16,18 +16,15 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from mcp_sessions.core.availability import Availability
-from mcp_sessions.errors import ConfigurationError, StoreUnavailable
-from mcp_sessions.ids import SessionId
+from mcp_sessions.errors import ConfigurationError, StoreRefused, StoreUnavailable
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.probe import probe
 
 STORE_WITHIN = 2.0
 """Seconds in which the store answers, or it is away."""
 
 FRESH = 1.0
 """Seconds for which its answer counts: however many ask, the store is asked this seldom."""
-
-_NOBODY = SessionId("health")
-"""No session has this id: to look for it is a read that changes nothing."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -42,7 +39,7 @@ class Health:
     _store: SessionStore
     _clock: Callable[[], float]
     _availability: Availability
-    _asked: asyncio.Task[bool] | None = None
+    _asked: asyncio.Task[str | None] | None = None
     _asked_at: float = 0.0
 
     def routes(self, path: str) -> list[BaseRoute]:
@@ -62,9 +59,9 @@ class Health:
             return "not running"
         if self._availability.is_leaving:
             return "draining"
-        return None if await self._store_answers() else "the session store is away"
+        return await self._refusal_of_store()
 
-    async def _store_answers(self) -> bool:
+    async def _refusal_of_store(self) -> str | None:
         now = asyncio.get_running_loop().time()
         if self._asked is None or (self._asked.done() and now - self._asked_at >= FRESH):
             self._asked_at = now
@@ -72,15 +69,17 @@ class Health:
         # Whoever asked first may leave: the others still wait for it.
         return await asyncio.shield(self._asked)
 
-    async def _ask_store(self) -> bool:
+    async def _ask_store(self) -> str | None:
         if not self._store.remembers:
-            return True
+            return None
         try:
             async with asyncio.timeout(STORE_WITHIN):
-                await self._store.load(_NOBODY, now=self._clock())
+                await probe(self._store, now=self._clock())
+        except StoreRefused:
+            return "the session store refuses requests: see the log"
         except (StoreUnavailable, TimeoutError):
-            return False
-        return True
+            return "the session store is away"
+        return None
 
 
 def health_routes(path: str, layers: Sequence[Health]) -> list[BaseRoute]:

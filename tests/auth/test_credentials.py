@@ -9,7 +9,8 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mcp_sessions import SessionLayer, SessionPolicy
+from mcp_sessions import SessionPolicy
+from mcp_sessions.testing.clock import ClockedLayer
 from tests.support.identities import FAR, Guarded, Verifier, guarded, who
 from tests.support.modern import Heard, ModernClient, session_meta
 from tests.support.raw import (
@@ -444,7 +445,7 @@ async def test_the_credential_of_an_applications_own_middleware_expires_too() ->
             await self._app(scope, receive, send)
 
     server = MCPServer[Any]("mounted")
-    layer = SessionLayer(server, policy=SessionPolicy(), clock=clock)
+    layer = ClockedLayer(server, policy=SessionPolicy(), clock=clock)
     app = Starlette(routes=layer.routes(), middleware=[Middleware(Guard)])
     async with layer.lifespan(), in_process(app) as carrier:
         verifier.add("own", "alice", expires_at=clock.now + 50)

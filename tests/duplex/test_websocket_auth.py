@@ -17,6 +17,7 @@ from pydantic import AnyHttpUrl
 from websockets.exceptions import InvalidStatus
 
 from mcp_sessions import SessionLayer, SessionPolicy
+from mcp_sessions.testing.clock import ClockedLayer
 from tests.support import apps
 from tests.support.duplex import listening, websocket
 from tests.support.raw import SocketCarrier
@@ -95,7 +96,7 @@ async def guarded(**limits: Any) -> AsyncGenerator[Guarded]:
 
     del who
     clock = Clock(time.time())
-    layer = SessionLayer(server, policy=SessionPolicy(**limits), clock=clock)
+    layer = ClockedLayer(server, policy=SessionPolicy(**limits), clock=clock)
     app = layer.asgi_app()
     async with layer.lifespan(), listening(app) as port:
         yield Guarded(port, verifier, clock, layer)

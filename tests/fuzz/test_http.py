@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from mcp_sessions import SessionLayer, SessionPolicy, SessionSecurity
 from mcp_sessions.server.requests.runner import RequestRunner
+from mcp_sessions.testing.clock import ClockedLayer
 from tests.fuzz.echo import CODES, STATUSES, echo_server
 from tests.support.modern import (
     HOST,
@@ -59,7 +60,7 @@ class Target:
 @asynccontextmanager
 async def target(*, stateless: bool = False) -> AsyncGenerator[Target]:
     """A server with sessions in every situation."""
-    layer = SessionLayer(
+    layer = ClockedLayer(
         echo_server(),
         store=None if stateless else "memory://",
         security=SessionSecurity(KEYS),

@@ -9,6 +9,7 @@ import pytest
 from mcp_sessions import SessionLayer, SessionPolicy, SessionSecurity, current_session
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.requests.memory import SessionState
+from mcp_sessions.testing.clock import ClockedLayer
 from tests.modern.test_sessions import NOBODYS, not_found
 from tests.stores.every_store import STORES
 from tests.support.modern import ModernClient, session_meta
@@ -264,7 +265,7 @@ async def test_a_bad_token_changes_nothing_and_has_one_answer(era: str) -> None:
     """
     box = Notebook()
     clock = Clock()
-    layer = SessionLayer(
+    layer = ClockedLayer(
         box.server,
         security=SessionSecurity(KEYS),
         policy=SessionPolicy(idle_timeout=1_000),
@@ -378,7 +379,7 @@ async def stateless(
     clock: Clock, box: Notebook
 ) -> AsyncGenerator[tuple[ModernClient, SessionLayer]]:
     """A layer that remembers nothing."""
-    layer = SessionLayer(
+    layer = ClockedLayer(
         box.server,
         store=None,
         security=SessionSecurity(KEYS),

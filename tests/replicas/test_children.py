@@ -338,9 +338,11 @@ async def test_a_replica_that_dies_leaves_its_sessions_to_the_others(
 
 @pytest.mark.in_process
 async def test_a_replica_that_stood_still_asks_its_old_process_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was taken for dead, and does not know: what it looked up before is looked up again."""
+    """It was taken for dead, and does not know: what it looked up before is looked up again. Both
+    replicas log that the session moved.
+    """
     short_lives(monkeypatch)
     async with commands() as c:
         client = await c[0].connected()
@@ -355,6 +357,8 @@ async def test_a_replica_that_stood_still_asks_its_old_process_nothing(
         assert await client.text("pid", meta=meta) == new
         await until(lambda: not is_alive(old), "its old process ended")
         assert await client.text("count", meta=meta) == await _next(other, meta)
+        for side in ("1 sessions moved to this replica", "1 sessions moved to other replicas"):
+            await until(lambda side=side: side in caplog.text, "both log that it moved")
 
 
 @pytest.mark.in_process

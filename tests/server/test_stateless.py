@@ -11,10 +11,10 @@ import pytest
 from mcp.server import MCPServer
 
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.layer import SessionLayer
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_key
 from mcp_sessions.server.requests.handle import current_session
+from mcp_sessions.testing.clock import ClockedLayer
 
 pytestmark = pytest.mark.anyio
 
@@ -95,7 +95,7 @@ async def served(
     *, modern: bool = True, clock: Clock | None = None, security: SessionSecurity | None = None
 ) -> AsyncGenerator[Client]:
     """A client of a layer without a store."""
-    layer = SessionLayer(
+    layer = ClockedLayer(
         server(),
         store=None,
         clock=clock or Clock(),

@@ -22,6 +22,7 @@ from pydantic import AnyHttpUrl, BaseModel
 from mcp_sessions import SessionLayer, SessionPolicy, current_session
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.testing.clock import ClockedLayer
 from tests.support.modern import BearerCarrier, ModernClient
 from tests.support.raw import AsgiCarrier, RawClient, in_process
 from tests.support.world import Clock, Gate
@@ -217,7 +218,7 @@ async def guarded(*, clock: Clock | None = None, **limits: Any) -> AsyncGenerato
     verifier.add("bob", "bob")
     server, tools = guarded_server(verifier)
     clock, store = clock or Clock(FAR), MemoryStore()
-    layer = SessionLayer(server, store=store, policy=SessionPolicy(**limits), clock=clock)
+    layer = ClockedLayer(server, store=store, policy=SessionPolicy(**limits), clock=clock)
     app = layer.asgi_app()
     async with layer.lifespan(), in_process(app) as carrier:
         yield Guarded(layer, verifier, tools, clock, carrier, store)

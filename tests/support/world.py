@@ -32,6 +32,7 @@ from mcp_sessions import (
     current_session,
 )
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.testing.clock import ClockedLayer
 from tests.stores.every_store import STORES
 from tests.support.raw import AsgiCarrier, Json, RawClient, in_process
 from tests.support.virtual_time import VirtualTimeLoop
@@ -302,7 +303,7 @@ async def world(
     if security is None and conversations is not None:
         # Over a store that others share they are found by keys that others have, too.
         security = SessionSecurity(["k" * 32])
-    layer = SessionLayer(
+    layer = ClockedLayer(
         server if server is not None else box.server,
         store=store,
         policy=SessionPolicy(**limits),

@@ -43,6 +43,7 @@ from mcp_sessions.server.upstream.port import (
     wanted_by,
 )
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.exchange import LIVENESS
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,14 @@ class RemoteCall:
         default_factory=dict[str, "tuple[asyncio.Future[AnswerChild], OnProgress | None]"]
     )
     """By their names."""
+
+    @property
+    def store_failure(self) -> StoreUnavailable | None:
+        """See :class:`~mcp_sessions.server.upstream.port.Call`: no handler of it is here."""
+        return None
+
+    def store_failed(self, failed: StoreUnavailable) -> None:
+        """See :class:`~mcp_sessions.server.upstream.port.Call`."""
 
     def is_traced(self, span: Span) -> None:
         """See :class:`Call`: it is traced where its client is."""
@@ -215,6 +224,17 @@ class ChildHost:
         """
         for session_id in await self._children.lost():
             self._upstream.children.over(session_id)
+        taken, lost = self._children.moved()
+        if taken:
+            logger.warning(
+                "%d sessions moved to this replica: theirs gave no sign of life for %g s",
+                *(taken, LIVENESS),
+            )
+        if lost:
+            logger.warning(
+                "%d sessions moved to other replicas, which took this one for dead: it gave no "
+                "sign of life for %g s", *(lost, LIVENESS),
+            )  # fmt: skip
         for session_id in list(self._children.held):
             if await self._store.load(session_id, now=0) is None:
                 await self._upstream.session_over(session_id)

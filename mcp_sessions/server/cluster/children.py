@@ -115,6 +115,16 @@ class ChildrenElsewhere:
         self._held: dict[SessionId, str] = {}
         self._inherited: dict[SessionId, Wanted] = {}
         self._asks: dict[str, _Ask] = {}
+        self._taken = 0
+        self._lost = 0
+
+    def moved(self) -> tuple[int, int]:
+        """How many sessions this process took from others that are not alive, and how many it
+        lost to others, since this was asked last.
+        """
+        moved = self._taken, self._lost
+        self._taken = self._lost = 0
+        return moved
 
     @property
     def process(self) -> str:
@@ -131,6 +141,7 @@ class ChildrenElsewhere:
         loop = asyncio.get_running_loop()
         instead_of: str | None = None
         while True:
+            was_here = session_id in self._held
             # Known before it is claimed: of two requests that come at once each claims for both.
             name = self._held.setdefault(session_id, mint_request_id(self._bus.process))
             until = loop.time() + LEASE
@@ -138,8 +149,11 @@ class ChildrenElsewhere:
             if loop.time() >= until:
                 continue
             if holder == name:
+                # Who handed it over left it to nobody.
+                self._taken += instead_of is not None and process_of(instead_of) is not None
                 return Lease(session_id, name, True, until, self._inherited.get(session_id))
             if self._held.get(session_id) == name:
+                self._lost += was_here and holder is not None and instead_of is None
                 self.over(session_id)
             if holder is None:
                 raise UpstreamError(wire_error(SessionNotFound(session_id)))
@@ -189,6 +203,7 @@ class ChildrenElsewhere:
             holder = await self._exchange.claim(session_id, None)
             if holder not in (name, None) and self._held.get(session_id) == name:
                 self.over(session_id)
+                self._lost += 1
                 lost.append(session_id)
         return lost
 

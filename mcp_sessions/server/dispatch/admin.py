@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mcp_sessions.core.states import Mode
+from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.port import told_handler
 from mcp_sessions.stores.contract import SessionStore
 
 
@@ -65,7 +67,11 @@ class Sessions:
             mode: Only of this mode.
         """
         now = self._clock()
-        records = await self._store.all_sessions(principal)
+        try:
+            records = await self._store.all_sessions(principal)
+        except StoreUnavailable as failed:
+            told_handler(failed)
+            raise
         return [
             SessionInfo(
                 record.session_id,
@@ -82,4 +88,8 @@ class Sessions:
 
     async def end(self, session_id: str) -> bool:
         """End a session of either mode, as its client would; False if it is not there."""
-        return await self._finish(SessionId(session_id))
+        try:
+            return await self._finish(SessionId(session_id))
+        except StoreUnavailable as failed:
+            told_handler(failed)
+            raise

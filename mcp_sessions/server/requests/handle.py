@@ -16,7 +16,12 @@ from typing import Any, Literal, TypeVar, overload
 
 from mcp_sessions.core.messages import encode
 from mcp_sessions.core.visibility import Visibility
-from mcp_sessions.errors import ConfigurationError, SessionNotFound, SessionRequired
+from mcp_sessions.errors import (
+    ConfigurationError,
+    SessionNotFound,
+    SessionRequired,
+    StoreUnavailable,
+)
 from mcp_sessions.ids import SessionId, digest, name_for_handlers
 from mcp_sessions.locks import Locks
 from mcp_sessions.policy import SessionPolicy
@@ -26,6 +31,7 @@ from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.requests.memory import SessionData, SessionState
 from mcp_sessions.server.requests.visibility import Notify, SessionVisibility
+from mcp_sessions.server.upstream.port import told_handler
 from mcp_sessions.stores.contract import SessionStore, StateConflict
 from mcp_sessions.stores.limits import check_state, text_size
 from mcp_sessions.stores.memory.store import MemoryStore
@@ -160,8 +166,7 @@ class SessionHandle:
                 call it again does what was not done.
             ConfigurationError: The layer has no store.
         """
-        wanted = {"tools": tools, "prompts": prompts, "resources": resources}
-        await self._sight().change(wanted, hides=True)
+        await self._change({"tools": tools, "prompts": prompts, "resources": resources}, hides=True)
 
     async def reveal(
         self,
@@ -174,15 +179,21 @@ class SessionHandle:
         ``SessionLayer(hidden=…)``; what was said last of a name counts. Arguments and errors are
         those of :meth:`hide`.
         """
-        wanted = {"tools": tools, "prompts": prompts, "resources": resources}
-        await self._sight().change(wanted, hides=False)
+        await self._change(
+            {"tools": tools, "prompts": prompts, "resources": resources}, hides=False
+        )
 
-    def _sight(self) -> SessionVisibility:
+    async def _change(self, wanted: Mapping[str, Collection[str]], *, hides: bool) -> None:
         session_id = self._record.session_id
         lock = self._state_locks.of(session_id)
-        return SessionVisibility(
+        sight = SessionVisibility(
             self._store, session_id, self._visibility, lock, self._notify, self._unsubscribe
         )
+        try:
+            await sight.change(wanted, hides=hides)
+        except StoreUnavailable as failed:
+            told_handler(failed)
+            raise
 
     async def _unsubscribe(self, record: SessionRecord, is_hidden: Callable[[str], bool]) -> None:
         if self._pipe is None:
@@ -260,7 +271,11 @@ class SessionHandle:
             StoreUnavailable: Unknown whether it was stored.
             ConfigurationError: The layer has no store, so there are no events.
         """
-        await self._notify(method, params)
+        try:
+            await self._notify(method, params)
+        except StoreUnavailable as failed:
+            told_handler(failed)
+            raise
 
 
 @dataclass(eq=False, repr=False)

@@ -11,9 +11,11 @@ from typing import Any
 
 from mcp_sessions.core.messages import encode
 from mcp_sessions.core.visibility import STATE_KEY
-from mcp_sessions.errors import DataConflict, SessionNotFound
+from mcp_sessions.errors import DataConflict, SessionNotFound, StoreUnavailable
 from mcp_sessions.ids import SessionId
+from mcp_sessions.server.upstream.port import told_handler
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Data
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -30,10 +32,17 @@ class SessionData:
         Raises:
             SessionNotFound: The session ended or expired meanwhile.
         """
-        data = await self._store.load_data(self._session_id)
+        data = await self._load()
         if data is None:
             raise SessionNotFound(self._session_id)
         return data.value
+
+    async def _load(self) -> Data | None:
+        try:
+            return await self._store.load_data(self._session_id)
+        except StoreUnavailable as failed:
+            told_handler(failed)
+            raise
 
     @asynccontextmanager
     async def edit(self) -> AsyncGenerator[dict[str, Any]]:
@@ -45,18 +54,24 @@ class SessionData:
             SessionNotFound: The session ended or expired meanwhile; nothing was stored.
             DataConflict: Another process changed it during the edit; nothing was stored.
             LimitReached: It is more than ``max_data_bytes``; nothing was stored.
+            StoreUnavailable: The store failed. A handler that does not catch it is answered
+                ``-32603``, or ``-31012`` if the request has a key (HTP5).
         """
         async with self._lock:
-            data = await self._store.load_data(self._session_id)
+            data = await self._load()
             if data is None:
                 raise SessionNotFound(self._session_id)
             value = data.value
             yield value
-            stored = await self._store.replace_data(
-                self._session_id, value, expected_version=data.version
-            )
+            try:
+                stored = await self._store.replace_data(
+                    self._session_id, value, expected_version=data.version
+                )
+            except StoreUnavailable as failed:
+                told_handler(failed)
+                raise
             if not stored:
-                if await self._store.load_data(self._session_id) is None:
+                if await self._load() is None:
                     raise SessionNotFound(self._session_id)
                 raise DataConflict
 

@@ -39,6 +39,7 @@ from mcp_sessions.server.delivery.waiting_changes import ANNOUNCED, Announced
 from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
 from mcp_sessions.server.requests.reports import Reports
 from mcp_sessions.server.requests.waiting import Outcome, Waiter
+from mcp_sessions.server.upstream import port
 from mcp_sessions.server.upstream.port import Outbound, PeerRequest, UpstreamError, UpstreamPeer
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
@@ -118,6 +119,7 @@ class RunningRequest:
         self.started_at = self._outcomes.clock()
         self.context: Any = waiter.inbound.context
         self._has_begun = False
+        self.store_failure: StoreUnavailable | None = None
         self._asked: list[PendingQuestion] = []
         self._heirs: dict[PendingQuestion, RunningRequest] = {}
         """Of what it asked: who holds it since this is over."""
@@ -191,6 +193,9 @@ class RunningRequest:
             result = await peer.request(self, request.method, seen)
         except UpstreamError as failed:
             error = failed.error
+            if isinstance(failed, port.StoreFailedHandler):
+                logger.error("the session store failed %s: %s", request.method, failed.failed)
+                error = error if self.key is None else wire_error(OutcomeUnknown())
         except StoreUnavailable as failed:
             # What the layer serves itself. A key is used up; else it may be asked again.
             logger.error("%s may not be stored: %s", request.method, failed)
@@ -282,6 +287,10 @@ class RunningRequest:
         audit = self.waiters[0].inbound.audit
         if audit is not None:
             audit.trace(span)
+
+    def store_failed(self, failed: StoreUnavailable) -> None:
+        """See :class:`~mcp_sessions.server.upstream.port.Call`."""
+        self.store_failure = failed
 
     @property
     def close_stream(self) -> Callable[[], Awaitable[None]] | None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from opentelemetry.trace import Span
 
-from mcp_sessions.core.messages import RequestId
+from mcp_sessions.core.messages import RequestId, error_body
+from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.records import Peer, SessionRecord
@@ -27,6 +29,18 @@ class UpstreamError(Exception):
     def __init__(self, error: dict[str, Any]) -> None:
         super().__init__(error.get("code"))
         self.error = error
+
+
+class StoreFailedHandler(UpstreamError):
+    """The store failed a handler, which ended with that.
+
+    It began, and may have had effects. So it is not 503, upon which a client sends a request again
+    (HTP5).
+    """
+
+    def __init__(self, failed: StoreUnavailable) -> None:
+        super().__init__(error_body(INTERNAL_ERROR, "the session store failed during the request"))
+        self.failed = failed
 
 
 class PeerError(Exception):
@@ -114,6 +128,15 @@ class Call(Outbound, Protocol):
     @property
     def conversation(self) -> str | None:
         """What its host calls the conversation whose session it belongs to; None: it is none's."""
+        ...
+
+    @property
+    def store_failure(self) -> StoreUnavailable | None:
+        """What its handler was told last by a store that failed."""
+        ...
+
+    def store_failed(self, failed: StoreUnavailable) -> None:
+        """Its handler is told so."""
         ...
 
     def is_traced(self, span: Span) -> None:
@@ -316,3 +339,14 @@ class Upstream(Protocol):
         listen there; :meth:`on_change` does not hear it.
         """
         ...
+
+
+CALL: ContextVar[Call | None] = ContextVar("mcp_sessions_call", default=None)
+"""What is handled."""
+
+
+def told_handler(failed: StoreUnavailable) -> None:
+    """A call of the layer's, which a handler may have made, raises ``failed``."""
+    call = CALL.get()
+    if call is not None:
+        call.store_failed(failed)

@@ -98,7 +98,7 @@ class Events(Lists):
             ids = await self._on_each(
                 scripts.IDS, [self._key_of(tag_in(member)) for member in places]
             )
-            found = [name.decode() for name in ids if name is not None]
+            found = [name.decode("utf-8", "replace") for name in ids if name is not None]
         return Audience(
             [SessionId(name) for name in found], following.decode() if following != b"0" else None
         )

@@ -54,8 +54,9 @@ def _mending(method: Method, unexpected: tuple[type[Exception], ...] = _UNEXPECT
         try:
             return await method(self, *args, **named)
         except unexpected as failed:
-            of = args[0] if args else ()
-            ids = [of] if isinstance(of, str) else [each for each in of if isinstance(each, str)]
+            of = args[0] if args else None
+            some: list[Any] = of if isinstance(of, list) else [of]
+            ids = [each for each in some if isinstance(each, str)]
             await self.mend_sessions(ids)
             raise StoreRefused(
                 f"Redis has what is none of ours ({type(failed).__name__}): it counts as lost"
@@ -74,7 +75,6 @@ class Mended(Lives, Events, Belongings):
     evict_own = _mending(Lives.evict_own)
     all_sessions = _mending(Lives.all_sessions)
     append = _mending(Events.append)
-    audience = _mending(Events.audience)
     tell = _mending(Events.tell)
     read = _mending(Events.read)
     head = _mending(Events.head)

@@ -161,8 +161,16 @@ class RedisExchange:
     # --- signs of life -------------------------------------------------------------------
 
     async def _keep_alive(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
+            begun = loop.time()
             await asyncio.sleep(BEAT)
+            stood_still = loop.time() - begun - BEAT
+            if stood_still > LIVENESS - BEAT:
+                logger.warning(
+                    "this process stood still for %.0f s: other replicas may have taken it for "
+                    "dead, and its sessions moved", stood_still,
+                )  # fmt: skip
             for step in (self._check_connection, self._beat):
                 try:
                     await step()

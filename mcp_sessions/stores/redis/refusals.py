@@ -48,8 +48,11 @@ _BY_CLASS = {
 def kind_of(refused: RedisError) -> str | None:
     """The server's own word, such as ``OOM``; None: it said nothing."""
     word: object = getattr(refused, "status_code", None) or str(refused).partition(" ")[0]
-    if isinstance(word, str) and word in _REFUSALS:
+    if isinstance(word, str) and word in _REFUSALS and word != "ERR":
         return word
+    if "can't run this command" in str(refused) or "ACL failure" in str(refused):
+        # So it says that a script may not do something.
+        return "NOPERM"
     named = _BY_CLASS.get(type(refused).__name__)
     if named is not None or not isinstance(refused, ResponseError):
         return named
@@ -107,6 +110,8 @@ def unavailable(
     else:
         if connecting and "closed" in str(failed).lower():
             reason = "it closed a new connection. It may want TLS (rediss://)"
+        elif connecting and "SSL" in type(connection).__name__:
+            reason += ". It may speak no TLS (redis://)"
     return StoreUnavailable(f"Redis{_address_of(connection)} is away: {reason}")
 
 

@@ -127,6 +127,10 @@ class RedisStore(Mended):
         if "master_replid" not in about:
             logger.warning("this Redis does not tell its replication id: lost writes go unnoticed")
 
+    async def probe(self) -> None:
+        """See :class:`~mcp_sessions.stores.probe.Probed`. Of a cluster one node is asked."""
+        await self._command("SET", f"{self._namespace}:alive:probe", "1", "PX", 60_000)
+
     async def _use_cluster(self, seed: Link) -> None:
         def make_for(host: str, port: int) -> MakeConnection:
             return connections_to(url_of_node(self._url, host, port))

@@ -21,6 +21,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.sqlite import sessions
 from mcp_sessions.stores.sqlite.transaction import Changes
+from mcp_sessions.stores.sqlite.watch import Watch
 from mcp_sessions.stores.sqlite.writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -44,8 +45,9 @@ class _Entry:
 class RecordCache:
     """The records in memory, and their deadlines."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, watch: Watch) -> None:
         self._writer = writer
+        self._watch = watch
         self._policy = SessionPolicy()
         # The one used last is at the end.
         self._entries: OrderedDict[SessionId, _Entry] = OrderedDict()
@@ -86,7 +88,8 @@ class RecordCache:
     async def find(self, session_id: SessionId) -> SessionRecord | None:
         """The record, read from the file if it is not in memory; None: there is none."""
         entry = self._entries.get(session_id)
-        if entry is None:
+        if entry is None or self._watch.is_lost:
+            # Of a file that is not there nothing is served.
             found = await self._writer.call(lambda tx: sessions.load(tx, session_id), short=True)
             # Not there any more: ended in that same commit, or pushed out by newer ones.
             return self.known(session_id) or found

@@ -57,6 +57,9 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         # Two names of one file are one lock.
         self._path = os.path.realpath(path)
+        self.path = Path(self._path)
+        """Where it is."""
+
         self._file: int | None = None
 
     def acquire(self) -> None:
@@ -81,6 +84,10 @@ class FileLock:
         except OSError:
             os.close(file)
             raise
+        if not _is_at(file, self._path):
+            # Whoever had it deleted it meanwhile, and another may have the new one.
+            os.close(file)
+            raise Locked(None)
         os.ftruncate(file, 0)
         os.pwrite(file, b"%d\n" % os.getpid(), 0)
         self._file = file
@@ -116,3 +123,11 @@ class FileLock:
             os.close(self._file)
             self._file = None
             _held.discard(self._path)
+
+
+def _is_at(file: int, path: str) -> bool:
+    try:
+        there = os.stat(path)
+    except OSError:
+        return False
+    return os.path.samestat(os.fstat(file), there)

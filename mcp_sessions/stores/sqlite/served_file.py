@@ -31,6 +31,7 @@ from mcp_sessions.stores.sqlite.schema import (
 from mcp_sessions.stores.sqlite.seen import Seen
 from mcp_sessions.stores.sqlite.sessions import Brief
 from mcp_sessions.stores.sqlite.transaction import Changes, Transaction
+from mcp_sessions.stores.sqlite.watch import Watch
 from mcp_sessions.stores.sqlite.writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ class ServedFile:
         self._window = window_of(self._policy)
         self._lock = FileLock(self._place.with_name(self._place.name + "-lock"))
         self._seen = Seen(self._place)
+        beside = (self._place.with_name(self._place.name + each) for each in ("", "-wal", "-shm"))
+        self._watch = Watch(self.path, (*beside, self._lock.path))
         self._writer = Writer(
             self.path,
             WriteAheadLog(
@@ -72,6 +75,7 @@ class ServedFile:
                 self._place.with_name(self._place.name + "-wal"),
                 lambda: open_again(self._place, durability),
             ),
+            self._watch,
             self._open_file,
             lambda connection: shut_down(connection, self._seen),
             self._seen.count,
@@ -81,7 +85,7 @@ class ServedFile:
             durability == "full",
         )
         self._ended_beside: list[SessionRecord] = []
-        self._cache = RecordCache(self._writer)
+        self._cache = RecordCache(self._writer, self._watch)
         self._slept = (-math.inf, 0)
         """Deadline and row of the last session that :meth:`sleep` looked at."""
 
@@ -125,12 +129,21 @@ class ServedFile:
         finally:
             await self._writer.stop()
             self._cache.clear()
+            self._watch.end()
             self._lock.release()
+
+    async def probe(self) -> None:
+        """See :class:`~mcp_sessions.stores.probe.Probed`."""
+        await self._writer.call(
+            lambda tx: tx.execute("UPDATE meta SET value = value WHERE name = 'sessions'"),
+            short=True,
+        )
 
     def _open_file(self) -> sqlite3.Connection:
         connection = open_file(self._place, self.durability)
         try:
             start_up(connection, self.path, self.durability, self._seen)
+            self._watch.begin()
         except BaseException:
             connection.close()
             raise

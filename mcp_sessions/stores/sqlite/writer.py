@@ -42,6 +42,7 @@ from mcp_sessions.stores.sqlite.checkpointing import WriteAheadLog, checkpoint
 from mcp_sessions.stores.sqlite.commit_budget import CommitBudget
 from mcp_sessions.stores.sqlite.schema import committing, error_code, opening_failed, unavailable
 from mcp_sessions.stores.sqlite.transaction import Changes, KeyCounts, TakesLong, Transaction
+from mcp_sessions.stores.sqlite.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class Writer:
     Args:
         path: The file, as its user names it.
         log: Its write-ahead log.
+        watch: Knows whether it is still there.
         opened: Opens the file; called in the thread.
         resting: Called in the thread between two commits, twice a second.
         closing: Has the last word, in the thread, when it is closed in order.
@@ -102,6 +104,7 @@ class Writer:
 
     _path: Path
     _log: WriteAheadLog
+    _watch: Watch
     _opened: Callable[[], sqlite3.Connection]
     _closing: Callable[[sqlite3.Connection], None]
     _resting: Callable[[sqlite3.Connection], None]
@@ -161,6 +164,11 @@ class Writer:
         """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         call = _Call(work, future)
+        try:
+            self._watch.look(now=monotonic())
+        except StoreUnavailable as lost:
+            future.set_exception(lost)
+            return future
         if self._thread is None:
             future.set_exception(StoreUnavailable(f"{self._path} is not open"))
         elif not (short and self._done_here(call)):
@@ -248,8 +256,12 @@ class Writer:
 
     def _close(self, connection: sqlite3.Connection) -> None:
         try:
+            self._watch.look()
             self._wait_for_others(connection, True)
             self._closing(connection)
+        except StoreUnavailable as lost:
+            # What stands at its path now is another process's.
+            logger.error("%s was not closed in order: %s", self._path, lost)
         except sqlite3.Error as failed:
             logger.error("%s was not closed in order: %s", self._path, failed)
         finally:
@@ -308,6 +320,11 @@ class Writer:
 
     def _rest(self, connection: sqlite3.Connection) -> None:
         try:
+            self._watch.look()
+        except StoreUnavailable:
+            # That is said once. Nothing is written beside a file that is not there.
+            return
+        try:
             self._wait_for_others(connection, True)
             version = _data_version(connection)
             if version != self._version:
@@ -355,7 +372,6 @@ class Writer:
                 if error_code(failed) == sqlite3.SQLITE_BUSY and in_loop:
                     raise
                 # The file is full, locked or damaged: it will not be better for one alone.
-                logger.error("%s: %s", self._path, failed)
                 metrics.store_failed("sqlite", len(batch))
                 refused = unavailable(self._path, failed)
                 yield (), [(call.future, None, refused) for call in batch]

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from mcp_sessions import SessionLayer
 from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.testing.clock import ClockedLayer
 from tests.support.raw import (
     RawClient,
     call_params,
@@ -31,7 +31,7 @@ async def two_processes() -> AsyncGenerator[tuple[World, RawClient, RawClient]]:
     store = MemoryStore()
     async with world(store=store) as w:
         box = Toolbox()
-        other = SessionLayer(box.server, store=store, policy=w.layer.policy, clock=w.clock)
+        other = ClockedLayer(box.server, store=store, policy=w.layer.policy, clock=w.clock)
         app = other.asgi_app()
         async with other.lifespan(), in_process(app) as carrier:
             client = await w.connected(capabilities={"elicitation": {}})

@@ -7,10 +7,11 @@ import pytest
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 
-from mcp_sessions import SessionLayer, SessionPolicy, current_session
+from mcp_sessions import SessionPolicy, current_session
 from mcp_sessions.errors import ConfigurationError, LimitReached, StoreUnavailable
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.testing.clock import ClockedLayer
 from tests.support.raw import Json, RawClient, call_params, in_session, keyed, text_of, uris
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, Toolbox, World, world
@@ -189,7 +190,7 @@ async def test_a_session_that_is_busy_elsewhere_is_not_reaped() -> None:
     """
     store = MemoryStore()
     async with world(store=store, idle_timeout=100) as w:
-        other = SessionLayer(Toolbox().server, store=store, policy=w.layer.policy, clock=w.clock)
+        other = ClockedLayer(Toolbox().server, store=store, policy=w.layer.policy, clock=w.clock)
         client = await w.connected()
         await client.start()
         running = client.call("wait", gate="g")

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions import SessionLayer, current_session
+from mcp_sessions import current_session
 from mcp_sessions.errors import DataConflict, LimitReached, SessionRequired
 from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.testing.clock import ClockedLayer
 from tests.support.raw import Json, RawClient, in_process, in_session, keyed, text_of
 from tests.support.replicas import cluster
 from tests.support.world import Ctx, Toolbox, World, world
@@ -216,7 +217,7 @@ async def test_an_edit_beside_another_process_is_a_conflict() -> None:
     store = MemoryStore()
     async with world(store=store) as w:
         other_box = Toolbox()
-        other = SessionLayer(other_box.server, store=store, policy=w.layer.policy, clock=w.clock)
+        other = ClockedLayer(other_box.server, store=store, policy=w.layer.policy, clock=w.clock)
         app = other.asgi_app()
         outcome: list[str] = []
 

@@ -22,7 +22,13 @@ from opentelemetry.trace import Span
 from mcp_sessions.background import Background
 from mcp_sessions.core.messages import RequestId, encode, error_body, members_of, wire_error
 from mcp_sessions.core.unheard import Unheard
-from mcp_sessions.errors import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, OutcomeUnknown
+from mcp_sessions.errors import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
@@ -211,6 +217,14 @@ class CallInRounds:
     def bound_session(self) -> SessionId | None:
         """See :class:`Call`."""
         return self._call.bound_session
+
+    @property
+    def store_failure(self) -> StoreUnavailable | None:
+        """See :class:`~mcp_sessions.server.upstream.port.Call`: no handler of it is here."""
+        return None
+
+    def store_failed(self, failed: StoreUnavailable) -> None:
+        """See :class:`~mcp_sessions.server.upstream.port.Call`."""
 
     def is_traced(self, span: Span) -> None:
         """See :class:`Call`."""

@@ -37,20 +37,24 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from mcp_sessions.core.client_description import described
-from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.ids import SessionId, name_for_handlers
 from mcp_sessions.server.upstream.port import (
+    CALL,
     NOTHING_WANTED,
     Call,
     Outbound,
     PeerError,
     PeerRequest,
+    StoreFailedHandler,
     UpstreamError,
     UpstreamPeer,
     Wanted,
+    told_handler,
 )
 from mcp_sessions.server.upstream.sdk.modern_connection import Envelopes, RequestConnection
-from mcp_sessions.server.upstream.sdk.spans import CALL, is_tracing, traced
+from mcp_sessions.server.upstream.sdk.spans import is_tracing, traced
+from mcp_sessions.server.upstream.sdk.store_failures import crashed_with, failed_with, told_once
 from mcp_sessions.stores.records import Peer
 
 logger = logging.getLogger(__name__)
@@ -132,6 +136,7 @@ class SdkUpstream:
         self._lifespan_state: Any = None
         self._is_tracing = False
         self._envelopes = Envelopes()
+        told_once()
         self._adds_subscriptions = adds_subscriptions
 
     is_outside = False
@@ -334,12 +339,22 @@ class SdkPeer:
         try:
             result = await self._runner.on_request(_CallContext(call), method, params)
             if method in methods.SPEC_CLIENT_METHODS:
-                return result
+                if call.store_failure is None or method != "tools/call":
+                    return result
+                lost = crashed_with(call, (params or {}).get("name"), result)
+                if lost is None:
+                    return result
+                raise StoreFailedHandler(lost)
             # What the server's own methods return is JSON only when the SDK's entries have
             # dumped it; nothing of ours does that.
             return to_jsonable_python(result, by_alias=True, exclude_none=True, inf_nan_mode="null")
+        except StoreFailedHandler:
+            raise
         except Exception as failed:
             # The boundary to handler code: whatever it raises is an answer on the wire.
+            lost = failed_with(failed)
+            if lost is not None:
+                raise StoreFailedHandler(lost) from failed
             raise UpstreamError(_error_of(failed, modern=self.modern)) from failed
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
@@ -419,12 +434,20 @@ class _CallContext:
     async def notify(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> None:
-        await self._call.notify(method, params)
+        try:
+            await self._call.notify(method, params)
+        except StoreUnavailable as failed:
+            told_handler(failed)
+            raise
 
     async def progress(
         self, progress: float, total: float | None = None, message: str | None = None
     ) -> None:
-        await self._call.progress(progress, total, message)
+        try:
+            await self._call.progress(progress, total, message)
+        except StoreUnavailable as failed:
+            told_handler(failed)
+            raise
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -441,7 +464,11 @@ class _SdkOutbound:
     async def notify(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> None:
-        await self._outbound.notify(method, params)
+        try:
+            await self._outbound.notify(method, params)
+        except StoreUnavailable as failed:
+            told_handler(failed)
+            raise
 
 
 async def _ask(
@@ -452,6 +479,9 @@ async def _ask(
         return await outbound.send_request(
             PeerRequest(method, params, options.get("timeout"), options.get("on_progress"))
         )
+    except StoreUnavailable as failed:
+        told_handler(failed)
+        raise
     except PeerError as failed:
         raise MCPError(failed.code, failed.message, failed.data) from failed
 

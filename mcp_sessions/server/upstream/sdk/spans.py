@@ -7,14 +7,13 @@ where no tracer is configured nothing stands between the kernel and the server.
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from typing import Any, cast
 
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
 from opentelemetry import trace
 
-from mcp_sessions.server.upstream.port import Call
+from mcp_sessions.server.upstream.port import CALL
 
 SESSION_DIGEST = "mcp_sessions.session"
 """The short digest of a session's id, as it stands in the logs; never the id."""
@@ -22,9 +21,6 @@ SESSION_DIGEST = "mcp_sessions.session"
 CONVERSATION = "gen_ai.conversation.id"
 """OpenTelemetry's name for what ties requests together: the host's own id of its conversation,
 as it was sent, for by that the host's spans are found; in any other session the same digest."""
-
-CALL: ContextVar[Call | None] = ContextVar("mcp_sessions_traced_call", default=None)
-"""What is handled."""
 
 
 def is_tracing() -> bool:

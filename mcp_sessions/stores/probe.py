@@ -1,0 +1,37 @@
+"""Whether a store can be used: also by whoever has to write."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from mcp_sessions.ids import SessionId
+from mcp_sessions.stores.contract import SessionStore
+
+_NOBODY = SessionId("health")
+"""No session has this id: to look for it is a read that changes nothing."""
+
+
+@runtime_checkable
+class Probed(Protocol):
+    """A store that can be asked whether it takes writes."""
+
+    async def probe(self) -> None:
+        """Write something small, always at the same place, that no session needs.
+
+        Raises:
+            StoreRefused: It is there, and refuses.
+            StoreUnavailable: It is away.
+        """
+        ...
+
+
+async def probe(store: SessionStore, *, now: float) -> None:
+    """See :meth:`Probed.probe`. A store that has none is asked to read.
+
+    Args:
+        now: Seconds since 1970.
+    """
+    if isinstance(store, Probed):
+        await store.probe()
+    else:
+        await store.load(_NOBODY, now=now)

@@ -1,0 +1,94 @@
+"""Whether a file that is served is still the one at its path.
+
+A deleted file stays open for who has it open. So all calls would succeed, and all of it would be
+gone with the process. Another process could serve a new file at the same path meanwhile. So the
+places are looked at before a call is served, at most every ``FRESH`` seconds, and twice a second by
+the way.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+
+from mcp_sessions.errors import StoreRefused
+
+logger = logging.getLogger(__name__)
+
+FRESH = 0.05
+"""Seconds for which a look is good."""
+
+
+class Watch:
+    """The places of one file, and of what stands beside it.
+
+    Args:
+        path: The file, as its user names it.
+        places: The file, its log and its lock, as the operating system knows them.
+    """
+
+    def __init__(self, path: Path, places: Sequence[Path]) -> None:
+        self._path = path
+        self._places = places
+        self._known: dict[Path, tuple[int, int]] = {}
+        self._looked_at = 0.0
+        self._lost: Path | None = None
+
+    def begin(self) -> None:
+        """The files that are there now are those that are served."""
+        found = ((place, _identity(place)) for place in self._places)
+        self._known = {place: identity for place, identity in found if identity is not None}
+        self._lost = None
+
+    def end(self) -> None:
+        """Nothing is served any more."""
+        self._known, self._lost = {}, None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether one was not there at the last look."""
+        return self._lost is not None
+
+    def look(self, *, now: float | None = None) -> None:
+        """Look if the last look is old.
+
+        Args:
+            now: Seconds of a clock that nobody sets; None: look in any case.
+
+        Raises:
+            StoreRefused: A file was deleted, moved or replaced. It is served again if it is put
+                back.
+        """
+        if now is None or now - self._looked_at >= FRESH:
+            self._looked_at = now if now is not None else monotonic()
+            self._compare()
+        if self._lost is not None:
+            raise StoreRefused(
+                f"{self._lost} was deleted, moved or replaced while it is served. Put it back, or "
+                "restart the server"
+            )
+
+    def _compare(self) -> None:
+        lost = next(
+            (place for place, known in self._known.items() if _identity(place) != known), None
+        )
+        if lost is not None and self._lost is None:
+            logger.error(
+                "%s was deleted, moved or replaced while it is served: requests are refused. Put "
+                "it back, or restart the server",
+                lost,
+            )
+        elif lost is None and self._lost is not None:
+            logger.warning("%s is back: requests are served again", self._path)
+        self._lost = lost
+
+
+def _identity(place: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(place)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,157 @@
+"""The files of a store are deleted, moved or replaced while it is served (HTP5)."""
+
+import asyncio
+import logging
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mcp_sessions.core.log import Draft
+from mcp_sessions.core.states import Mode
+from mcp_sessions.errors import StoreRefused
+from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.stores.sqlite.store import SQLiteStore
+from tests.stores.sqlite.file_store import NOW, POLICY, new, opened
+from tests.support.raw import RawClient
+from tests.support.world import world
+
+pytestmark = pytest.mark.anyio
+
+
+def deleted(path: Path) -> None:
+    path.unlink()
+
+
+def moved(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+
+
+def replaced(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes())
+    other.replace(path)
+
+
+HOW: dict[str, Callable[[Path], None]] = {
+    "deleted": deleted,
+    "moved": moved,
+    "replaced": replaced,
+}
+
+
+async def refused(caplog: pytest.LogCaptureFixture) -> str:
+    """What is logged as an error when the store notices, which it does by itself."""
+    async with asyncio.timeout(10):
+        # Nothing says when: this is a bounded wait on the condition itself.
+        while not errors(caplog):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    [said] = errors(caplog)
+    return said
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-lock"])
+@pytest.mark.parametrize("how", list(HOW))
+async def test_a_file_that_is_gone_is_served_no_more(
+    how: str, suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor what is in memory of it. One line says so, also if nobody asks."""
+    path = tmp_path / "sessions.db"
+    async with opened(path) as store:
+        session_id = await new(store)
+        HOW[how](tmp_path / f"sessions.db{suffix}")
+        assert f"sessions.db{suffix} was" in await refused(caplog)
+        for call in (
+            store.load(session_id, now=NOW),
+            store.admit(session_id, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW),
+            store.append(session_id, Draft(b"{}"), now=NOW),
+            store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW),
+            store.all_sessions(),
+            store.probe(),
+        ):
+            with pytest.raises(StoreRefused, match="Put it back, or restart"):
+                await call
+        assert len(errors(caplog)) == 1
+
+
+async def test_a_file_that_is_put_back_is_served_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "sessions.db"
+    async with opened(path) as store:
+        session_id = await new(store)
+        moved(path)
+        await refused(caplog)
+        path.with_name("elsewhere").rename(path)
+        async with asyncio.timeout(10):
+            while len(caplog.records) < 2:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.02)
+        assert await store.load(session_id, now=NOW) is not None
+        assert await store.append(session_id, Draft(b"{}"), now=NOW) is not None
+
+
+async def test_who_closes_it_writes_nothing_beside_the_file_of_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second process may serve a new file at the same path by then."""
+    path = tmp_path / "sessions.db"
+    store = SQLiteStore(path)
+    await store.open(POLICY)
+    await new(store)
+    for each in list(tmp_path.iterdir()):
+        each.unlink()
+    other = sqlite3.connect(path)
+    other.execute("PRAGMA journal_mode = WAL")
+    other.execute("CREATE TABLE theirs (value)")
+    other.commit()
+    seen = tmp_path / "sessions.db-seen"
+    seen.write_text("theirs")
+    await refused(caplog)
+    await store.close()
+    assert seen.read_text() == "theirs"
+    assert (tmp_path / "sessions.db-wal").exists()
+    assert other.execute("SELECT count(*) FROM theirs").fetchone() == (0,)
+    other.close()
+
+
+async def test_a_lock_that_was_deleted_while_it_was_asked_for_is_none(tmp_path: Path) -> None:
+    """Two processes would have it: one the file that is gone, one the new one."""
+    from mcp_sessions.stores.sqlite import file_lock
+
+    lock = file_lock.FileLock(tmp_path / "lock")
+    opens = os.open
+
+    def opened_late(*args: object) -> int:
+        descriptor = opens(*args)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        os.unlink(tmp_path / "lock")
+        return descriptor
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(file_lock.os, "open", opened_late)
+        with pytest.raises(file_lock.Locked):
+            lock.acquire()
+    lock.acquire()
+    lock.release()
+
+
+async def test_clients_and_load_balancers_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """HTP5: 503 with ``Retry-After`` instead of answers that nothing keeps."""
+    path = tmp_path / "sessions.db"
+    store = SQLiteStore(path)
+    async with world(store=store) as w:
+        client: RawClient = await w.connected()
+        await client.start()
+        deleted(path)
+        await refused(caplog)
+        for method in ("tools/list", "ping", "session/start"):
+            reply = await client.send(method, {}).reply.done()
+            assert reply.status == 503
+            assert "retry-after" in dict(reply.headers)
