@@ -196,7 +196,7 @@ def report(what: str, failed: BaseException) -> None:
     """
     metrics.background_failed(what, type(failed).__name__)
     if isinstance(failed, StoreUnavailable):
-        logger.warning("%s: the store is away: %s", what, failed)
+        logger.warning("%s: the session store failed: %s", what, failed)
         return
     told = failed if isinstance(failed, SessionsError) else _Failure(type(failed).__name__)
     logger.error("%s failed", what, exc_info=(type(told), told, failed.__traceback__))

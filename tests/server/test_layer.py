@@ -147,6 +147,13 @@ async def test_a_cancelled_handler_is_interrupted(kind: Kind) -> None:
 # --- running ----------------------------------------------------------------------------------
 
 
+async def test_nobody_but_a_test_gives_a_layer_another_clock() -> None:
+    """One that is ahead would end everybody's sessions, also where the store has its own clock."""
+    options: dict[str, Any] = {"clock": lambda: 2_000_000_000.0}
+    with pytest.raises(TypeError, match="clock"):
+        SessionLayer(MCPServer("notes"), **options)
+
+
 async def test_a_layer_runs_once() -> None:
     """``layer.lifespan`` twice: at the same time, and one after the other."""
     layer = SessionLayer(Toolbox().server)

@@ -326,7 +326,7 @@ class DuplexConnection:
         try:
             await self._take(message, channel, size)
         except StoreUnavailable as failed:
-            logger.error("the session store is away: %s", failed)
+            logger.error("the session store failed: %s", failed)
             if isinstance(message, Request):
                 error = error_body(INTERNAL_ERROR, STORE_AWAY)
                 await channel.answer(error_message(message.id, error))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.errors import ConfigurationError, StoreRefused, StoreUnavailable
 
 Durability = Literal["normal", "full"]
 
@@ -290,7 +290,11 @@ def opening_failed(path: Path, failed: sqlite3.Error) -> ConfigurationError | St
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return StoreUnavailable(f"{path} is locked by another program")
         case sqlite3.SQLITE_FULL:
-            return StoreUnavailable(f"no space left for {path}")
+            return StoreRefused(f"no space left for {path}. Free some")
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+            return ConfigurationError(
+                f"{path} cannot be written: look at its permissions and its file system"
+            )
         case _:
             return ConfigurationError(f"{path} cannot be opened: {failed}")
 
@@ -299,17 +303,17 @@ def unavailable(path: Path, failed: sqlite3.Error) -> StoreUnavailable:
     """What to tell whoever's call failed: what is wrong with the file, nothing else."""
     match error_code(failed):
         case sqlite3.SQLITE_FULL:
-            cause = "no space left on its disk"
+            cause = "no space left on its disk. Free some"
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            cause = "locked by another program"
+            cause = "locked by another program. End that program"
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-            cause = "the file is damaged"
+            cause = "the file is damaged. Put a copy in its place"
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
-            cause = "the file cannot be written"
+            cause = "the file cannot be written. Look at its permissions and its file system"
         case _:
             # Of an I/O error nobody knows what the disk made of it.
             return StoreUnavailable(f"{path}: {failed}; unknown whether the call was stored")
-    return StoreUnavailable(f"{path}: {cause}; nothing of the call was stored")
+    return StoreRefused(f"{path}: {cause}. Nothing of the call was stored")
 
 
 def boot_id() -> str | None:

@@ -28,6 +28,7 @@ from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.records import Peer
 from mcp_sessions.stores.redis.store import RedisStore
 from tests.support.redis_server import asked, keys_of, redis_store
+from tests.support.world import world
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
@@ -269,3 +270,26 @@ async def test_lost_records_of_keys_let_nothing_run_twice_that_is_known_to_have_
         assert await admitted(store, of, again) is Begun.FIRST
         await store.finish_request(of, RequestKey(again), b"y", now=NOW)
     await store.close()
+
+
+@pytest.mark.parametrize(("how", "first"), [("string", 503), ("garbage 0", 404)])
+async def test_a_client_reads_503_once_and_the_log_has_no_traceback(
+    how: str, first: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """HTP5: never 500. Then its session is not found (HTL13). So is one that has another owner."""
+    store = redis_store()
+    async with world(store=store) as w:
+        client, other = await w.connected(), await w.connected()
+        sessions = await store.all_sessions()
+        await client.result("ping")
+        lost = next(each for each in sessions if client.session_id == each.session_id)
+        await damaged(store, await key_of(store, lost.session_id, ""), how)
+        caplog.clear()
+        statuses: list[int | None] = []
+        for _ in range(3):
+            statuses.append((await client.send("ping").reply.done()).status)
+        assert statuses == [first, 404, 404]
+        assert await other.result("ping") == {}
+        errors = [each for each in caplog.records if each.levelno >= logging.ERROR]
+        assert len(errors) == (first == 503)
+        assert not [each for each in caplog.records if each.exc_info]

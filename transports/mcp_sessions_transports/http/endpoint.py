@@ -213,7 +213,7 @@ class StreamableHttp:
             await self._refuse(send)
         except StoreUnavailable as failed:
             # A line for each request, not a traceback: what is wrong is not in this program.
-            logger.error("the session store is away: %s", failed)
+            logger.error("the session store failed: %s", failed)
             await _unavailable(send, "the session store is away", RETRY_AFTER_STORE)
 
     async def _refuse(self, send: Send) -> None:
