@@ -55,7 +55,7 @@ def _mending(method: Method, unexpected: tuple[type[Exception], ...] = _UNEXPECT
             return await method(self, *args, **named)
         except unexpected as failed:
             of = args[0] if args else None
-            some: list[Any] = of if isinstance(of, list) else [of]
+            some = cast("list[Any]", of if isinstance(of, list) else [of])
             ids = [each for each in some if isinstance(each, str)]
             await self.mend_sessions(ids)
             raise StoreRefused(
