@@ -131,7 +131,8 @@ class Assembly:
         if isinstance(server, ExternalServer):
             if store.exchange is not None:
                 elsewhere = ChildrenElsewhere(bus, store, store.exchange)
-            starter = _starter(server, policy.max_answer)
+            lasting = store.remembers and store.survives_process
+            starter = _starter(server, policy.max_answer, lasting=lasting)
             upstream = external = ExternalUpstream(
                 server,
                 starter,
@@ -337,11 +338,11 @@ def _check_conversations(store: SessionStore, security: SessionSecurity) -> None
         )
 
 
-def _starter(server: ExternalServer, longest: int) -> Starter:
+def _starter(server: ExternalServer, longest: int, *, lasting: bool) -> Starter:
     if isinstance(server, HTTPServer):
         return HttpChildren(server, longest)
     if isinstance(server, StdioServer):
-        return StdioChildren(server, longest)
+        return StdioChildren(server, longest, lasting=lasting)
     raise ConfigurationError(f"cannot wrap {type(server).__name__}")
 
 

@@ -53,7 +53,9 @@ class StdioServer(ExternalServer):
                 process is for, always the same. Where one stands in what it writes on stderr,
                 the log and its clients' errors have ``$NAME`` in place of the value.
             cwd: Where it runs; None: where this process does. With ``{principal}`` or
-                ``{session}`` in it: a directory that is made when it is needed.
+                ``{session}`` in it: a directory that is made when it is needed. One that names a
+                session is deleted, with all that it holds, when the session is over; one of a
+                process outside of any session, when that ends.
             per: Who shares a process. ``session``: nobody; each session, each conversation, and
                 each connection that started none, has its own. ``principal``: all that one
                 principal asks. ``shared``: everybody. Those two are for servers that keep nothing
@@ -97,6 +99,9 @@ class StdioServer(ExternalServer):
         """Its directory is made when it is needed."""
 
         templates = [value for value in (*given.values(), self.cwd or "")]
+        self.names_principals = "principal" in _PLACEHOLDER.findall(self.cwd or "")
+        """Its directory is named by its principal as well."""
+
         self.names_sessions = any("session" in _PLACEHOLDER.findall(each) for each in templates)
         if not 0 <= warm <= max_children:
             raise ConfigurationError(f"warm: from 0 to max_children ({max_children}), not {warm}")
@@ -132,6 +137,18 @@ class StdioServer(ExternalServer):
             for name, value in self.env.items()
         }
         return env, filled(self.cwd) if self.cwd is not None and self.has_cwd_template else self.cwd
+
+    def directory_of(self, principal: str, session: str) -> str | None:
+        """The directory that is made for a session, in or below which its process runs; None: none
+        is. See :meth:`place_of`.
+        """
+        if self.cwd is None or "session" not in _PLACEHOLDER.findall(self.cwd):
+            return None
+        parts = self.cwd.split(os.sep)
+        named = [at for at, part in enumerate(parts) if "session" in _PLACEHOLDER.findall(part)]
+        named_by = {"principal": principal, "session": session}
+        path = os.sep.join(parts[: named[0] + 1])
+        return _PLACEHOLDER.sub(lambda found: named_by[found[1]], path)
 
     def _is_template(self, text: str) -> bool:
         found: list[str] = _PLACEHOLDER.findall(text)

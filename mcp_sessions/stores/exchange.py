@@ -59,8 +59,13 @@ class Exchange(Protocol):
         """Be alive no more; the others see it at once."""
         ...
 
-    async def send(self, message: bytes, *, to: str | None = None) -> None:
-        """Send to one process, or to all others (None)."""
+    async def send(self, message: bytes, *, to: str | None = None) -> bool:
+        """Send to one process, or to all others (None).
+
+        Returns:
+            Whether anybody may have heard it. False: nobody listens there, so that nobody does what
+            it says. A process that died is soon seen in this way, before :meth:`is_alive` says so.
+        """
         ...
 
     async def watch(self, session_id: SessionId, stream: StreamName) -> None:

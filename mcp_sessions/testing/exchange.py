@@ -32,7 +32,7 @@ async def a_message_reaches_one_process_or_all_the_others(make_two: MakeTwoStore
     """Whole, whatever its bytes; who sends to all is not among them."""
     async with two_processes(make_two) as (here, there):
         every_byte = bytes(range(256)) + b"\r\n"
-        await here.exchange.send(every_byte, to=there.name)
+        assert await here.exchange.send(every_byte, to=there.name), "somebody listens"
         await there.messages.until(1)
         await here.exchange.send(b"all")
         await there.messages.until(2)

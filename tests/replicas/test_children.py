@@ -13,6 +13,7 @@ import pytest
 
 from mcp_sessions import HTTPServer
 from mcp_sessions.principal import Principal
+from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.cluster import child_host, children
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.place import Place
@@ -334,6 +335,71 @@ async def test_a_replica_that_dies_leaves_its_sessions_to_the_others(
             "notifications/resources/updated",
         }
         assert calls(notes).count("wait") == 1
+
+
+@pytest.mark.in_process
+async def test_what_comes_for_a_replica_that_just_died_runs_at_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nobody listens there: it did not run, though the death is seen later."""
+    short_lives(monkeypatch)
+    notes = tmp_path / "notes"
+    async with commands(3, env={"CALLS": str(notes)}) as c:
+        client = await c[0].connected()
+        session_id = (await client.start())["sessionId"]
+        meta = in_session(session_id)
+        first = await client.text("pid", meta=meta)
+        c.kill(0)
+        sent = [
+            c.at(1, client).call("mark", text="one", meta=meta),
+            c.at(2, client).call("mark", text="two", meta=keyed("once", session_id)),
+        ]
+        assert sorted([text_of(await each.result()) for each in sent]) == ["1", "2"]
+        assert await c.at(1, client).text("pid", meta=meta) != first
+        assert sorted(each for each in calls(notes) if "ran" in each) == ["ran one", "ran two"]
+
+
+@pytest.mark.in_process
+async def test_a_round_that_waits_at_a_replica_that_just_died_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And soon, also if a client made that replica up."""
+    short_lives(monkeypatch)
+    async with commands() as c:
+        one, other = [ModernClient(w.carrier, capabilities={"elicitation": {}}) for w in c.worlds]
+        question: Json = {"name": "ask", "arguments": {"question": "how many?"}}
+        asked = await one.send("tools/call", question).result()
+        c.kill(0)
+        made_up = f"mcp-sessions-call:{mint_request_id('made-up')}"
+        for state in (asked["requestState"], made_up):
+            answers = {"inputResponses": {"1": {"action": "decline"}}, "requestState": state}
+            error = await other.send("tools/call", {**question, **answers}).error()
+            assert error["code"] == UNKNOWN
+
+
+@pytest.mark.in_process
+async def test_a_replica_that_lives_and_does_not_listen_runs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(children, "_DEAF", 0.5)
+    async with commands() as c:
+        client = await c[0].connected()
+        meta = in_session((await client.start())["sessionId"])
+        assert await client.text("count", meta=meta) == "1"
+        other = c.stores[1].exchange
+        hears, send = True, other.send
+
+        async def sends(message: bytes, *, to: str | None = None) -> bool:
+            return hears and await send(message, to=to)
+
+        monkeypatch.setattr(other, "send", sends)
+        hears = False
+        error = await c.at(1, client).call("count", meta=meta).error()
+        assert (error["code"], error["data"]["started"]) == (-32603, False)
+        sent = c.at(1, client).call("count", meta=meta)
+        await asyncio.sleep(0.1)
+        hears = True
+        assert text_of(await sent.result()) == "2", "it listens again"
 
 
 @pytest.mark.in_process

@@ -86,9 +86,9 @@ class _Exchange:
         """See `Exchange`."""
         await self._exchange.join(process, _Heard(listener, self._reads))
 
-    async def send(self, message: bytes, *, to: str | None = None) -> None:
+    async def send(self, message: bytes, *, to: str | None = None) -> bool:
         """See `Exchange`."""
-        await self._exchange.send(self._writes(message), to=to)
+        return await self._exchange.send(self._writes(message), to=to)
 
 
 class _Store:

@@ -329,6 +329,9 @@ def main(misdeed: str = "", argument: str = "") -> None:
         if "id" in request and misdeed != "mute":
             say({"id": request["id"], "error": error})
     client = request["params"]
+    if misdeed == "dies of" and client["clientInfo"]["name"].startswith(argument):
+        note("died")
+        sys.exit("cannot read that name")
     note("started")
     while misdeed == "slow" and not os.path.exists(argument):
         time.sleep(0.01)

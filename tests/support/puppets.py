@@ -135,6 +135,9 @@ class Puppets:
         self.all.append(puppet)
         return puppet.child
 
+    def session_over(self, session_id: SessionId) -> None:
+        """See `Starter`: nothing is kept here."""
+
     async def close(self) -> None:
         """See `Starter`."""
 

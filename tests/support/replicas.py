@@ -151,15 +151,19 @@ class Member:
         self.watched.clear()
         self._listener = None
 
-    async def send(self, message: bytes, *, to: str | None = None) -> None:
-        """See `Exchange`."""
+    async def send(self, message: bytes, *, to: str | None = None) -> bool:
+        """See `Exchange`: who died does not listen, and who is cut off seems to."""
         await self._suspend()
         self._backplane.sent.append(message)
-        if self._backplane.loses(message):
-            return
-        for process, member in list(self._backplane.members.items()):
-            if process == to or (to is None and member is not self):
+        others = [
+            member
+            for process, member in self._backplane.members.items()
+            if process == to or (to is None and member is not self)
+        ]
+        if not self._backplane.loses(message):
+            for member in others:
                 member.put(lambda heard: heard.on_message(message))
+        return any(member.died_at is None for member in others)
 
     async def watch(self, session_id: SessionId, stream: StreamName) -> None:
         """See `Exchange`."""

@@ -76,12 +76,16 @@ class ClusterBus:
         in the log.
         """
 
-    async def send(self, message: Message, *, to: str | None = None) -> None:
+    async def send(self, message: Message, *, to: str | None = None) -> bool:
         """As :meth:`tell`, for who has to know that it was sent.
+
+        Returns:
+            See :meth:`~mcp_sessions.stores.exchange.Exchange.send`.
 
         Raises:
             StoreUnavailable: Unknown whether it was sent.
         """
+        return True
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run what a message asks for; what goes wrong with it is a line in the log."""

@@ -245,6 +245,9 @@ class ChildHost:
     def _ask(self, sender: str, message: AskChild) -> Work | None:
         if message.ask in self._asked:
             return None
+        if message.ask in self._answered:
+            # It came twice, and runs once.
+            return self._bus.tell(self._answered[message.ask][0], to=sender)
         call = RemoteCall(
             self._bus, sender, message.ask, message.principal, message.can_send_request
         )

@@ -6,8 +6,10 @@ Rules:
    atomic step, and only from who is dead, or was this process under an older name.
 2. A lease is looked at before a child is asked. A process that stood still for longer than that is
    good for looks again, so that one which was taken for dead asks its old child nothing.
-3. A request is sent to one process, once. If that dies, or does not know of it, nobody knows what
-   became of it: -31012.
+3. A request is sent to one process, and runs once. If that dies, or does not know of it, nobody
+   knows what became of it: -31012. If that does not listen, the request did not run. It is sent
+   again as long as the process may only be reconnecting. Once the process is dead, the next one has
+   the session, and serves the request.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mcp_sessions.core.messages import encode, wire_error
+from mcp_sessions.core.messages import encode, error_body, wire_error
 from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionNotFound, StoreUnavailable
 from mcp_sessions.ids import SessionId, process_of
 from mcp_sessions.security import mint_request_id
@@ -32,6 +34,7 @@ from mcp_sessions.server.cluster.messages import (
     ChildSaid,
     NotifyChild,
 )
+from mcp_sessions.server.upstream.external.child import NOT_STARTED
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Lease, Moved, Served
 from mcp_sessions.server.upstream.external.telling import OVERHEAD, WAITING
 from mcp_sessions.server.upstream.port import (
@@ -55,6 +58,12 @@ that is over, even if its last sign of life was not the newest.
 
 _ASK_EVERY = 2.0
 """Seconds between two looks at whether who was asked lives, and knows of it."""
+
+_SENT_AGAIN = 0.25
+"""Seconds after which a request is sent again to a process that does not listen."""
+
+_DEAF = LIVENESS + 5.0
+"""Seconds in which that process is seen to be dead, or to listen again."""
 
 _LAST_WORDS = 1.0
 """Seconds that what a process said before it was gone may be on its way."""
@@ -233,7 +242,11 @@ class ChildrenElsewhere:
         process = process_of(waiting)
         if process is None or not self._bus.is_elsewhere(process):
             return None
-        return await self._ask(process, None, waiting, call, asked)
+        try:
+            return await self._ask(process, None, waiting, call, asked)
+        except Moved:
+            # Whatever waited there is no more.
+            raise UpstreamError(wire_error(OutcomeUnknown())) from None
 
     async def _ask(
         self, process: str, session_id: SessionId | None, holder: str, call: Call, asked: Asked
@@ -254,7 +267,7 @@ class ChildrenElsewhere:
         )
         try:
             try:
-                await self._bus.send(message, to=process)
+                await self._send(message, process, ask)
             except StoreUnavailable as failed:
                 # It may be there, and run.
                 raise UpstreamError(wire_error(OutcomeUnknown())) from failed
@@ -271,6 +284,25 @@ class ChildrenElsewhere:
         if answer.result is None:
             raise Moved
         return dict(answer.result), answer.handshake or {}
+
+    async def _send(self, message: AskChild, process: str, ask: _Ask) -> None:
+        """Have that process hear it.
+
+        Raises:
+            Moved: It did not, and is dead.
+            UpstreamError: It did not, and lives.
+            StoreUnavailable: Unknown.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _DEAF
+        while await self._bus.send(message, to=process) is False and not ask.news.is_set():
+            if not await self._bus.is_alive(process):
+                raise Moved
+            if loop.time() >= until:
+                data = {"reason": NOT_STARTED, "started": False}
+                text = "the replica that has its process does not listen"
+                raise UpstreamError(error_body(INTERNAL_ERROR, text, data))
+            await asyncio.sleep(_SENT_AGAIN)
 
     async def _answer(self, name: str, ask: _Ask) -> ChildAnswered:
         loop = asyncio.get_running_loop()

@@ -65,8 +65,8 @@ class SharedBus(ClusterBus):
         except StoreUnavailable as failed:
             logger.warning("%r was not told to the other replicas: %s", message.kind, failed)
 
-    async def send(self, message: Message, *, to: str | None = None) -> None:
-        await self._exchange.send(encode(message, self.process), to=to)
+    async def send(self, message: Message, *, to: str | None = None) -> bool:
+        return await self._exchange.send(encode(message, self.process), to=to)
 
     def on_message(self, message: bytes) -> None:
         """See :class:`~mcp_sessions.stores.exchange.ExchangeListener`."""

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 from mcp_sessions import metrics
 from mcp_sessions.background import report
@@ -44,6 +45,12 @@ _PAUSE = 1.0
 """Seconds after which it is looked again what could make room, if nothing could."""
 
 
+class SessionOver(Protocol):
+    """See :meth:`~mcp_sessions.server.upstream.port.Upstream.session_over`."""
+
+    def __call__(self, session_id: SessionId, *, sleeps: bool = False) -> Awaitable[None]: ...
+
+
 @dataclass(eq=False, repr=False)
 class Lifecycle:
     """Makes sessions, keeps the deadlines of those at work ahead, and ends them."""
@@ -57,7 +64,7 @@ class Lifecycle:
     _owed: Owed
     _policy: SessionPolicy
     _clock: Callable[[], float]
-    _session_over: Callable[[SessionId], Awaitable[None]]
+    _session_over: SessionOver
     """Tells the wrapped server."""
 
     _binds: bool
@@ -245,7 +252,7 @@ class Lifecycle:
                 and self._connections.in_use_at(connection) <= now - self._policy.idle_timeout
             ):
                 await self._connections.let_go(connection)
-                await self._session_over(connection.session_id)
+                await self._session_over(connection.session_id, sleeps=True)
         await self._store.sleep(now=now)
 
     async def _make_room(self, evicts: bool) -> None:

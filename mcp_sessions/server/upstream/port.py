@@ -330,8 +330,12 @@ class Upstream(Protocol):
         """
         ...
 
-    async def session_over(self, session_id: SessionId) -> None:
-        """A session of any mode is over: what is kept for it ends."""
+    async def session_over(self, session_id: SessionId, *, sleeps: bool = False) -> None:
+        """A session of any mode is over: what runs for it ends.
+
+        Args:
+            sleeps: It goes on with its next request, and has then what it kept in files.
+        """
         ...
 
     async def echo(self, method: str, params: Mapping[str, Any] | None) -> None:

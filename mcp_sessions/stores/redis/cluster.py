@@ -43,6 +43,8 @@ class ClusterLink:
         make_for: Makes connections to a node, by host and port.
     """
 
+    counts_listeners = False
+
     def __init__(self, seed: Link, make_for: Callable[[str, int], MakeConnection]) -> None:
         self.timeout = seed.timeout
         self._seed = seed

@@ -176,6 +176,8 @@ class Link:
         timeout: Seconds that an answer, or a connection, may take.
     """
 
+    counts_listeners = True
+
     def __init__(self, make: MakeConnection, timeout: float) -> None:
         self.timeout = timeout
         self.server: Connection | None = None

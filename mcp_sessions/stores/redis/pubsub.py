@@ -46,6 +46,10 @@ class Sender(Protocol):
     """What sends commands: a link to one server, or to a cluster."""
 
     timeout: float
+    counts_listeners: bool
+    """Whether a server says how many hear what is published. A node of a cluster knows of its own
+    only.
+    """
 
     async def call(self, *args: Value) -> Any:
         """See :meth:`Link.call`."""
@@ -114,10 +118,13 @@ class RedisExchange:
         self._process, self._listener = "", None
         self._watched.clear()
 
-    async def send(self, message: bytes, *, to: str | None = None) -> None:
+    async def send(self, message: bytes, *, to: str | None = None) -> bool:
         """See :meth:`Exchange.send`."""
         channel = self._inbox(to) if to is not None else self._everyone
-        await self._command("PUBLISH", channel, self._process.encode() + b"\n" + message)
+        listening = await self._command(
+            "PUBLISH", channel, self._process.encode() + b"\n" + message
+        )
+        return listening != 0 or not self._link.counts_listeners
 
     async def watch(self, session_id: SessionId, stream: StreamName) -> None:
         """See :meth:`Exchange.watch`."""

@@ -44,7 +44,10 @@ class Bus:
         """See `ClusterBus`."""
         self.told.append(message)
 
-    send = tell
+    async def send(self, message: object, *, to: str | None = None) -> bool:
+        """See `ClusterBus`."""
+        await self.tell(message, to=to)
+        return True
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """See `ClusterBus`."""

@@ -64,6 +64,7 @@ class FakeLink:
     """Every command succeeds."""
 
     timeout = 3.0
+    counts_listeners = True
 
     async def call(self, *args: object) -> Any:
         """See `Sender`."""

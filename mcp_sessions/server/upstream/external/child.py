@@ -47,6 +47,7 @@ from mcp_sessions.server.upstream.external.cause import Cause, Unanswered
 from mcp_sessions.server.upstream.external.client import Client
 from mcp_sessions.server.upstream.external.unreadable import (
     Unreadable,
+    is_deep,
     messages_of,
     more_than,
     own_id,
@@ -325,6 +326,8 @@ class Child(ABC):
         except (ValueError, Malformed):
             return self._take_rare(line, about)
         if isinstance(message, Request) and ("result" in value or "error" in value):
+            return self._take_rare(line, about)
+        if is_deep(line, value):
             return self._take_rare(line, about)
         return self._take_message(message, about)
 

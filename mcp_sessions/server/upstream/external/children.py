@@ -6,6 +6,8 @@ Rules:
 2. What a child was asked when it ended is not asked again. The next one is told the log level and
    the subscriptions; its clients are told to read again.
 3. A child that nobody asks anything ends after a while. One that runs a request never makes room.
+4. Nothing that a client can write without a bound names a child: several are named by whose they
+   are, and outside of sessions by what their clients can be asked, in the protocol's words.
 """
 
 from __future__ import annotations
@@ -14,22 +16,23 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import sha256
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from mcp_sessions import metrics
 from mcp_sessions.background import Background, report, stopped
-from mcp_sessions.core.backoff import Backoff
-from mcp_sessions.core.messages import encode, error_body, wire_error
+from mcp_sessions.core.messages import error_body, wire_error
 from mcp_sessions.errors import INTERNAL_ERROR, LimitReached, OutcomeUnknown
 from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.beginning import tell_what_was_told
-from mcp_sessions.server.upstream.external.child import Child, Refused, raised_anew
+from mcp_sessions.server.upstream.external.child import Child, Refused
+from mcp_sessions.server.upstream.external.failures import Failures
 from mcp_sessions.server.upstream.external.place import LISTS, UPDATED, Place
+from mcp_sessions.server.upstream.external.room import spare
 from mcp_sessions.server.upstream.external.telling import Telling
 from mcp_sessions.server.upstream.port import UpstreamError
 
@@ -49,16 +52,6 @@ _REASON = 300
 
 _LEAVING = "the layer stops"
 _OVER = "whose it is asks nothing more"
-
-_PRINCIPALS = 1_000
-"""Whose failures to start a child are counted."""
-
-_KEPT = 8_192
-"""Bytes of an error that is told to others as well; of a longer one they are told the beginning."""
-
-T = TypeVar("T")
-Failures = dict[T, tuple[Backoff, float, UpstreamError]]
-"""Until when nothing is started, and what is said instead."""
 
 
 class _Ended(UpstreamError):
@@ -85,6 +78,10 @@ class Starter(Protocol):
         """
         ...
 
+    def session_over(self, session_id: SessionId) -> None:
+        """Nobody comes back for a session: what was kept for its children is not needed."""
+        ...
+
     async def close(self) -> None:
         """All of them are over."""
         ...
@@ -96,11 +93,13 @@ class Children:
 
     Args:
         versions: Of the protocol, those with a handshake.
+        ours: The params of an ``initialize`` of the layer's own.
     """
 
     server: ExternalServer
     starter: Starter
     versions: frozenset[str]
+    ours: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         self.capabilities: Mapping[str, Any] | None = None
@@ -120,10 +119,7 @@ class Children:
         self._is_of_the_era_before = False
         """A client of the modern era came, and the server does not speak that."""
 
-        self._failures: Failures[Principal] = {}
-        self._refusals: Failures[tuple[Principal, bytes]] = {}
-        """Of those whom a server itself refused: by how they described themselves as well."""
-
+        self._failures = Failures(self.ours)
         self._refused_at = -math.inf
 
     def run(self) -> None:
@@ -173,6 +169,11 @@ class Children:
         if child in self._living and not self._is_closed:
             self._ending.add(child)
             self._background.run("the end of a child", self._stop(child))
+
+    def forget(self, place: Place) -> None:
+        """A place that is nobody's is not needed. A request that has it already begins it anew."""
+        del self._places[place.key]
+        self.renew(place)
 
     def alike(self, client: Mapping[str, Any], principal: Principal) -> Child | None:
         """One that lives, was started for that principal, and shook hands with a client that
@@ -248,11 +249,10 @@ class Children:
         Raises:
             UpstreamError: It cannot be started.
         """
-        # Who says the same of itself would hear the same.
-        described = sha256(encode(place.client)).digest()
-        for known in (self._failures.get(principal), self._refusals.get((principal, described))):
-            if known is not None and asyncio.get_running_loop().time() < known[1]:
-                raise raised_anew(known[2])
+        loop = asyncio.get_running_loop()
+        refusal = self._failures.refusal(principal, place.client, loop.time())
+        if refusal is not None:
+            raise refusal
         if self._is_leaving:
             raise _not_started(_LEAVING)
         if place.is_over:
@@ -266,19 +266,50 @@ class Children:
             raise _not_started(_LEAVING if self._is_leaving else _OVER) from None
         except UpstreamError as failed:
             if isinstance(failed, Refused):
-                _failed(self._refusals, (principal, described), failed)
                 # What it says is its client's: it may be long, or quote what it was given.
                 code = failed.error.get("code")
                 logger.warning("%s: it refuses a client in its handshake (%s)", place.label(), code)
             else:
-                _failed(self._failures, principal, failed)
                 logger.warning("%s: %s", place.label(), failed.error["message"])
             metrics.child_begun("failed")
+            tries = self._failures.failed(principal, place.client, failed, loop.time())
+            if tries:
+                self._background.run("a try of a server", self._try(place, principal, tries))
             raise
         metrics.child_begun("started")
-        self._failures.pop(principal, None)
-        self._refusals.pop((principal, described), None)
+        self._failures.started(principal, place.client)
         return child
+
+    async def _try(
+        self, place: Place, principal: Principal, tries: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Whether the server fails whoever asks. While there is little room it is not tried: a
+        client may need that.
+        """
+        failed: UpstreamError | None = None
+        try:
+            for client in tries:
+                if self._is_leaving or self._limit(principal, more=1) is not None:
+                    failed = None
+                    return
+                of = (place.announce, self.telling, object(), client)
+                own = Place(self.start, *of, True, False, False, False, self.server.title)
+                try:
+                    await self._start_in_an_era(own, principal)
+                    metrics.child_begun("started")
+                    failed = None
+                    return
+                except UpstreamError as again:
+                    metrics.child_begun("failed")
+                    failed = again
+                finally:
+                    await self._vacate(own)
+        finally:
+            if failed is not None:
+                said = failed.error.get("message")
+                logger.warning("%s fails whoever asks: %s", self.server.title, said)
+            now = asyncio.get_running_loop().time()
+            self._failures.was_tried(principal, failed, now)
 
     async def _start_in_an_era(self, place: Place, principal: Principal) -> Child:
         """In that of the client for whom it is, if the server speaks it."""
@@ -395,23 +426,20 @@ class Children:
         """Whether one more may be, and none has to end for it.
 
         Args:
-            by_ending: One may have to that is nobody's.
+            by_ending: One may have to that nobody misses.
         """
         limit = self._limit(principal)
         if limit is None or not by_ending:
             return limit is None
         whose = principal if limit == "max_children_per_principal" else None
-        return any(
-            place.is_nobodys and whose in (None, self._living.get(place.child))
-            for place in self._places.values()
-            if place.child is not None
-        )
+        older = spare(self._places.values(), self._living)
+        return any(place.is_nobodys or place in older for place in self._idle(whose))
 
-    def _limit(self, principal: Principal) -> str | None:
+    def _limit(self, principal: Principal, more: int = 0) -> str | None:
         own = self.server.max_children_per_principal
-        if own is not None and self._count(principal) >= own:
+        if own is not None and self._count(principal) + more >= own:
             return "max_children_per_principal"
-        return "max_children" if self._count() >= self.server.max_children else None
+        return "max_children" if self._count() + more >= self.server.max_children else None
 
     async def _make_room(self, principal: Principal) -> None:
         # Looked at again after each wait: others wait for the same room.
@@ -436,37 +464,28 @@ class Children:
                 await self._stop(child)
                 return True
         now = asyncio.get_running_loop().time()
+        older = spare(self._places.values(), self._living)
         idle = [
             place
-            for place in self._places.values()
-            if place.child is not None
-            and (of is None or self._living.get(place.child) == of)
-            and not place.calls
-            and (place.is_nobodys or now - place.used_at >= _EVICTABLE)
+            for place in self._idle(of)
+            if place.is_nobodys or place in older or now - place.used_at >= _EVICTABLE
         ]
         if idle:
-            place = min(idle, key=lambda each: (not each.is_nobodys, each.used_at))
+            place = min(idle, key=lambda it: (not it.is_nobodys, it not in older, it.used_at))
             if place.is_nobodys:
                 # Nobody has anything of it to read again.
                 del self._places[place.key]
             await self._vacate(place)
         return bool(idle)
 
-
-# --- how soon again ----------------------------------------------------------------------------
-
-
-def _failed(failures: Failures[T], whose: T, failed: UpstreamError) -> None:
-    known = failures.pop(whose, None)
-    backoff = known[0] if known is not None else Backoff(base=1, cap=30)
-    until = asyncio.get_running_loop().time() + backoff.failed(1.0)
-    error = failed.error
-    if len(encode(error)) > _KEPT:
-        message = str(error.get("message"))[:_REASON]
-        error = {"code": error.get("code", INTERNAL_ERROR), "message": message}
-    failures[whose] = (backoff, until, raised_anew(failed, error))
-    if len(failures) > _PRINCIPALS:
-        del failures[next(iter(failures))]
+    def _idle(self, of: Principal | None) -> list[Place]:
+        """The places of one principal, or of all, with a child that runs nothing."""
+        return [
+            place
+            for place in self._places.values()
+            if place.child is not None and not place.calls
+            if of is None or self._living.get(place.child) == of
+        ]
 
 
 def _not_started(why: str) -> UpstreamError:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from mcp_sessions.ids import SessionId
+from mcp_sessions.server.upstream.external.asks import Asks
 from mcp_sessions.server.upstream.external.child import Sender
-from mcp_sessions.server.upstream.external.rounds import Asks
 from mcp_sessions.server.upstream.port import Call, Wanted
 
 Served = tuple[dict[str, Any], Mapping[str, Any]]

@@ -11,20 +11,21 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from mcp_sessions.core.listening import LISTEN, Filter
-from mcp_sessions.core.messages import encode, wire_error
+from mcp_sessions.core.messages import wire_error
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.external.asks import Asks, kind_of
 from mcp_sessions.server.upstream.external.child import ANSWERING, Child
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Elsewhere, Lease, Moved, Served
+from mcp_sessions.server.upstream.external.failures import description_of
 from mcp_sessions.server.upstream.external.heard import Listen
 from mcp_sessions.server.upstream.external.modern import VERSION
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.external.rounds import (
-    Asks,
     Rounds,
     put_back,
     set_apart,
@@ -292,7 +293,11 @@ class ExternalPeer:
     def belongs_to(self, session_id: SessionId) -> None:
         """See :class:`NewPeer`."""
         self._session_id = session_id
-        self._wrapped.children.rename(self, session_id)
+        if self._wrapped.server.names_sessions:
+            # What this handshake was made with is in nobody's name.
+            self._wrapped.children.over(self)
+        else:
+            self._wrapped.children.rename(self, session_id)
 
     async def close(self) -> None:
         """See :class:`UpstreamPeer`. What is a session's goes on."""
@@ -334,6 +339,8 @@ class ExternalPeer:
             self._came_back = True
             self._leave_unused(known)
         place = children.place(key, make)
+        if place.is_sessionless and place.keeps_nothing and len(place.asked_by) < 2:
+            place.asked_by.add(self._description)
         if self._outbound is not None and self._wrapped.remembers:
             place.outbounds[who] = self._outbound
         return place
@@ -346,8 +353,17 @@ class ExternalPeer:
         is_new = not self._was_served and (
             call.bound_session is not None or not self._wanted.subscriptions
         )
-        if own is not None and own != key and is_new and self._wrapped.server.per == "session":
+        if not is_new or self._wrapped.server.per != "session":
+            return
+        if own is not None and own != key:
             self._wrapped.children.hand_over(own, key)
+        elif self._asks is not None:
+            # What its client asked before was what there is. That process was told of the layer.
+            outside = Sessionless(call.principal, kind_of(self._asks))
+            before = self._wrapped.children.known(outside)
+            if key != outside and before is not None and before.is_nobodys:
+                if before.asked_by == {self._description}:
+                    self._wrapped.children.forget(before)
 
     def _leave_unused(self, place: Place) -> None:
         """A session that goes on here has its child: the one with which this connection shook
@@ -356,6 +372,11 @@ class ExternalPeer:
         own = self._beside._own if self._beside is not None else None
         if own is not None and own != place.key:
             self._wrapped.children.spare(own)
+
+    @property
+    def _description(self) -> bytes:
+        """The same for clients that describe themselves alike."""
+        return description_of(self._client.get("clientInfo"))
 
     @property
     def _own(self) -> Hashable:
@@ -377,7 +398,7 @@ class ExternalPeer:
                 return call.principal
             case "session":
                 if self._asks is not None and isinstance(who, Principal):
-                    return Sessionless(who, encode(self._asks))
+                    return Sessionless(who, kind_of(self._asks))
                 return who
 
     def _who(self, call: Call) -> Hashable:

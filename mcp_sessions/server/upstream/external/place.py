@@ -117,6 +117,9 @@ class Place:
     is_over: bool = False
     """Nobody asks here any more who was not here before: it starts no child."""
 
+    asked_by: set[bytes] = field(default_factory=set[bytes])
+    """Outside of sessions: two of those who ask there, as they describe themselves."""
+
     keeps_nothing: bool = True
     """Its children were asked nothing that one may remember."""
 

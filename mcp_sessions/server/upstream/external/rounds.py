@@ -33,6 +33,7 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_request_id
+from mcp_sessions.server.upstream.external.asks import Asks
 from mcp_sessions.server.upstream.external.modern import NAMED
 from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest, UpstreamError
 
@@ -54,9 +55,6 @@ _NEEDS: Final = {
     "roots/list": "roots",
 }
 """What a client can be asked in a result → what it has to declare for that."""
-
-Asks = Mapping[str, Any]
-"""Of a client's capabilities those that let a server ask."""
 
 
 def waiting_call(params: Mapping[str, Any] | None) -> str | None:
@@ -80,12 +78,6 @@ def put_back(params: dict[str, Any] | None) -> dict[str, Any] | None:
     if not (isinstance(state, str) and state.startswith(_PASSED)):
         return params
     return {**(params or {}), "requestState": state.removeprefix(_PASSED)}
-
-
-def asks_of(capabilities: object) -> Asks:
-    """Of what a client declared."""
-    declared = members_of(capabilities)
-    return {name: declared[name] for name in _NEEDS.values() if declared.get(name) is not None}
 
 
 @dataclass(eq=False)

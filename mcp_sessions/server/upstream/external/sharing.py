@@ -35,7 +35,9 @@ class Sessionless:
     """
 
     principal: Principal
-    asks: bytes
+    kind: frozenset[str]
+    """See :func:`~mcp_sessions.server.upstream.external.asks.kind_of`."""
+
     number: int = 0
     """Of several: the first one is there as long as anybody listens for changes."""
 

@@ -6,7 +6,8 @@ Rules, owned by ``tests/server/upstream/external/test_unreadable.py``:
 2. An answer has a result or an error. A word that stands inside of those means nothing.
 3. What is no JSON has a structure all the same: NaN and Infinity, as Python writes them, numbers
    that are too large, bytes that are no UTF-8, half a surrogate pair, a byte order mark.
-4. A server may write all members that it knows: one that is null is not there.
+4. What has too many levels to be written again is not read: whoever copies or writes it would fail.
+5. A server may write all members that it knows: one that is null is not there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, cast
+
+import orjson
 
 from mcp_sessions.core.messages import (
     Malformed,
@@ -30,6 +33,9 @@ from mcp_sessions.core.messages import (
 from mcp_sessions.core.outline import Outline
 
 NO_JSON: Final = "is no JSON"
+
+_LEVELS: Final = 250
+"""What has fewer can be copied and written, whatever it is put into."""
 
 _BOM: Final = b"\xef\xbb\xbf"
 _DIGITS: Final = 18
@@ -83,9 +89,33 @@ def messages_of(line: bytes) -> Iterator[Message | Unreadable]:
     except ValueError:
         yield _outlined(line)
         return
+    if is_deep(line, value):
+        yield _about(value, "has too many levels")
+        return
     each = cast("list[object]", value) if isinstance(value, list) else [value]
     for said in each:
         yield _message_of(said)
+
+
+def is_deep(line: bytes, value: object) -> bool:
+    """Whether what a line says has more levels than can be written again."""
+    if len(line) < 2 * _LEVELS or line.count(b"[") + line.count(b"{") <= _LEVELS:
+        return False
+    try:
+        # Quicker than to look at it, and refuses what has more than 254.
+        orjson.dumps(value)
+        return False
+    except TypeError:
+        level = [value]
+        for _ in range(_LEVELS):
+            level = [inner for each in level for inner in _within(each)]
+        return bool(level)
+
+
+def _within(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return list(cast("dict[str, object]", value).values())
+    return cast("list[object]", value) if isinstance(value, list) else []
 
 
 def outlined(outline: Outline, why: str) -> Unreadable:
@@ -147,11 +177,15 @@ def _outlined(line: bytes) -> Unreadable:
         loose: object = json.loads(text, parse_constant=_constant, parse_int=_number)
     except (ValueError, RecursionError):
         return of_ends(line, line, NO_JSON)
-    members = members_of(loose)
-    replies = is_reply(loose)
+    return _about(loose, NO_JSON)
+
+
+def _about(value: object, why: str) -> Unreadable:
+    members = members_of(value)
+    replies = is_reply(value)
     given: Any = members.get("id")
     return Unreadable(
-        NO_JSON,
+        why,
         own_id(given) if isinstance(given, float) else id_of(members),
         replies,
         not replies and members.get("method") is not None,

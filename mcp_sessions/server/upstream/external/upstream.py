@@ -18,13 +18,14 @@ from mcp_sessions.core.messages import members_of
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.upstream.external.asks import Asks, asks_of
 from mcp_sessions.server.upstream.external.children import Children, Starter
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.elsewhere import Elsewhere
 from mcp_sessions.server.upstream.external.modern_peer import ModernPeer
 from mcp_sessions.server.upstream.external.peer import OURS, ExternalPeer, Wrapped
 from mcp_sessions.server.upstream.external.place import LISTS
-from mcp_sessions.server.upstream.external.rounds import Asks, Rounds, asks_of
+from mcp_sessions.server.upstream.external.rounds import Rounds
 from mcp_sessions.server.upstream.external.sharing import Sharing
 from mcp_sessions.server.upstream.external.spans import Spans
 from mcp_sessions.server.upstream.port import (
@@ -74,7 +75,7 @@ class ExternalUpstream:
             remembers: Whether there is a store.
         """
         reachable = elsewhere if server.per == "session" else None
-        self.children = Children(server, starter, HANDSHAKE_VERSIONS)
+        self.children = Children(server, starter, HANDSHAKE_VERSIONS, OURS)
         self._wrapped = Wrapped(
             server,
             shell,
@@ -212,11 +213,13 @@ class ExternalUpstream:
             said = failed.error.get("message")
             logger.warning("a listen hears of no resource for now: %s", said)
 
-    async def session_over(self, session_id: SessionId) -> None:
+    async def session_over(self, session_id: SessionId, *, sleeps: bool = False) -> None:
         """See :class:`Upstream`."""
         if self._wrapped.elsewhere is not None:
             self._wrapped.elsewhere.over(session_id)
         self.children.over(session_id)
+        if not sleeps:
+            self.children.starter.session_over(session_id)
 
     def hosted(
         self,
@@ -228,6 +231,7 @@ class ExternalUpstream:
         wanted: Wanted,
     ) -> ExternalPeer:
         """A client that another process serves."""
+        asks = asks_of(asks) if asks is not None else None
         return ExternalPeer(self._wrapped, client, outbound, session_id, wanted, False, None, asks)
 
     async def notify_here(

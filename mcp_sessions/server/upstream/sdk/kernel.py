@@ -306,7 +306,7 @@ class SdkUpstream:
     async def listen(self, peer: UpstreamPeer, call: Call, uris: Collection[str]) -> None:
         """See :class:`Upstream`. It says by itself what changes."""
 
-    async def session_over(self, session_id: SessionId) -> None:
+    async def session_over(self, session_id: SessionId, *, sleeps: bool = False) -> None:
         """See :class:`Upstream`. What is kept for a session is kept by its peers."""
 
     @property

@@ -12,12 +12,13 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from secrets import token_hex
 from typing import Any, Final
 
 from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import encode
-from mcp_sessions.ids import name_for_handlers
+from mcp_sessions.ids import SessionId, name_for_handlers
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child, Forgotten, Later
 from mcp_sessions.server.upstream.external.client import Client
@@ -26,6 +27,7 @@ from mcp_sessions.server.upstream.external.listening import Hear, Heard
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.external.unreadable import more_than, of_ends
 from mcp_sessions.server.upstream.port import UpstreamError
+from mcp_sessions.server.upstream.stdio.directories import Directories
 from mcp_sessions.server.upstream.stdio.output import Line, TooLong
 from mcp_sessions.server.upstream.stdio.process import ChildProcess, Processes
 from mcp_sessions.server.upstream.stdio.warm import Label, WarmProcesses
@@ -49,9 +51,11 @@ class StdioChildren:
 
     Args:
         longest: Bytes of one message of theirs.
+        lasting: Sessions outlive this process.
     """
 
-    def __init__(self, server: StdioServer, longest: int) -> None:
+    def __init__(self, server: StdioServer, longest: int, *, lasting: bool) -> None:
+        self._directories = Directories(lasting=lasting)
         self._server = server
         self._longest = longest
         self._processes = Processes()
@@ -64,41 +68,69 @@ class StdioChildren:
     async def start(self, place: Place, principal: Principal) -> Child:
         """A process."""
         process = await self._warm.take(place.label)
-        if process is None:
-            process = await self._start(place, principal)
-        return StdioChild(process, place, self._longest)
+        if process is not None:
+            return StdioChild(process, place, self._longest)
+        return await self._start(place, principal)
 
     async def _start_warm(self, label: Label) -> ChildProcess:
         env, cwd = self._server.place_of("", "")
         return await self._processes.start(self._server, label, env, cwd)
 
-    async def _start(self, place: Place, principal: Principal) -> ChildProcess:
+    async def _start(self, place: Place, principal: Principal) -> StdioChild:
         server = self._server
         # What stands in a path or a variable is a digest: nobody's name means anything there.
         who = name_for_handlers(repr((principal.client_id, principal.issuer, principal.subject)))
-        session = name_for_handlers(place.key) if isinstance(place.key, str) else token_hex(32)
-        env, cwd = server.place_of(who[:_DIGITS], session[:_DIGITS])
-        if cwd is not None and server.has_cwd_template:
+        own = name_for_handlers(place.key) if isinstance(place.key, str) else None
+        names = who[:_DIGITS], (own or token_hex(32))[:_DIGITS]
+        env, cwd = server.place_of(*names)
+        directory = server.directory_of(*names)
+        if cwd is not None and directory is not None:
+            await self._directories.enter(directory, cwd, own)
+        elif cwd is not None and server.has_cwd_template:
             await asyncio.to_thread(os.makedirs, cwd, 0o700, True)
-        return await self._processes.start(server, place.label, env, cwd)
+        leave = partial(self._directories.leave, directory) if directory is not None else None
+        try:
+            process = await self._processes.start(server, place.label, env, cwd)
+        except BaseException:
+            if leave is not None:
+                leave()
+            raise
+        return StdioChild(process, place, self._longest, leave)
+
+    def session_over(self, session_id: SessionId) -> None:
+        """See :class:`~mcp_sessions.server.upstream.external.children.Starter`."""
+        own = name_for_handlers(session_id)
+        # Of one that did not run here since the layer started it is not known whose it was.
+        by_name = None if self._server.names_principals else own[:_DIGITS]
+        before = self._server.directory_of("", by_name) if by_name is not None else None
+        self._directories.session_over(own, before)
 
     async def close(self) -> None:
         """All of them are over."""
         await self._warm.close()
         await self._processes.close()
+        await self._directories.close()
 
 
 class StdioChild(EitherEraChild):
     """One process that speaks MCP."""
 
-    def __init__(self, process: ChildProcess, client: Client, longest: int) -> None:
+    def __init__(
+        self,
+        process: ChildProcess,
+        client: Client,
+        longest: int,
+        ended: Callable[[], None] | None = None,
+    ) -> None:
         """Speak with a process.
 
         Args:
             longest: Bytes of one of its messages.
+            ended: Called once nothing of it is left.
         """
         super().__init__(client)
         self._process = process
+        self._ended = ended
         self._longest = longest
         self._junk = 0
         self._is_over = False
@@ -122,6 +154,9 @@ class StdioChild(EitherEraChild):
         finally:
             await self._background.close()
             self._process.output.leave()
+            ended, self._ended = self._ended, None
+            if ended is not None:
+                ended()
 
     def kill(self) -> None:
         """See :class:`Child`."""

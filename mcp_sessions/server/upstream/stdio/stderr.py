@@ -29,6 +29,15 @@ _LEAST_SECRET = 6
 _NODE = re.compile(r"Node\.js v\d")
 """The last line of a crash of Node, which says nothing of why."""
 
+_BOX = 40
+"""Lines of a frame that are held until it is whole."""
+
+_TOP = re.compile(r"[╭┌╔┏].*[╮┐╗┓]")
+_SIDES = "│║┃├╟┠╞"
+_BOTTOM = re.compile(r"[╰└╚┗].*[╯┘╝┛]")
+_BANNER = re.compile(r"gofastmcp\.com|--upgrade fastmcp", re.IGNORECASE)
+"""Stands in the frames that FastMCP draws at each start. Frames of others may say what is wrong."""
+
 _RAISED = re.compile(r"(?:Uncaught )?[\w.]*(?:Error|Exception)\b.*:|\[?[\w.]+Error\b")
 _NPM = re.compile(
     r"npm (?:error|ERR!)\s*(?:\d{3}\s*|code \w+|A complete log .*|\S*\.log|\d{3} Note that .*)?$"
@@ -53,12 +62,13 @@ class StandardError:
         self._secrets = _secrets(given)
         self._longest = max((len(value.encode()) for value, _ in self._secrets), default=0)
         self._lines = deque[str](maxlen=_KEPT)
+        self._frame: list[str] = []
         self._second, self._logged = 0.0, 0
 
     @property
     def last_words(self) -> str:
         """The line that says why it ended, as far as one can tell; empty: it wrote nothing."""
-        return reason_of(self._lines)[:_TOLD]
+        return reason_of([*self._lines, *self._frame])[:_TOLD]
 
     async def read(self) -> None:
         """Until it writes no more."""
@@ -73,6 +83,7 @@ class StandardError:
             self._take([line for line in lines if line.strip()])
         if rest.strip():
             self._take([rest])
+        self._say(self._frame)
 
     def _take(self, lines: Sequence[bytes]) -> None:
         now = asyncio.get_running_loop().time()
@@ -85,10 +96,31 @@ class StandardError:
                 self._second, self._logged = now, 0
             self._logged += 1
             if self._logged <= _LINES or number >= last:
-                text = self._printable(line)
-                self._lines.append(text)
-                if self._logged <= _LINES:
-                    logger.info("%s: %s", self._label(), text.strip())
+                self._say(self._at_once(self._printable(line)))
+
+    def _say(self, texts: Sequence[str]) -> None:
+        for text in texts:
+            self._lines.append(text)
+            if self._logged <= _LINES:
+                logger.info("%s: %s", self._label(), text.strip())
+
+    def _at_once(self, text: str) -> Sequence[str]:
+        """What is said when that line comes: a frame is held until it is whole."""
+        bare = text.strip()
+        if not self._frame:
+            if not _TOP.fullmatch(bare):
+                return (text,)
+        elif _BOTTOM.fullmatch(bare):
+            frame, self._frame = [*self._frame, text], []
+            if any(_BANNER.search(each) for each in frame):
+                logger.debug("%s: its banner is left out", self._label())
+                return ()
+            return frame
+        elif not bare.startswith(tuple(_SIDES)) or len(self._frame) >= _BOX:
+            frame, self._frame = self._frame, []
+            return (*frame, *self._at_once(text))
+        self._frame.append(text)
+        return ()
 
     def _printable(self, line: bytes) -> str:
         # A value that is cut would not be found: it is looked for in more than is said.
@@ -102,11 +134,11 @@ def reason_of(lines: Sequence[str]) -> str:
     """The last of these lines, but for those with which some programs close what they said
     before: Node its version, npm the place of its log.
     """
-    said = [line for line in lines if line.strip()]
+    said = [line for line in lines if any(character.isalnum() for character in line)]
     if said and _NODE.match(said[-1]):
         raised = [line for line in said if _RAISED.match(line)]
         said = raised or said[:-1] or said
-    return next((line for line in reversed(said) if not _NPM.match(line)), "").strip()
+    return next((line for line in reversed(said) if not _NPM.match(line)), "").strip(_SIDES + " ")
 
 
 def _secrets(given: Mapping[str, str]) -> list[tuple[str, str]]:

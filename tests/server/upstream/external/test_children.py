@@ -1,6 +1,7 @@
 """In which era a child is spoken to: outside of any session in that of its client, if it has it."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ async def test_what_is_told_to_others_as_well_is_bounded_and_keeps_nothing_of_wh
         assert {each["code"] for each in told} == {-32010}
         assert [len(each["message"]) for each in told] == [3_000_000, 300, 300]
         assert len(caplog.text) < 10_000 and "no no" not in caplog.text
-        ((_, _, kept),) = of._refusals.values()  # pyright: ignore[reportPrivateUsage]
+        ((_, _, kept),) = of._failures._by_description.values()  # pyright: ignore[reportPrivateUsage]
         assert kept.__traceback__ is None, "nobody raised that one"
 
 
@@ -226,7 +227,7 @@ async def test_who_waits_for_room_takes_no_more_than_may_be_of_one_principal() -
 
     server = StdioServer("true", max_children=2, max_children_per_principal=1)
     made: Any = Starter()
-    of = Children(server, made, frozenset({"2025-11-25"}))
+    of = Children(server, made, frozenset({"2025-11-25"}), {})
     ann, bob, eve = (Principal(name) for name in ("ann", "bob", "eve"))
 
     def place(key: str) -> Place:
@@ -245,3 +246,72 @@ async def test_who_waits_for_room_takes_no_more_than_may_be_of_one_principal() -
         begun = await asyncio.gather(*waiting, return_exceptions=True)
     assert [isinstance(each, UpstreamError) for each in begun] == [False, True]
     assert of._count(ann) == of._count() == 1  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_what_clients_make_up_starts_no_process_of_its_own(tmp_path: Path) -> None:
+    """Outside of sessions a process is for what a client can be asked, in the protocol's words."""
+    noted = tmp_path / "calls"
+    async with child_world(options={"env": {"CALLS": str(noted)}, "max_children": 2}) as w:
+        made_up: list[dict[str, Any]] = [
+            *({"elicitation": value} for value in ({}, {"n": 1}, {"form": {"n": 2}}, True, [1])),
+            *({"elicitation": {}, name: {"n": 3}} for name in ("experimental", "other")),
+            {"elicitation": {"form": {}, "other": {"n": 4}}},
+        ]
+        counts = [
+            await ModernClient(w.carrier, capabilities=each).text("count") for each in made_up
+        ]
+        assert counts == [str(number + 1) for number in range(len(made_up))]
+        assert starts(noted) == 1
+        asked = {"elicitation": {"form": {}, "url": {"n": 5}}}
+        client = ModernClient(w.carrier, capabilities=asked)
+        told = json.loads(await client.text("client"))
+        assert told["capabilities"] == {"elicitation": {"form": {}, "url": {}}}
+        assert starts(noted) == 2
+
+
+async def test_who_can_be_asked_different_things_takes_no_room_with_it(tmp_path: Path) -> None:
+    """Outside of sessions nothing lasts: a principal keeps the process that was used last there."""
+    kinds: list[dict[str, Any]] = [
+        {name: {mode: {}} for name, mode in zip(("elicitation", "sampling"), pair, strict=True)}
+        for pair in (("form", "tools"), ("url", "tools"), ("form", "context"), ("url", "context"))
+    ]
+    async with child_world(options={"max_children": 3}) as w:
+        for kind in kinds * 2:
+            assert await ModernClient(w.carrier, capabilities=kind).text("count") == "1"
+        sessions = [await w.connected() for _ in range(2)]
+        assert [await each.text("count") for each in sessions] == ["1", "1"]
+        assert await ModernClient(w.carrier, capabilities=kinds[-1]).text("count") == "2"
+        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
+            "name": "another", "version": "1"}}  # fmt: skip
+        refused = await w.client().error("initialize", params)
+        assert refused["data"]["limit"] == "max_children"
+
+
+@pytest.mark.parametrize("beside", ["nobody", "another client", "a call"])
+async def test_what_a_client_asked_before_its_session_leaves_it_one_process(beside: str) -> None:
+    """`server/discover` needs a process outside of sessions, and the session has its own. The first
+    one ends, if nobody else asks there and nothing ran there.
+    """
+    async with child_world() as w:
+        upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+        client = ModernClient(w.carrier)
+        await client.send("server/discover").result()
+        await client.send("tools/list").result()
+        before = set(upstream.children._living)
+        (place,) = upstream.children._places.values()
+        if beside == "another client":
+            info = {"io.modelcontextprotocol/clientInfo": {"name": "another", "version": "1"}}
+            await client.send("tools/list", meta=info).result()
+        if beside == "a call":
+            assert await client.text("count") == "1"
+        session = (await client.create())["sessionId"]
+        assert await client.text("count", session=session) == "1"
+        if beside == "nobody":
+            await until(lambda: not before & set(upstream.children._living), "it ended")
+            # A request that was about to be asked there is served.
+            upstream.children.place(place.key, lambda: place)
+            assert await client.text("count") == "1"
+        else:
+            assert before <= set(upstream.children._living)
+            assert await client.text("count") == ("2" if beside == "a call" else "1")
+        assert await client.text("count", session=session) == "2"

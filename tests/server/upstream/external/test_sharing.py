@@ -81,6 +81,13 @@ async def test_an_extra_process_makes_room_for_a_session() -> None:
         assert await a.text("count", session=session) == "1"
 
 
+async def test_an_idle_process_for_other_questions_makes_room_for_one_of_its_own() -> None:
+    async with child_world(options={"max_children": 2}) as w:
+        await ModernClient(w.carrier, capabilities={"sampling": {}}).text("pid")
+        asked = [await each.send("tools/call", QUESTION).result() for each in clients(w)]
+        assert {each["resultType"] for each in asked} == {"input_required"}
+
+
 async def test_an_idle_process_that_may_work_on_what_was_given_up_is_replaced() -> None:
     async with child_world(options={"max_children": 1}) as w:
         a, b = clients(w)

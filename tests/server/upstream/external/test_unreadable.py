@@ -139,6 +139,28 @@ async def test_an_answer_is_found_by_its_structure(shape: bytes, given: bytes) -
     assert said.noise == 0
 
 
+@pytest.mark.parametrize("levels", [260, 600, 900])
+async def test_what_has_too_many_levels_is_an_error_of_its_request(levels: int) -> None:
+    """Whoever copied or wrote it would fail; and what tells of it is left out."""
+    said = Said()
+    deep = b"[" * levels + b"1" * 25 + b"]" * levels
+    line = b'{"jsonrpc":"2.0","id":@,"result":{"n":%s}}' % deep
+    assert await said.answers(line) == "the server's answer has too many levels"
+    await said.says(b'{"jsonrpc":"2.0","method":"notifications/message","params":{"n":%s}}' % deep)
+    assert said._client.told == []  # type: ignore[attr-defined]
+    await said.says(b'{"jsonrpc":"2.0","id":"q","method":"roots/list","params":{"n":%s}}' % deep)
+    assert said.written[-1]["error"]["code"] == -32600
+
+
+async def test_what_has_many_members_has_not_many_levels() -> None:
+    said = Said()
+    wide = b",".join([b'{"n":[%s]}' % (b"1" * 25)] * 300)
+    line = b'{"jsonrpc":"2.0","id":@,"result":{"n":[%s]}}' % wide
+    assert len((await said.answers(line))["n"]) == 300
+    some = b"[" * 150 + b"]" * 150
+    assert (await said.answers(b'{"jsonrpc":"2.0","id":@,"result":{"n":%s}}' % some))["n"]
+
+
 @pytest.mark.parametrize(
     "line",
     [

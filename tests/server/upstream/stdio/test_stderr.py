@@ -4,12 +4,16 @@ import asyncio
 import logging
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
+from mcp_sessions import StdioServer
 from mcp_sessions.server.upstream.stdio.stderr import StandardError, reason_of
 from tests.support.children import child_world, until
 from tests.support.raw import RawClient
+from tests.support.world import world
 
 pytestmark = pytest.mark.anyio
 
@@ -54,6 +58,10 @@ KeyError: 'API_KEY'
         ),
         (PYTHON, "KeyError: 'API_KEY'"),
         ("warming up\nit is too cold\n", "it is too cold"),
+        (
+            "╭─ Error ──────────╮\n│ Missing argument. │\n╰───────────────────╯\n",
+            "Missing argument.",
+        ),
         ("Node.js v20.20.2\n", "Node.js v20.20.2"),
         ("npm error 404\n", ""),
         ("", ""),
@@ -141,3 +149,59 @@ async def test_the_log_says_that_it_did_not_start_that_it_died_and_that_there_is
         "it ended with status -9",
     ]
     assert all(line.startswith("the server") for line in logged)
+
+
+BANNER = """
+
+╭──────────────────────────────────────────╮
+│                                          │
+│      ▄▀▀ ▄▀█ █▀▀ ▀█▀ █▀▄▀█ █▀▀ █▀█       │
+│              FastMCP 4.2.3               │
+│          https://gofastmcp.com           │
+│       🖥  Server:      notes, 4.2.3       │
+╰──────────────────────────────────────────╯
+╭──────────────────────────────────────────╮
+│  Run: pip install --upgrade fastmcp      │
+╰──────────────────────────────────────────╯
+
+"""
+FRAME = """\
+╔════════════════════════════════╗
+║ Looks like it is not installed ║
+╚════════════════════════════════╝
+"""
+
+
+async def logged(written: str, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log has of that, without whose it is."""
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    await said(written.encode(), {})
+    return [record.getMessage().removeprefix("the server: ") for record in caplog.records]
+
+
+async def test_the_banner_of_a_framework_stays_out_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What stands in another frame may say what is wrong, and a frame may break off."""
+    assert await logged(BANNER + "ready\n", caplog) == ["ready"]
+    assert await said((BANNER + "no key\n" + BANNER).encode(), {}) == "no key"
+    framed = FRAME.strip().split("\n")
+    assert await logged(FRAME + BANNER + FRAME + "ready\n", caplog) == [*framed, *framed, "ready"]
+    cut = BANNER.split("\n")[2:7]
+    assert await logged("\n".join([*cut, "it died", "╭─╮"]), caplog) == [*cut, "it died", "╭─╮"]
+    long = ["╭─╮", *["│ x │"] * 60]
+    assert await logged("\n".join(long), caplog) == long
+
+
+@pytest.mark.full
+async def test_a_fastmcp_server_that_is_a_command_logs_no_banner(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    server = tmp_path / "server.py"
+    server.write_text("from fastmcp import FastMCP\nFastMCP('notes').run()\n")
+    async with world(server=StdioServer(sys.executable, str(server), start_timeout=60)) as w:
+        await w.connected()
+    assert "Starting MCP server" in caplog.text
+    assert not set("╭│╰─") & set(caplog.text)

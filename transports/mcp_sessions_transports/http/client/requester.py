@@ -19,6 +19,7 @@ from mcp_sessions.core.messages import RequestId, encode
 from mcp_sessions.core.resume import Cause
 from mcp_sessions_transports.connect_errors import without_credentials
 from mcp_sessions_transports.http.client.bounded_body import ACCEPTED
+from mcp_sessions_transports.http.client.cookies import BoundedJar
 from mcp_sessions_transports.http.client.failures import describe, failure_of, onward_request
 
 SESSION_HEADER = "mcp-session-id"
@@ -67,7 +68,9 @@ class Requester:
             return
         timeout = httpx2.Timeout(_TIMEOUT, read=self._policy.response_silence)
         trusted = _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
-        client = self._client = httpx2.AsyncClient(timeout=timeout, verify=trusted)
+        client = self._client = httpx2.AsyncClient(
+            timeout=timeout, verify=trusted, cookies=BoundedJar()
+        )
         try:
             yield
         finally:

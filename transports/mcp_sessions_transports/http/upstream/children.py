@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import httpx2
 
 from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions_transports.http.client.cookies import BoundedJar
 from mcp_sessions_transports.http.upstream.child import HttpChild
-from mcp_sessions_transports.http.upstream.cookies import BoundedJar
 from mcp_sessions_transports.http.upstream.credentials import Credentials
 from mcp_sessions_transports.http.upstream.wire import Wire, refused
 
@@ -72,6 +73,9 @@ class HttpChildren:
 
     def run(self, room: Callable[[], int]) -> None:
         """See :class:`Starter`: what costs a handshake need not be there before."""
+
+    def session_over(self, session_id: SessionId) -> None:
+        """See :class:`Starter`: nothing is kept here for a session there."""
 
     async def close(self) -> None:
         """All of them are over."""

@@ -1,9 +1,9 @@
-"""What a server may have carried to and fro, by the client that its sessions use."""
+"""What a server may have carried to and fro, by a client of ours."""
 
 import httpx2
 import pytest
 
-from mcp_sessions_transports.http.upstream.cookies import BoundedJar
+from mcp_sessions_transports.http.client.cookies import BoundedJar
 
 pytestmark = pytest.mark.anyio
 
@@ -45,3 +45,20 @@ async def test_what_is_over_makes_room() -> None:
     full = [f"c{number}=x; path=/" for number in range(50)]
     over = [f"c{number}=x; path=/; max-age=0" for number in range(50)]
     assert await kept(full, over, ["another=1; path=/"]) == ["another=1"]
+
+
+async def test_all_of_them_fit_into_the_header_of_a_request() -> None:
+    """Fifty of 3.5 KB each would be answered with 431."""
+    large = [f"c{number}={'x' * 3_500}; path=/" for number in range(50)]
+    small = [f"s{number}={'y' * 90}; path=/" for number in range(50)]
+    sent = await kept(["route=a; path=/"], large, small, large)
+    assert sent[0] == "route=a" and len("; ".join(sent)) <= 6_144
+    assert len(sent) > 20
+
+
+async def test_one_that_is_set_again_and_has_no_room_is_gone() -> None:
+    """What it said before does not hold."""
+    first = [f"c{number}={'x' * 1_500}; path=/" for number in range(4)]
+    assert len(await kept(first, [f"c0={'y' * 3_000}; path=/"])) == 3
+    assert len(await kept(first, [f"c0={'y' * 5_000}; path=/"])) == 3
+    assert "c0=new" in await kept(first, ["c0=new; path=/"])

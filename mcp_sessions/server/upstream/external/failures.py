@@ -1,0 +1,140 @@
+"""Who is refused a start without another try, after others failed.
+
+Rules, owned by ``tests/server/upstream/external/test_failures.py``:
+
+1. Whoever describes itself as a client whose start failed is refused for 1, 2, 4 … 30 seconds. Each
+   description counts by itself, whether the server refused that client or died of it.
+2. The others are refused only if the server fails whoever asks. Several descriptions that fail
+   prove nothing: one client may make up as many as it likes. So the layer itself tries the server,
+   with the description that was served last and with its own. Only if both fail, all of this
+   principal are refused.
+3. A principal's failures are nobody else's.
+4. What is kept is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any, Final, TypeVar
+
+from mcp_sessions.core.backoff import Backoff
+from mcp_sessions.core.messages import encode
+from mcp_sessions.errors import INTERNAL_ERROR
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.external.child import raised_anew
+from mcp_sessions.server.upstream.port import UpstreamError
+
+Client = Mapping[str, Any]
+
+_COUNTED: Final = 1_000
+"""Whose failures are counted: that many principals, and that many descriptions."""
+
+_REMEMBERED: Final = 65_536
+"""Bytes of a description with which a server is tried."""
+
+_KEPT: Final = 8_192
+"""Bytes of an error that is told to others as well; of a longer one they are told the beginning."""
+
+_BEGINNING: Final = 300
+"""Characters of that."""
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+_Refusals = dict[_K, tuple[Backoff, float, UpstreamError]]
+"""Until when nothing is started, and what is said instead."""
+
+
+class Failures:
+    """Those of one layer. Times are seconds of any clock that does not go back.
+
+    Args:
+        ours: How the layer describes itself.
+    """
+
+    def __init__(self, ours: Client) -> None:
+        self._ours = ours
+        self._by_description: _Refusals[tuple[Principal, bytes]] = {}
+        self._of_all: _Refusals[Principal] = {}
+        self._doubted: dict[Principal, bytes] = {}
+        """The description that failed since another one was served."""
+
+        self._served: dict[Principal, Client] = {}
+        """The one that was served last."""
+
+        self._tried: set[Principal] = set()
+        """For whom the layer tries at the moment."""
+
+    def refusal(self, principal: Principal, client: Client, now: float) -> UpstreamError | None:
+        """What such a client is told without another try; None: try."""
+        for known in (
+            self._of_all.get(principal),
+            self._by_description.get((principal, description_of(client))),
+        ):
+            if known is not None and now < known[1]:
+                return raised_anew(known[2])
+        return None
+
+    def started(self, principal: Principal, client: Client) -> None:
+        """Such a client is served."""
+        self._of_all.pop(principal, None)
+        self._by_description.pop((principal, description_of(client)), None)
+        self._doubted.pop(principal, None)
+        if len(encode(client)) <= _REMEMBERED:
+            _put(self._served, principal, client)
+
+    def failed(
+        self, principal: Principal, client: Client, failed: UpstreamError, now: float
+    ) -> Sequence[Client]:
+        """Such a client cannot be served: with which descriptions the server is to be tried, one
+        after the other until one is served. If there are any, :meth:`was_tried` takes the outcome.
+        """
+        described = description_of(client)
+        _count(self._by_description, (principal, described), failed, now)
+        first = self._doubted.setdefault(principal, described)
+        _bound(self._doubted)
+        if first == described or principal in self._tried:
+            return ()
+        self._tried.add(principal)
+        served = self._served.get(principal, self._ours)
+        return (served,) if served == self._ours else (served, self._ours)
+
+    def was_tried(self, principal: Principal, failed: UpstreamError | None, now: float) -> None:
+        """How it ended; None: it is served."""
+        self._tried.discard(principal)
+        if failed is None:
+            self._of_all.pop(principal, None)
+            self._doubted.pop(principal, None)
+        else:
+            _count(self._of_all, principal, failed, now)
+
+
+def description_of(client: object) -> bytes:
+    """The same for those who say the same of themselves, and would hear the same; in 32 bytes."""
+    try:
+        return sha256(encode(client)).digest()
+    except TypeError:
+        # It has too many levels to be told to anybody.
+        return bytes(32)
+
+
+def _count(failures: _Refusals[_K], whose: _K, failed: UpstreamError, now: float) -> None:
+    known = failures.pop(whose, None)
+    backoff = known[0] if known is not None else Backoff(base=1, cap=30)
+    until = now + backoff.failed(1.0)
+    error = failed.error
+    if len(encode(error)) > _KEPT:
+        message = str(error.get("message"))[:_BEGINNING]
+        error = {"code": error.get("code", INTERNAL_ERROR), "message": message}
+    _put(failures, whose, (backoff, until, raised_anew(failed, error)))
+
+
+def _put(known: dict[_K, _V], key: _K, value: _V) -> None:
+    known.pop(key, None)
+    known[key] = value
+    _bound(known)
+
+
+def _bound(known: dict[Any, Any]) -> None:
+    if len(known) > _COUNTED:
+        del known[next(iter(known))]
