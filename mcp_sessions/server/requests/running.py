@@ -189,8 +189,7 @@ class RunningRequest:
                 # Cancelled before it began.
                 return
             # A handler is not told the credential by which its client names the session.
-            seen = without_session(request.params)
-            result = await peer.request(self, request.method, seen)
+            result = await peer.request(self, request.method, without_session(request.params))
         except UpstreamError as failed:
             error = failed.error
             if isinstance(failed, port.StoreFailedHandler):
@@ -204,8 +203,7 @@ class RunningRequest:
                 error_body(INTERNAL_ERROR, STORE_AWAY) if is_away else wire_error(OutcomeUnknown())
             )
         except Exception:
-            # The boundary to the wrapped server: whatever comes out of it, its client is
-            # answered.
+            # The boundary to the wrapped server: its client is answered, whatever that raises.
             logger.exception("%s failed inside the wrapped server", request.method)
             error = error_body(INTERNAL_ERROR, "Internal error")
         except asyncio.CancelledError:
@@ -342,12 +340,8 @@ class RunningRequest:
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Report progress under the token of the newest sending, if it has one."""
-        params: dict[str, Any] = {"progress": progress}
-        if total is not None:
-            params["total"] = total
-        if message is not None:
-            params["message"] = message
-        await self.report(params)
+        told = {"progress": progress, "total": total, "message": message}
+        await self.report({name: value for name, value in told.items() if value is not None})
 
     async def report(self, params: Mapping[str, Any]) -> None:
         """See :class:`~mcp_sessions.server.upstream.port.Call`."""
